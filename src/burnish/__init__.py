@@ -1,0 +1,1 @@
+"""burnish: a training compiler for ONNX models."""

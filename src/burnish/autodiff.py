@@ -1,0 +1,72 @@
+"""Reverse-mode differentiation over a graph. Knows no operator: every rule comes from ``burnish.ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import Builder, Tensor, describe_node, unbroadcast
+from burnish.ops import Operation, find_gradient
+
+FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def differentiate(
+    builder: Builder, cotangents: Mapping[ir.Value, Tensor], wrt: Sequence[ir.Value]
+) -> dict[ir.Value, Tensor | None]:
+    """Emit the reverse pass of a graph behind its forward nodes.
+
+    Args:
+        builder: emits at the end of the graph that holds the forward nodes.
+        cotangents: for each differentiated output, the tensor that flows in, of the output's dtype and shape.
+        wrt: the values whose gradients are wanted: graph inputs, initializers or intermediate values.
+
+    Returns:
+        For each value of ``wrt`` its gradient, of its dtype and shape, or None when no output depends on it.
+
+    Raises:
+        GradientError: a node between ``wrt`` and the outputs has no gradient rule. Nodes off that path are not looked at.
+    """
+    nodes = list(builder.graph)
+    active = _reached_from(nodes, wrt)
+    gradients: dict[ir.Value, Tensor] = {}
+    for value, cotangent in cotangents.items():
+        _accumulate(gradients, value, cotangent)
+    for node in reversed(nodes):
+        incoming = [gradients.get(output) for output in node.outputs]
+        wanted = tuple(value is not None and value in active for value in node.inputs)
+        if not any(wanted) or all(cotangent is None for cotangent in incoming):
+            continue
+        rule = find_gradient(node, builder.opset)
+        if rule is None:
+            raise GradientError(_no_rule(node, next(value for value in node.inputs if value is not None and value in active)))
+        result = rule(Operation(node, builder, wanted), *incoming)
+        produced = result if isinstance(result, tuple) else (result,)
+        for value, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=False):
+            if value is not None and is_wanted and produced_gradient is not None:
+                _accumulate(gradients, value, unbroadcast(produced_gradient, builder.tensor(value)))
+    return {value: gradients.get(value) for value in wrt}
+
+
+def _reached_from(nodes: Sequence[ir.Node], wrt: Sequence[ir.Value]) -> set[ir.Value]:
+    """Return the floating-point values that depend on ``wrt``: only these carry gradients."""
+    active = set(wrt)
+    for node in nodes:
+        if any(value in active for value in node.inputs if value is not None):
+            active.update(output for output in node.outputs if output.dtype is None or output.dtype in FLOATING)
+    return active
+
+
+def _accumulate(gradients: dict[ir.Value, Tensor], value: ir.Value, contribution: Tensor) -> None:
+    earlier = gradients.get(value)
+    gradients[value] = contribution if earlier is None else earlier.builder.op("Add", earlier, contribution, like=contribution)
+
+
+def _no_rule(node: ir.Node, value: ir.Value) -> str:
+    return (
+        f"{describe_node(node)} has no gradient rule, and the loss depends on '{value.name}' through it. "
+        "Freeze what comes before it (trainable=...), read the loss from an output that avoids it (outputs=...), "
+        "or register a rule with burnish.ops.gradient"
+    )

@@ -1,0 +1,27 @@
+"""Thin helpers over ``onnx_ir``: the builder that emits typed nodes, tensors with arithmetic, shape arithmetic.
+
+Knows the ONNX representation and nothing above it: no gradient rule, no training, no engine. Operators live in
+``burnish.ops``, whole-graph rewrites in ``burnish.passes``.
+"""
+
+from burnish.graph.broadcasting import unbroadcast
+from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph.constants import constant_array
+from burnish.graph.describe import describe_node
+from burnish.graph.inference import infer_outputs, operator_version
+from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_shape
+
+__all__ = [
+    "BURNISH_DOMAIN",
+    "Builder",
+    "Tensor",
+    "broadcast_shapes",
+    "constant_array",
+    "describe_node",
+    "infer_outputs",
+    "operator_version",
+    "same_dimension",
+    "same_shape",
+    "static_shape",
+    "unbroadcast",
+]

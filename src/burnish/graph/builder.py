@@ -1,0 +1,228 @@
+"""The builder: emits typed nodes into a graph and gives back tensors that can be computed with.
+
+builder = Builder(graph)
+x = builder.tensor(value)
+y = builder.op("Relu", x) * 0.5 + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph.constants import constant_array
+from burnish.graph.inference import infer_outputs
+
+BURNISH_DOMAIN = "burnish"
+
+Scalar = int | float | bool | np.number
+
+
+class Tensor:
+    """A value of the graph under construction, with arithmetic.
+
+    A Python number beside it becomes a constant of its dtype. Nothing is computed: every operation emits one node.
+    """
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: Builder, value: ir.Value):
+        self.builder = builder
+        self.value = value
+
+    @property
+    def name(self) -> str:
+        return self.value.name or ""
+
+    @property
+    def shape(self) -> ir.Shape | None:
+        return self.value.shape
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The element type; float32 is never assumed: a value without one is a defect of the importer."""
+        if self.value.dtype is None:
+            raise AssertionError(f"value '{self.value.name}' has no dtype; the importer must infer it")
+        return self.value.dtype
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.value.shape is None else len(self.value.shape)
+
+    def dimension(self, axis: int) -> int | None:
+        """The extent along ``axis`` where it is a known integer, else None."""
+        if self.value.shape is None:
+            return None
+        dimension = self.value.shape.dims[axis]
+        return dimension if isinstance(dimension, int) else None
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The constant behind this value, or None when it is known only at run time."""
+        return constant_array(self.value)
+
+    def __add__(self, other: Tensor | Scalar) -> Tensor:
+        return self.builder.op("Add", self, other)
+
+    def __radd__(self, other: Scalar) -> Tensor:
+        return self.builder.op("Add", self.builder.scalar(other, self), self)
+
+    def __sub__(self, other: Tensor | Scalar) -> Tensor:
+        return self.builder.op("Sub", self, other)
+
+    def __rsub__(self, other: Scalar) -> Tensor:
+        return self.builder.op("Sub", self.builder.scalar(other, self), self)
+
+    def __mul__(self, other: Tensor | Scalar) -> Tensor:
+        return self.builder.op("Mul", self, other)
+
+    def __rmul__(self, other: Scalar) -> Tensor:
+        return self.builder.op("Mul", self, other)
+
+    def __truediv__(self, other: Tensor | Scalar) -> Tensor:
+        return self.builder.op("Div", self, other)
+
+    def __rtruediv__(self, other: Scalar) -> Tensor:
+        return self.builder.op("Div", self.builder.scalar(other, self), self)
+
+    def __pow__(self, other: Tensor | Scalar) -> Tensor:
+        return self.builder.op("Pow", self, other)
+
+    def __neg__(self) -> Tensor:
+        return self.builder.op("Neg", self)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.value!r})"
+
+
+class Builder:
+    """Emits nodes at the end of a graph, or before a given node of it, with dtype and shape inferred.
+
+    Args:
+        graph: the graph to extend; its ``opset_imports`` decide operator versions.
+        before: emit in front of this node instead of at the end.
+    """
+
+    def __init__(self, graph: ir.Graph, before: ir.Node | None = None):
+        self.graph = graph
+        self.before = before
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
+
+    @property
+    def opset(self) -> int:
+        """The version of the standard domain that nodes are emitted in."""
+        return self.graph.opset_imports[""]
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """Wrap a value that is already in the graph."""
+        return Tensor(self, value)
+
+    def constant(self, array: np.ndarray) -> Tensor:
+        """Emit a constant; equal small constants are emitted once per builder."""
+        array = np.ascontiguousarray(array)
+        key = (array.dtype.str + array.dtype.name, array.shape, array.tobytes() if array.size <= 1024 else b"")
+        cacheable = array.size <= 1024
+        if cacheable and key in self._constants:
+            return self._constants[key]
+        node = ir.node("Constant", [], {"value": ir.tensor(array)})
+        output = node.outputs[0]
+        output.dtype = ir.DataType.from_numpy(array.dtype)
+        output.shape = ir.Shape(array.shape)
+        self._insert(node)
+        tensor = Tensor(self, output)
+        if cacheable:
+            self._constants[key] = tensor
+        return tensor
+
+    def scalar(self, number: Scalar, like: Tensor | ir.DataType) -> Tensor:
+        """Emit a rank-0 constant in the dtype of ``like``."""
+        dtype = like.dtype if isinstance(like, Tensor) else like
+        return self.constant(np.asarray(number, dtype=dtype.numpy()))
+
+    def integers(self, numbers: Sequence[int]) -> Tensor:
+        """Emit a one-dimensional int64 constant: axes, a shape, a permutation."""
+        return self.constant(np.asarray(list(numbers), dtype=np.int64))
+
+    @overload
+    def op(
+        self,
+        op_type: str,
+        *inputs: Tensor | Scalar | None,
+        domain: str = "",
+        outputs: Literal[1] = 1,
+        like: Tensor | None = None,
+        shape: ir.Shape | Sequence[Any] | None = None,
+        dtype: ir.DataType | None = None,
+        **attributes: Any,
+    ) -> Tensor: ...
+
+    @overload
+    def op(
+        self,
+        op_type: str,
+        *inputs: Tensor | Scalar | None,
+        domain: str = "",
+        outputs: int,
+        like: Tensor | None = None,
+        shape: ir.Shape | Sequence[Any] | None = None,
+        dtype: ir.DataType | None = None,
+        **attributes: Any,
+    ) -> tuple[Tensor, ...]: ...
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: Tensor | Scalar | None,
+        domain: str = "",
+        outputs: int = 1,
+        like: Tensor | None = None,
+        shape: ir.Shape | Sequence[Any] | None = None,
+        dtype: ir.DataType | None = None,
+        **attributes: Any,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Emit one node and return its output, or a tuple when it has several.
+
+        Args:
+            op_type: operator name in ``domain``.
+            inputs: tensors; a number takes the dtype of the first tensor; None leaves an optional input out.
+            outputs: how many outputs the node has.
+            like: the (first) output has this tensor's dtype and shape: what the caller knows and inference may not.
+            shape, dtype: the same, given apart.
+            attributes: operator attributes; those that are None are left out.
+        """
+        reference = next((item for item in inputs if isinstance(item, Tensor)), None)
+        values: list[ir.Value | None] = []
+        for item in inputs:
+            if item is None or isinstance(item, Tensor):
+                values.append(None if item is None else item.value)
+            else:
+                if reference is None:
+                    raise TypeError(f"{op_type}: a number needs a tensor beside it to take its dtype from")
+                values.append(self.scalar(item, reference).value)
+        present = {name: attribute for name, attribute in attributes.items() if attribute is not None}
+        node = ir.node(op_type, values, present, domain=domain, num_outputs=outputs)
+        self._insert(node)
+        infer_outputs(node, self.graph.opset_imports)
+        first = node.outputs[0]
+        if like is not None:
+            first.type, first.shape = like.value.type, None if like.shape is None else ir.Shape(like.shape.dims)
+        if shape is not None:
+            first.shape = shape if isinstance(shape, ir.Shape) else ir.Shape(shape)
+        if dtype is not None:
+            first.dtype = dtype
+        if outputs == 1:
+            return Tensor(self, first)
+        return tuple(Tensor(self, output) for output in node.outputs)
+
+    def cast(self, tensor: Tensor, dtype: ir.DataType) -> Tensor:
+        """Cast, unless the tensor has that dtype already."""
+        return tensor if tensor.dtype == dtype else self.op("Cast", tensor, to=int(dtype))
+
+    def _insert(self, node: ir.Node) -> None:
+        if self.before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.before, node)

@@ -1,0 +1,53 @@
+"""Arithmetic on shapes whose dimensions may be integers, names (the batch) or unknown."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+Dimension = int | ir.SymbolicDim
+
+
+def same_dimension(left: Dimension, right: Dimension) -> bool:
+    """Whether two dimensions are known to be equal: the same integer, or the same name. Unknown equals nothing."""
+    if isinstance(left, int) or isinstance(right, int):
+        return isinstance(left, int) and isinstance(right, int) and left == right
+    return left.value is not None and left.value == right.value
+
+
+def same_shape(left: ir.Shape | None, right: ir.Shape | None) -> bool:
+    """Whether two shapes are known to be equal in every dimension."""
+    if left is None or right is None or len(left) != len(right):
+        return False
+    return all(same_dimension(a, b) for a, b in zip(left.dims, right.dims, strict=True))
+
+
+def broadcast_shapes(*shapes: ir.Shape) -> ir.Shape:
+    """Return the shape that multidirectional broadcasting gives, with unknown dimensions where it cannot be told.
+
+    A name against an integer above one resolves to the integer: any other value of the name would be an error.
+    """
+    rank = max(len(shape) for shape in shapes)
+    result: list[Dimension] = []
+    for axis in range(-rank, 0):
+        dimension: Dimension = 1
+        for shape in shapes:
+            if -axis > len(shape):
+                continue
+            other = shape.dims[axis]
+            if dimension == 1 or same_dimension(dimension, other):
+                dimension = other
+            elif other == 1 or isinstance(dimension, int):
+                continue
+            elif isinstance(other, int):
+                dimension = other
+            else:
+                dimension = ir.SymbolicDim(None)
+        result.append(dimension)
+    return ir.Shape(result)
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """Return the shape as integers when every dimension is one, else None."""
+    if value.shape is None or not all(isinstance(dimension, int) for dimension in value.shape.dims):
+        return None
+    return tuple(int(dimension) for dimension in value.shape.dims)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""Targets: what a runtime may be given. A program is lowered for one, and checked against its allow-list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from burnish.errors import UnsupportedOperatorError
+from burnish.graph import describe_node, operator_version
+
+OLDEST_OPSET = 18
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime a program is compiled for.
+
+    Attributes:
+        name: how it is asked for.
+        newest_opset: the newest version of the standard domain it loads.
+        newest_ir_version: the newest ONNX file format it loads.
+        allowed: the standard operators it runs.
+        kernels: the semantic operators it has a kernel of its own for; these are not lowered.
+    """
+
+    name: str
+    newest_opset: int
+    newest_ir_version: int
+    allowed: frozenset[str]
+    kernels: frozenset[str] = frozenset()
+
+
+STANDARD_OPERATORS = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == "")
+
+TARGETS = {
+    "onnxruntime": Target("onnxruntime", newest_opset=26, newest_ir_version=13, allowed=STANDARD_OPERATORS),
+    "reference": Target(
+        "reference",
+        newest_opset=onnx.defs.onnx_opset_version(),
+        newest_ir_version=int(onnx.IR_VERSION),
+        allowed=STANDARD_OPERATORS,
+    ),
+}
+
+
+def settle_opset(model: ir.Model, target: Target) -> None:
+    """Declare the oldest opset (at least 18) in which every node means what it means now, so that most runtimes load it.
+
+    Raises:
+        UnsupportedOperatorError: a node needs a newer opset than the target loads.
+    """
+    declared = model.opset_imports[""]
+    needed = OLDEST_OPSET
+    for node in model.graph.all_nodes():
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        version = operator_version(node.op_type, declared) or declared
+        if version > target.newest_opset:
+            raise UnsupportedOperatorError(
+                f"{describe_node(node)} is of opset {version}, and {target.name} loads opset {target.newest_opset} at most: "
+                "update the runtime, or export the model with an older opset"
+            )
+        needed = max(needed, version)
+    model.opset_imports[""] = needed
+    model.ir_version = min(max(model.ir_version, 10), target.newest_ir_version)
+
+
+def check_allowed(model: ir.Model, target: Target) -> None:
+    """Raise UnsupportedOperatorError for the first node that is not on the target's allow-list."""
+    for node in model.graph.all_nodes():
+        standard = node.domain in ("", "ai.onnx") and node.op_type in target.allowed
+        if not standard and node.op_type not in target.kernels:
+            raise UnsupportedOperatorError(
+                f"{describe_node(node)} is not among the operators that {target.name} runs: "
+                "lower it (burnish.ops.lowering) or choose another target"
+            )

@@ -1,0 +1,26 @@
+"""Operators: one file per family; for each operator its gradient rule and, where it has one, its semantic gradient
+operator and that operator's lowering, side by side.
+
+An operator knows no engine. What walks the graph and calls the rules is ``burnish.autodiff``; what calls the lowerings is
+``burnish.lowering``. Importing this package registers every rule.
+"""
+
+from burnish.ops import elementwise
+from burnish.ops.registry import (
+    Operation,
+    find_gradient,
+    find_lowering,
+    gradient,
+    has_gradient,
+    lowering,
+)
+
+__all__ = [
+    "Operation",
+    "elementwise",
+    "find_gradient",
+    "find_lowering",
+    "gradient",
+    "has_gradient",
+    "lowering",
+]

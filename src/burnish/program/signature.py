@@ -1,0 +1,100 @@
+"""The signature of a program: every input and output of every graph, by name, role, dtype and shape.
+
+An engine needs nothing else to run a program: which inputs are state, and which output is the next value of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import onnx_ir as ir
+
+
+class Role(StrEnum):
+    """What a value is for."""
+
+    DATA = "data"  # an input of the model: x
+    LABEL = "label"  # what the loss compares with: labels or targets
+    PARAMETER = "parameter"  # param/<initializer>
+    STATISTIC = "statistic"  # stat/<initializer>: a running mean or variance
+    OPTIMIZER = "optimizer"  # opt/<slot>/<initializer>
+    KEY = "key"  # rng/key
+    STEP = "step"  # step
+    HYPERPARAMETER = "hyperparameter"  # lr: a scalar with a default, which a call may override
+    SEED = "seed"  # seed of the init graph
+    GRADIENT = "gradient"  # grad:<initializer>
+    LOSS = "loss"
+    METRIC = "metric"
+    OUTPUT = "output"  # an output of the model: logits
+
+
+STATE_ROLES = frozenset({Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.KEY, Role.STEP})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One input or output of a graph.
+
+    Attributes:
+        name: its name in the graph.
+        role: what it is for.
+        dtype: ONNX element type.
+        shape: extents; a string is a symbolic dimension (the batch), None an unknown one.
+        updates: for an output that is the next value of a state entry, the name of that entry.
+        default: for a hyperparameter, the value when a call does not give one.
+    """
+
+    name: str
+    role: Role
+    dtype: ir.DataType
+    shape: tuple[int | str | None, ...]
+    updates: str | None = None
+    default: float | None = None
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        return self.dtype.numpy()
+
+    @property
+    def is_state(self) -> bool:
+        return self.role in STATE_ROLES
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """Inputs and outputs of one graph, in the graph's order."""
+
+    inputs: tuple[Entry, ...]
+    outputs: tuple[Entry, ...]
+
+    def inputs_of(self, *roles: Role) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.inputs if entry.role in roles)
+
+    def outputs_of(self, *roles: Role) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.outputs if entry.role in roles)
+
+    @property
+    def updates(self) -> dict[str, str]:
+        """State name -> name of the output that holds its next value."""
+        return {entry.updates: entry.name for entry in self.outputs if entry.updates is not None}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Signatures of a program's graphs (``init step grad apply evaluate predict``)."""
+
+    graphs: dict[str, GraphSignature]
+
+    def __getitem__(self, graph: str) -> GraphSignature:
+        return self.graphs[graph]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.graphs)
+
+    @property
+    def state(self) -> tuple[Entry, ...]:
+        """Every state entry, in the order of the step graph."""
+        return tuple(entry for entry in self.graphs["step"].inputs if entry.is_state)
