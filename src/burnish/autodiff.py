@@ -44,9 +44,9 @@ def differentiate(
             raise GradientError(_no_rule(node, next(value for value in node.inputs if value is not None and value in active)))
         result = rule(Operation(node, builder, wanted), *incoming)
         produced = result if isinstance(result, tuple) else (result,)
-        for value, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=False):
-            if value is not None and is_wanted and produced_gradient is not None:
-                _accumulate(gradients, value, unbroadcast(produced_gradient, builder.tensor(value)))
+        for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=False):
+            if operand is not None and is_wanted and produced_gradient is not None:
+                _accumulate(gradients, operand, unbroadcast(produced_gradient, builder.tensor(operand)))
     return {value: gradients.get(value) for value in wrt}
 
 

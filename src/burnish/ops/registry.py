@@ -65,6 +65,17 @@ class Operation:
         """Input ``index``, or None when it is left out."""
         return self.inputs[index] if index < len(self.inputs) else None
 
+    def with_output(self, index: int, dtype: ir.DataType, like: Tensor) -> Tensor:
+        """Output ``index``, added to the node when the model left this optional output out (a mask, max-pool indices)."""
+        if index >= len(self.node.outputs):
+            self.node.resize_outputs(index + 1)
+        value = self.node.outputs[index]
+        if value.type is None:
+            value.dtype = dtype
+        if value.shape is None and like.shape is not None:
+            value.shape = ir.Shape(like.shape.dims)
+        return self.builder.tensor(value)
+
     def wants(self, index: int) -> bool:
         """Whether the gradient of input ``index`` is asked for."""
         return self._wanted is None or (index < len(self._wanted) and self._wanted[index])

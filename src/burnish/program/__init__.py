@@ -3,6 +3,7 @@
 How a graph is differentiated, optimised or lowered lives in lower layers; how it is run, in ``burnish.engines``.
 """
 
+from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 
-__all__ = ["Entry", "GraphSignature", "Role", "Signature"]
+__all__ = ["GRAPH_NAMES", "Entry", "GraphSignature", "Program", "Role", "Signature"]

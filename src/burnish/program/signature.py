@@ -45,6 +45,8 @@ class Entry:
         shape: extents; a string is a symbolic dimension (the batch), None an unknown one.
         updates: for an output that is the next value of a state entry, the name of that entry.
         default: for a hyperparameter, the value when a call does not give one.
+        minimum, maximum: for class indices, the smallest and largest that are valid.
+        ignored: for class indices, the one value outside that range that is valid too (``ignore_index``).
     """
 
     name: str
@@ -53,6 +55,9 @@ class Entry:
     shape: tuple[int | str | None, ...]
     updates: str | None = None
     default: float | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    ignored: int | None = None
 
     @property
     def numpy_dtype(self) -> np.dtype:
