@@ -16,8 +16,8 @@ from burnish.graph.shapes import broadcast_shapes
 
 SAME_AS_FIRST_INPUT = frozenset(
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity "
-    "LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt "
-    "Swish Tan Tanh ThresholdedRelu CumSum".split()
+    "LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus Softsign "
+    "Sqrt Swish Tan Tanh ThresholdedRelu CumSum".split()
 )
 BROADCAST_ARITHMETIC = frozenset(
     "Add And BitwiseAnd BitwiseOr BitwiseXor BitShift Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor".split()
