@@ -1,0 +1,73 @@
+# Every command does its own set-up. It needs make, a POSIX shell, Python 3.11 or newer, and pip's access to packages.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check
+# The test set-up holds everything the demo needs, so the demo uses it where it exists.
+TEST_STAMP := $(VENV)/.set-up-for-tests
+DEMO_STAMP := $(VENV)/.set-up-for-demo
+DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
+
+.PHONY: help setup demo test lint format bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## List the commands
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1 - \2/p' Makefile
+
+setup: $(TEST_STAMP)  ## Create .venv with everything that tests need, PyTorch included
+
+demo: $(DEMO_SET_UP)  ## Train a small network on images of digits, without PyTorch; the result is in runs/demo
+	$(VENV)/bin/burnish demo
+
+test: $(TEST_STAMP)  ## Run all tests
+	$(PYTHON) -m pytest
+
+lint: $(TEST_STAMP)  ## Check style, types and the order of the layers
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(TEST_STAMP)  ## Rewrite the code in the project's style
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+bench: $(TEST_STAMP)  ## Compare a training step with PyTorch's on this machine
+	$(PYTHON) benchmarks/portable.py
+
+docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
+	$(PYTHON) docs/generate_operator_table.py
+
+clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
+	rm -rf $(VENV) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+$(PYTHON):
+	@too_old=; no_pip=; \
+	for candidate in python3.13 python3.12 python3.11 python3.14 python3 python; do \
+	    "$$candidate" -c 'import sys' >/dev/null 2>&1 || continue; \
+	    if ! "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then too_old="$$candidate"; continue; fi; \
+	    if ! "$$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then no_pip="$$candidate"; continue; fi; \
+	    echo "Creating $(VENV) with $$candidate"; \
+	    exec "$$candidate" -m venv $(VENV); \
+	done; \
+	if [ -n "$$no_pip" ]; then \
+	    echo "$$no_pip cannot create a virtual environment with pip in it: its modules venv and ensurepip are missing." >&2; \
+	    echo "Install them (on Debian and Ubuntu the package is python3-venv) and run make again." >&2; \
+	elif [ -n "$$too_old" ]; then \
+	    echo "burnish needs Python 3.11 or newer; here is only $$("$$too_old" --version 2>&1). Install a newer one and run make again." >&2; \
+	else \
+	    echo "burnish needs Python 3.11 or newer, and there is none on the PATH. Install it and run make again." >&2; \
+	fi; \
+	exit 1
+
+# PyTorch is installed by itself first: pip then resolves the small packages around the version that the tests pin.
+$(TEST_STAMP): pyproject.toml | $(PYTHON)
+	$(PIP) install "torch==2.13.0"
+	$(PIP) install --editable ".[test]"
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml | $(PYTHON)
+	$(PIP) install --editable ".[demo]"
+	@touch $@
