@@ -1,0 +1,8 @@
+"""Models shipped with burnish: plain ONNX, emitted with the builder, without PyTorch.
+
+A model here is an inference graph with weights, as a user would bring one. How it is trained lives elsewhere.
+"""
+
+from burnish.models.residual import residual_network
+
+__all__ = ["residual_network"]
