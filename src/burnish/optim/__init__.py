@@ -1,0 +1,50 @@
+"""Optimizers: pure graph builders ``(parameters, gradients, state, step) -> (parameters', state')``, one file each.
+
+What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.program``. Nothing here runs a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.optim.adam import Adam, adam
+from burnish.optim.adamw import AdamW, adamw
+from burnish.optim.base import Optimizer
+from burnish.optim.sgd import SGD, sgd
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
+
+
+def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
+    """Return the optimizer of a name, of the options that an optimizer gave (``Optimizer.options``), or the object itself.
+
+    Raises:
+        ConfigurationError: there is no optimizer of that name, or no such option.
+    """
+    if isinstance(optimizer, str):
+        return _named(optimizer)()
+    if isinstance(optimizer, Mapping):
+        settings = {key: value for key, value in optimizer.items() if key != "name"}
+        try:
+            return _named(str(optimizer.get("name")))(**settings)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"optimizer '{optimizer.get('name')}': {error}; it was given the options {settings}"
+            ) from error
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    raise ConfigurationError(
+        f"optimizer must be a name or an optimizer of burnish.optim, not {type(optimizer).__name__}; "
+        f"there is {', '.join(sorted(OPTIMIZERS))}"
+    )
+
+
+def _named(name: str) -> Callable[..., Optimizer]:
+    if name not in OPTIMIZERS:
+        raise ConfigurationError(f"there is no optimizer '{name}'; there is {', '.join(sorted(OPTIMIZERS))}")
+    return OPTIMIZERS[name]
+
+
+__all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Optimizer", "adam", "adamw", "get", "sgd"]

@@ -1,0 +1,131 @@
+"""Adam, and the update it shares with AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Scalars, Tensors, check_fraction, check_not_negative, zeros_like
+
+FIRST_MOMENT = "first_moment"
+SECOND_MOMENT = "second_moment"
+LARGEST_SECOND_MOMENT = "largest_second_moment"
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, the mathematics of ``torch.optim.Adam``.
+
+    With parameter p, gradient g, moments m and v, and t = step + 1::
+
+        g = g + weight_decay * p
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g²
+        p = p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    With amsgrad the root is taken of the largest v so far. Sources: Kingma and Ba, "Adam: a method for stochastic
+    optimization", 2015; Reddi et al., "On the convergence of Adam and beyond", 2018. Computed in the equivalent form
+    ``p - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps * sqrt(1 - beta2^t))``, where all corrections are scalars.
+    State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``second_moment/<initializer>`` and, with
+    amsgrad, ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.name, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        betas = tuple(float(beta) for beta in self.betas)
+        if len(betas) != 2:
+            raise ConfigurationError(f"{self.name}: betas must be two numbers, not {self.betas}")
+        object.__setattr__(self, "betas", betas)
+        check_fraction(self.name, **{"betas[0]": betas[0], "betas[1]": betas[1]})
+
+    @property
+    def name(self) -> str:
+        return "adam"
+
+    def hyperparameters(self) -> dict[str, float]:
+        return {"lr": self.lr}
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, **asdict(self), "betas": list(self.betas)}
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        slots = (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
+        return {f"{slot}/{name}": zeros_like(builder, parameter) for slot in slots for name, parameter in params.items()}
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        beta1, beta2 = self.betas
+        lr = scalars.double(hyperparameters["lr"])
+        t = scalars.double(step) + 1.0
+        root = builder.op("Sqrt", 1.0 - _power(builder, beta2, t))
+        rate = lr * root / (1.0 - _power(builder, beta1, t))
+        eps = root * self.eps
+        keep = self._keep(lr)
+        next_params: Tensors = {}
+        next_state: Tensors = {}
+        for name, parameter in params.items():
+            gradient = self._penalized(gradients[name], parameter)
+            first = state[f"{FIRST_MOMENT}/{name}"] * beta1 + gradient * (1.0 - beta1)
+            second = state[f"{SECOND_MOMENT}/{name}"] * beta2 + gradient * gradient * (1.0 - beta2)
+            next_state[f"{FIRST_MOMENT}/{name}"] = first
+            next_state[f"{SECOND_MOMENT}/{name}"] = second
+            if self.amsgrad:
+                slot = f"{LARGEST_SECOND_MOMENT}/{name}"
+                second = next_state[slot] = builder.op("Max", state[slot], second)
+            direction = first / (builder.op("Sqrt", second) + scalars.of(eps, parameter))
+            if keep is not None:
+                parameter = parameter * scalars.of(keep, parameter)
+            next_params[name] = parameter - direction * scalars.of(rate, parameter)
+        return next_params, next_state
+
+    def _penalized(self, gradient: Tensor, parameter: Tensor) -> Tensor:
+        """Emit the gradient with the penalty on the weights in it."""
+        return gradient + parameter * self.weight_decay if self.weight_decay else gradient
+
+    def _keep(self, lr: Tensor) -> Tensor | None:
+        """Emit the factor of the parameter where the decay acts on it directly; float64 scalar."""
+        return None
+
+
+def _power(builder: Builder, base: float, exponent: Tensor) -> Tensor:
+    """Emit ``base ** exponent`` for a float64 scalar exponent."""
+    return builder.op("Pow", builder.scalar(base, exponent), exponent)
+
+
+def adam(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
+) -> Adam:
+    """Return Adam; see ``Adam`` for the mathematics.
+
+    Args:
+        lr: learning rate; the default of the program's input ``lr``.
+        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        eps: added to the root of the second moment.
+        weight_decay: L2 penalty, added to the gradient (for decay of the weight itself see ``adamw``).
+        amsgrad: divide by the root of the largest second moment so far.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
+    """
+    return Adam(lr, betas, eps, weight_decay, amsgrad)

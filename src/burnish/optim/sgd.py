@@ -1,0 +1,112 @@
+"""Stochastic gradient descent, with momentum, dampening, Nesterov's momentum and weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Scalars, Tensors, check_not_negative, zeros_like
+
+MOMENTUM = "momentum"
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent, the mathematics of ``torch.optim.SGD``.
+
+    With parameter p, gradient g, momentum buffer v::
+
+        g = g + weight_decay * p
+        v = g                                        at the first step
+        v = momentum * v + (1 - dampening) * g       afterwards
+        p = p - lr * v                               or, with nesterov, p - lr * (g + momentum * v)
+
+    Without momentum there is no buffer and p = p - lr * g. Source of the method: Sutskever et al., "On the importance of
+    initialization and momentum in deep learning", 2013, in the form where lr multiplies the whole velocity.
+    State: ``momentum/<initializer>``, of the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.name, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        if not -float("inf") < self.dampening < float("inf"):
+            raise ConfigurationError(f"{self.name}: dampening must be a finite number, not {self.dampening}")
+        if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
+            raise ConfigurationError(
+                f"{self.name}: nesterov needs a momentum above 0 and no dampening, "
+                f"not momentum {self.momentum} and dampening {self.dampening}"
+            )
+
+    @property
+    def name(self) -> str:
+        return "sgd"
+
+    def hyperparameters(self) -> dict[str, float]:
+        return {"lr": self.lr}
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, **asdict(self)}
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        if self.momentum == 0.0:
+            return {}
+        return {f"{MOMENTUM}/{name}": zeros_like(builder, parameter) for name, parameter in params.items()}
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr = hyperparameters["lr"]
+        # The buffer starts at zero, so that only dampening makes the first step another formula.
+        gain = self._gain(builder, step) if self.momentum and self.dampening else None
+        next_params: Tensors = {}
+        next_state: Tensors = {}
+        for name, parameter in params.items():
+            gradient = gradients[name]
+            if self.weight_decay:
+                gradient = gradient + parameter * self.weight_decay
+            direction = gradient
+            if self.momentum:
+                slot = f"{MOMENTUM}/{name}"
+                added = gradient if gain is None else gradient * scalars.of(gain, parameter)
+                velocity = state[slot] * self.momentum + added
+                next_state[slot] = velocity
+                direction = gradient + velocity * self.momentum if self.nesterov else velocity
+            next_params[name] = parameter - direction * scalars.of(lr, parameter)
+        return next_params, next_state
+
+    def _gain(self, builder: Builder, step: Tensor) -> Tensor:
+        """Emit the factor of the gradient: 1 at the first step, 1 - dampening afterwards; float64 scalar."""
+        first = builder.op("Equal", step, 0)
+        double = Scalars(builder).double(step)
+        return builder.op("Where", first, builder.scalar(1.0, double), builder.scalar(1.0 - self.dampening, double))
+
+
+def sgd(lr: float = 0.1, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> SGD:
+    """Return stochastic gradient descent; see ``SGD`` for the mathematics.
+
+    Args:
+        lr: learning rate; the default of the program's input ``lr``.
+        momentum: share of the buffer that is kept from step to step.
+        dampening: share of the gradient that is left out of the buffer.
+        nesterov: look ahead along the buffer; needs momentum, and no dampening.
+        weight_decay: L2 penalty, added to the gradient.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or nesterov without momentum.
+    """
+    return SGD(lr, momentum, dampening, nesterov, weight_decay)
