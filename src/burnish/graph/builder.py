@@ -204,6 +204,7 @@ class Builder:
                 values.append(self.scalar(item, reference).value)
         present = {name: attribute for name, attribute in attributes.items() if attribute is not None}
         node = ir.node(op_type, values, present, domain=domain, num_outputs=outputs)
+        self.graph.opset_imports.setdefault(domain, 1)
         self._insert(node)
         infer_outputs(node, self.graph.opset_imports)
         first = node.outputs[0]

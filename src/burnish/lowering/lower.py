@@ -7,7 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Builder, describe_node
+from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_value
 from burnish.ops import Operation, find_lowering
 
 
@@ -52,11 +52,5 @@ def _lower(graph: ir.Graph, node: ir.Node) -> None:
             new.type = output.type
         if output.shape is not None:
             new.shape = output.shape
-        if output.is_graph_output():
-            name = output.name
-            if new.is_graph_output() or new.is_graph_input() or new.is_initializer():
-                new = replacement.builder.op("Identity", replacement).value
-            output.name = None
-            new.name = name
-        output.replace_all_uses_with(new, replace_graph_outputs=True)
+        replace_value(output, new)
     graph.remove(node, safe=True)

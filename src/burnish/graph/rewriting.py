@@ -1,0 +1,28 @@
+"""Replacing values while the names a graph shows to the outside stay."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph.builder import Builder, Tensor
+
+
+def replace_value(output: ir.Value, replacement: ir.Value) -> None:
+    """Let ``replacement`` stand wherever ``output``, a node's output, stood.
+
+    A graph output keeps its name: the replacement takes it over, behind an Identity where it has a name of its own to keep.
+    """
+    if not output.is_graph_output():
+        output.replace_all_uses_with(replacement)
+        return
+    producer = output.producer()
+    assert producer is not None
+    graph = producer.graph
+    assert isinstance(graph, ir.Graph)
+    name = output.name
+    if replacement.is_graph_input() or replacement.is_initializer() or replacement.is_graph_output():
+        builder = Builder(graph, before=producer)
+        replacement = builder.op("Identity", Tensor(builder, replacement)).value
+    output.replace_all_uses_with(replacement, replace_graph_outputs=True)
+    output.name = None
+    replacement.name = name

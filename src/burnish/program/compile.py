@@ -1,0 +1,373 @@
+"""Compilation: a source model, a loss and an optimizer become the six graphs of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import losses, metrics, optim
+from burnish.autodiff import differentiate
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.importer import ModelSource, load
+from burnish.lowering import TARGETS, Target, check_allowed, lower_semantic_operators, settle_opset
+from burnish.modes import batch_normalizations, bind_inference, bind_training
+from burnish.norms import RunningVariance, default_running_variance, resolve_policies
+from burnish.passes import remove_unused
+from burnish.program.preparation import ModelState, Trainable, find_prediction, find_state, lift_state
+from burnish.program.program import GRAPH_NAMES, Program
+from burnish.program.signature import Entry, GraphSignature, Role, Signature
+from burnish.random import KEY_DTYPE, KEY_SHAPE, key_from_seed, next_key
+
+PRECISIONS = ("float32",)
+
+
+def compile(
+    source: ModelSource,
+    *,
+    loss: str | losses.Loss = "cross_entropy",
+    optimizer: str | optim.Optimizer = "sgd",
+    trainable: Trainable = None,
+    norm: str | Mapping[str, str] = "train",
+    metrics: Sequence[str | metrics.Metric] | None = None,
+    precision: str = "float32",
+    outputs: str | None = None,
+    running_variance: str | None = None,
+    target: str = "onnxruntime",
+) -> Program:
+    """Compile a model into a training program of standard ONNX graphs.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        loss: a name (``cross_entropy``, ``mse``) or an object of ``burnish.losses``.
+        optimizer: a name (``sgd``, ``adam``, ``adamw``) or an object of ``burnish.optim``.
+        trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
+        norm: policy of batch normalization layers, ``train`` or ``frozen``, or {pattern: policy}.
+        metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
+        precision: ``float32``: computed in the dtypes of the model.
+        outputs: the output the loss reads; by default the only one. A final Softmax is stepped over by cross-entropy.
+        running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
+            PyTorch exported, the standard's for any other.
+        target: the runtime that the graphs are lowered for.
+
+    Returns:
+        The program; nothing is run.
+
+    Raises:
+        ModelError: the source is not a valid ONNX model.
+        ConfigurationError: an option does not fit the model.
+        GradientError: an operator between a trained weight and the loss has no gradient.
+        UnsupportedOperatorError: an operator cannot be trained or lowered as it stands.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigurationError(f"precision: unknown '{precision}'; choose among {', '.join(map(repr, PRECISIONS))}")
+    if target not in TARGETS:
+        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    model = load(source)
+    resolved_loss = losses.get(loss)
+    prediction = find_prediction(model, outputs, isinstance(resolved_loss, losses.CrossEntropy))
+    state = find_state(model, trainable)
+    compilation = _Compilation(
+        model=model,
+        prediction=prediction.name or "",
+        state=state,
+        loss=resolved_loss,
+        optimizer=optim.get(optimizer),
+        metrics=_resolve_metrics(metrics, resolved_loss),
+        norm=norm,
+        running_variance=_resolve_running_variance(running_variance, model),
+        target=TARGETS[target],
+        data=tuple(value.name or "" for value in model.graph.inputs),
+        weights=lift_state(model, state),
+    )
+    return compilation.program()
+
+
+def _resolve_metrics(
+    requested: Sequence[str | metrics.Metric] | None, loss: losses.Loss
+) -> tuple[metrics.Metric, ...]:
+    if requested is None:
+        requested = ("accuracy",) if loss.label_name == "labels" else ()
+    if isinstance(requested, str):
+        requested = (requested,)
+    return tuple(metrics.get(metric) for metric in requested)
+
+
+def _resolve_running_variance(requested: str | None, model: ir.Model) -> RunningVariance:
+    if requested is None:
+        return default_running_variance(model)
+    try:
+        return RunningVariance(requested)
+    except ValueError:
+        known = ", ".join(f"'{rule.value}'" for rule in RunningVariance)
+        raise ConfigurationError(f"running_variance: unknown rule '{requested}'; choose among {known}") from None
+
+
+@dataclass
+class _Draft:
+    """A graph under construction: a copy of a model, and what its inputs and outputs are."""
+
+    model: ir.Model
+    inputs: list[Entry] = field(default_factory=list)
+    outputs: list[tuple[ir.Value, Entry]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.model.graph)
+
+    def value(self, name: str) -> ir.Value:
+        """The value of this name, wherever it is in the graph."""
+        return self._values[name]
+
+    @property
+    def _values(self) -> dict[str, ir.Value]:
+        graph = self.model.graph
+        values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
+        return values | {output.name or "": output for node in graph for output in node.outputs}
+
+    def add_input(self, entry: Entry) -> Tensor:
+        graph = self.model.graph
+        if any(value.name == entry.name for value in graph.inputs):
+            raise ConfigurationError(
+                f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
+            )
+        self.inputs.append(entry)
+        value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.shape))
+        graph.inputs.append(value)
+        return self.builder.tensor(value)
+
+    def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
+        shape = () if tensor.shape is None else tuple(_extent(dimension) for dimension in tensor.shape.dims)
+        self.outputs.append((tensor.value, Entry(name, role, tensor.dtype, shape, **fields)))
+
+
+def _extent(dimension: int | ir.SymbolicDim) -> int | str | None:
+    return dimension if isinstance(dimension, int) else dimension.value
+
+
+@dataclass
+class _Compilation:
+    model: ir.Model
+    prediction: str
+    state: ModelState
+    loss: losses.Loss
+    optimizer: optim.Optimizer
+    metrics: tuple[metrics.Metric, ...]
+    norm: str | Mapping[str, str]
+    running_variance: RunningVariance
+    target: Target
+    data: tuple[str, ...]
+    weights: dict[str, np.ndarray]
+
+    def program(self) -> Program:
+        models, signatures = {}, {}
+        for name in GRAPH_NAMES:
+            models[name], signatures[name] = self._finish(name, getattr(self, name)())
+        return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options())
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "loss": self.loss.options(),
+            "optimizer": self.optimizer.options(),
+            "metrics": [metric.name for metric in self.metrics],
+            "trainable": list(self.state.trainable),
+            "norm": self.norm if isinstance(self.norm, str) else dict(self.norm),
+            "running_variance": self.running_variance.value,
+            "target": self.target.name,
+        }
+
+    def copy(self) -> _Draft:
+        """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
+        draft = _Draft(self.model.clone())
+        draft.model.graph.outputs.clear()
+        roles = dict.fromkeys(self.data, Role.DATA)
+        roles |= {f"param/{name}": Role.PARAMETER for name in self.state.parameters}
+        roles |= {f"stat/{name}": Role.STATISTIC for name in self.state.statistics}
+        draft.inputs = [_entry(value, roles[value.name or ""]) for value in draft.model.graph.inputs]
+        return draft
+
+    def empty(self) -> _Draft:
+        graph = ir.Graph([], [], nodes=[], opset_imports=dict(self.model.opset_imports), name=self.model.graph.name)
+        return _Draft(ir.Model(graph, ir_version=self.model.ir_version))
+
+    def predict(self) -> _Draft:
+        draft = self.copy()
+        names = [value.name or "" for value in self.model.graph.outputs]
+        draft.model.graph.outputs.extend(draft.value(name) for name in names)
+        bind_inference(draft.model.graph)
+        produced = list(draft.model.graph.outputs)
+        draft.model.graph.outputs.clear()
+        for value in produced:
+            draft.add_output(draft.builder.tensor(value), value.name or "", Role.OUTPUT)
+        return draft
+
+    def evaluate(self) -> _Draft:
+        draft = self.copy()
+        prediction = self._bound_prediction(draft, bind_inference)
+        label = self._add_label(draft, prediction)
+        builder = draft.builder
+        terms = {"loss": self.loss.terms(prediction, label)}
+        terms |= {metric.name: metric.terms(prediction, label, self.loss) for metric in self.metrics}
+        for name, (total, count) in terms.items():
+            draft.add_output(_quotient(total, count, prediction.dtype), name, Role.LOSS if name == "loss" else Role.METRIC)
+        for name, (total, count) in terms.items():
+            draft.add_output(total, f"sum:{name}", Role.METRIC)
+            draft.add_output(count, f"count:{name}", Role.METRIC)
+        return draft
+
+    def grad(self) -> _Draft:
+        draft = self.copy()
+        gradients = self._add_gradients(draft)
+        for name, gradient in gradients.items():
+            draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
+        return draft
+
+    def step(self) -> _Draft:
+        draft = self.copy()
+        gradients = self._add_gradients(draft)
+        parameters = {name: draft.builder.tensor(draft.value(f"param/{name}")) for name in gradients}
+        self._add_update(draft, parameters, gradients)
+        return draft
+
+    def apply(self) -> _Draft:
+        draft = self.empty()
+        parameters = self._add_parameters(draft)
+        gradients = {
+            name: draft.add_input(replace(self._parameter_entry(name), name=f"grad:{name}", role=Role.GRADIENT))
+            for name in parameters
+        }
+        self._add_update(draft, parameters, gradients)
+        return draft
+
+    def init(self) -> _Draft:
+        draft = self.empty()
+        seed = draft.add_input(Entry("seed", Role.SEED, ir.DataType.INT64, ()))
+        for name, value in self.optimizer.init(draft.builder, self._add_parameters(draft)).items():
+            draft.add_output(value, f"opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
+        draft.add_output(key_from_seed(draft.builder, seed), "rng/key", Role.KEY, updates="rng/key")
+        draft.add_output(draft.builder.constant(np.asarray(0, np.int64)), "step", Role.STEP, updates="step")
+        return draft
+
+    @cached_property
+    def trained(self) -> tuple[str, ...]:
+        """The trainable parameters that the loss depends on; the others have no gradient and stay as they are."""
+        return tuple(self._add_gradients(self.copy()))
+
+    @cached_property
+    def slots(self) -> tuple[Entry, ...]:
+        """What the optimizer keeps, as state entries."""
+        return tuple(
+            replace(entry, name=entry.updates or "", updates=None)
+            for _, entry in self.init().outputs
+            if entry.role is Role.OPTIMIZER
+        )
+
+    def _add_parameters(self, draft: _Draft) -> dict[str, Tensor]:
+        return {name: draft.add_input(self._parameter_entry(name)) for name in self.trained}
+
+    def _parameter_entry(self, name: str) -> Entry:
+        array = self.weights[f"param/{name}"]
+        return Entry(f"param/{name}", Role.PARAMETER, ir.DataType.from_numpy(array.dtype), array.shape)
+
+    def _bound_prediction(self, draft: _Draft, bind: Callable[[ir.Graph], Any]) -> Tensor:
+        """The prediction after the graph was bound to a mode; binding may put another value in its place."""
+        outputs = draft.model.graph.outputs
+        outputs.append(draft.value(self.prediction))
+        bind(draft.model.graph)
+        return draft.builder.tensor(outputs.pop())
+
+    def _add_label(self, draft: _Draft, prediction: Tensor) -> Tensor:
+        spec = self.loss.label_entry(prediction)
+        return draft.add_input(
+            Entry(
+                spec.name,
+                Role.LABEL,
+                spec.dtype,
+                spec.shape,
+                minimum=spec.minimum,
+                maximum=spec.maximum,
+                ignored=spec.ignored,
+            )
+        )
+
+    def _add_gradients(self, draft: _Draft) -> dict[str, Tensor]:
+        """Emit the training graph up to the gradients; loss, metrics and next statistics become outputs."""
+        builder, graph = draft.builder, draft.model.graph
+        key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
+        policies = resolve_policies(self.norm, batch_normalizations(graph))
+        updated: dict[ir.Value, ir.Value] = {}
+
+        def bind(bound: ir.Graph) -> None:
+            updated.update(bind_training(bound, policies, self.running_variance, key.value))
+
+        prediction = self._bound_prediction(draft, bind)
+        label = self._add_label(draft, prediction)
+        total, weight = self.loss.terms(prediction, label)
+        loss = losses.average(total, weight)
+        draft.add_output(loss, "loss", Role.LOSS)
+        for metric in self.metrics:
+            draft.add_output(_quotient(*metric.terms(prediction, label, self.loss), prediction.dtype), metric.name, Role.METRIC)
+        for statistic, following in updated.items():
+            if statistic.is_graph_input():
+                name = statistic.name or ""
+                draft.add_output(builder.tensor(following), f"next:{name}", Role.STATISTIC, updates=name)
+        draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
+        wrt = {name: draft.value(f"param/{name}") for name in self.state.trainable}
+        gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
+        return {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
+
+    def _add_update(self, draft: _Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""
+        state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
+        step = draft.add_input(Entry("step", Role.STEP, ir.DataType.INT64, ()))
+        hyperparameters = {
+            name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
+            for name, default in self.optimizer.hyperparameters().items()
+        }
+        following, slots = self.optimizer.update(draft.builder, parameters, gradients, state, step, hyperparameters)
+        for name, tensor in following.items():
+            draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
+        for name, tensor in slots.items():
+            draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
+        draft.add_output(step + 1, "next:step", Role.STEP, updates="step")
+
+    def _finish(self, name: str, draft: _Draft) -> tuple[ir.Model, GraphSignature]:
+        """Name the outputs, lower to the target, and drop what nothing reads."""
+        model = draft.model
+        model.graph.name = name
+        _set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
+        lower_semantic_operators(model, keep=self.target.kernels)
+        remove_unused(model)
+        settle_opset(model, self.target)
+        check_allowed(model, self.target)
+        return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs))
+
+
+def _entry(value: ir.Value, role: Role) -> Entry:
+    assert value.dtype is not None
+    shape = () if value.shape is None else tuple(_extent(dimension) for dimension in value.shape.dims)
+    return Entry(value.name or "", role, value.dtype, shape)
+
+
+def _quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:
+    builder = total.builder
+    return losses.average(builder.cast(total, dtype), builder.cast(count, dtype))
+
+
+def _set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:
+    """Make values the graph's outputs under given names; whatever else had such a name gets another."""
+    names = {name for _, name in outputs}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in names:
+                value.name = f"{value.name}:source"
+    builder = Builder(graph)
+    for value, name in outputs:
+        if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
+            value = builder.op("Identity", builder.tensor(value)).value
+        value.name = name
+        graph.outputs.append(value)

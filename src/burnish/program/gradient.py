@@ -1,0 +1,96 @@
+"""The gradient of any ONNX graph, as a graph."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from burnish.autodiff import FLOATING, differentiate
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.importer import ModelSource, load
+from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
+from burnish.modes import bind_as_exported
+from burnish.optim.base import zeros_like
+from burnish.passes import remove_unused
+
+
+def grad(source: ModelSource, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
+    """Differentiate an output of a model with respect to inputs or initializers.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is. Every node stays in the mode it was
+            exported in.
+        wrt: names of floating-point inputs or initializers.
+        of: name of the output; by default the only one.
+        target: the runtime that the graph is lowered for.
+
+    Returns:
+        A model of standard operators: the source's inputs, and ``cotangent:<of>`` (dtype and shape of the output) unless the
+        output is a scalar; the source's outputs, and ``grad:<name>`` (dtype and shape of the value) for every name of ``wrt``.
+        The gradient of something the output does not depend on is zeros.
+
+    Raises:
+        ConfigurationError: a name the model does not have, or one that is not floating-point.
+        GradientError: an operator between ``wrt`` and ``of`` has no gradient.
+    """
+    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    model = load(source)
+    graph = model.graph
+    output_names = [value.name or "" for value in graph.outputs]
+    chosen = _choose_output(output_names, of)
+    bind_as_exported(graph)
+    builder = Builder(graph)
+    values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
+    operands = [_operand(name, values) for name in names]
+    output = next(value for value in graph.outputs if value.name == chosen)
+    if output.dtype not in FLOATING:
+        raise ConfigurationError(f"of: the output '{chosen}' is {output.dtype}, and only floating-point values have gradients")
+    gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
+    for name, operand in zip(names, operands, strict=True):
+        gradient = gradients[operand] or zeros_like(builder, builder.tensor(operand))
+        value = gradient.value
+        if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
+            value = builder.op("Identity", gradient).value
+        value.name = f"grad:{name}"
+        graph.outputs.append(value)
+    lower_semantic_operators(model)
+    remove_unused(model)
+    settle_opset(model, TARGETS[target])
+    check_allowed(model, TARGETS[target])
+    return model
+
+
+def _choose_output(names: Sequence[str], of: str | None) -> str:
+    known = ", ".join(f"'{name}'" for name in names)
+    if of is None:
+        if len(names) != 1:
+            raise ConfigurationError(f"the model has the outputs {known}: say which one to differentiate with of=...")
+        return names[0]
+    if of not in names:
+        raise ConfigurationError(f"of: the model has no output '{of}'; it has {known}")
+    return of
+
+
+def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
+    value = values.get(name)
+    if value is None:
+        close = difflib.get_close_matches(name, values, n=3, cutoff=0.4) or list(values)[:3]
+        hint = ", ".join(f"'{other}'" for other in close)
+        raise ConfigurationError(f"wrt: the model has no input or initializer '{name}'; did you mean {hint}?")
+    if value.dtype not in FLOATING:
+        raise ConfigurationError(f"wrt: '{name}' is {value.dtype}, and only floating-point values have gradients")
+    return value
+
+
+def _cotangent(builder: Builder, output: ir.Value) -> Tensor:
+    """1 for a scalar output, else a new graph input."""
+    if output.shape is not None and len(output.shape) == 0:
+        assert output.dtype is not None
+        return builder.scalar(1.0, output.dtype)
+    shape = None if output.shape is None else ir.Shape(output.shape.dims)
+    cotangent = ir.Value(name=f"cotangent:{output.name}", type=output.type, shape=shape)
+    builder.graph.inputs.append(cotangent)
+    return builder.tensor(cotangent)
