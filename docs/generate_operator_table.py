@@ -1,0 +1,79 @@
+"""Write docs/operators.md: which standard operators have a gradient rule, and in which file it stands.
+
+Run it with ``make docs`` after adding an operator; a test compares the file with what this writes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from burnish.lowering.targets import OLDEST_OPSET, TARGETS
+from burnish.ops import find_gradient
+
+PAGE = Path(__file__).with_name("operators.md")
+# A fixed range, so that a newer release of the standard does not put the page out of date.
+OPSETS = range(OLDEST_OPSET, TARGETS["onnxruntime"].newest_opset + 1)
+DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.Differentiable
+
+INTRODUCTION = f"""\
+# Operators
+
+Written by `docs/generate_operator_table.py` (`make docs`) from the registry of gradient rules; do not edit it by hand.
+
+A model is brought to opset {OPSETS[0]} or newer when it is loaded. *Versions* are the versions of an operator in force from
+opset {OPSETS[0]} to opset {OPSETS[-1]} that have a rule.
+
+An operator without a rule is no obstacle where no gradient has to pass through it: before the first trained parameter, and
+on integer and boolean values. Where a rule is needed and missing, `burnish.compile` raises a
+[GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
+"""
+
+
+def schemas_by_operator() -> dict[str, dict[int, onnx.defs.OpSchema]]:
+    """Return, for every standard operator, its versions in force in ``OPSETS``, each with its schema."""
+    schemas: dict[str, dict[int, onnx.defs.OpSchema]] = defaultdict(dict)
+    for name in sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}):
+        for opset in OPSETS:
+            try:
+                schema = onnx.defs.get_schema(name, opset, "")
+            except onnx.defs.SchemaError:
+                continue
+            if not schema.deprecated:
+                schemas[name][schema.since_version] = schema
+    return schemas
+
+
+def operator_page() -> str:
+    """Return the whole page."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    missing: list[str] = []
+    for operator, schemas in schemas_by_operator().items():
+        rules = {version: rule for version in schemas if (rule := find_gradient(ir.node(operator, []), version)) is not None}
+        if rules:
+            module = rules[max(rules)].__module__
+            rows[module].append(f"| {operator} | {', '.join(str(version) for version in sorted(rules))} |")
+        elif any(formal.differentiation_category == DIFFERENTIABLE for schema in schemas.values() for formal in schema.inputs):
+            missing.append(operator)
+    sections = [INTRODUCTION]
+    for module, lines in sorted(rows.items()):
+        path = f"src/{module.replace('.', '/')}.py"
+        heading = module.rpartition(".")[2].replace("_", " ").capitalize()
+        table = "\n".join(["| Operator | Versions |", "|---|---|", *lines])
+        sections.append(f"## {heading}\n\nRules in [{path}](../{path}).\n\n{table}\n")
+    count = sum(len(lines) for lines in rows.values())
+    names = textwrap.fill(", ".join(missing) + ".", width=120)
+    sections.append(
+        f"## Without a rule\n\n{count} operators have a rule. "
+        f"The standard marks {len(missing)} more as differentiable that have none yet:\n\n{names}\n"
+    )
+    return "\n".join(sections)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(operator_page(), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,127 @@
+"""The documentation is true: its snippets run, its links lead somewhere, its generated page is up to date."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import burnish
+from burnish.models import residual_network
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES_WITH_SNIPPETS = [page for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".cfg", ".txt", ".json", ".csv", ""}
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+MACHINE_PATH = re.compile(r"(?<![\w.:/~-])/(?:home|root|Users|work|opt|mnt|srv)/\w|(?<!\w)[A-Z]:\\\w")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def outside_fences(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a viewer gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", outside_fences(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def write_inputs(folder: Path) -> None:
+    """Write what the snippets take for granted: a model and a data set of the user's."""
+    ir.save(residual_network(width=4, blocks=(1, 1)), folder / "model.onnx")
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(96, 1, 8, 8)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=generator.integers(0, 10, 96))
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_SNIPPETS, ids=relative)
+def test_snippets_run(page, tmp_path, monkeypatch):
+    """Run the Python snippets and the burnish commands of a page from top to bottom, in one folder and one namespace."""
+    write_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "snippet"}
+    for fence in FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start("body"))
+        if fence["language"] == "python":
+            code = "\n" * line + fence["body"]
+            exec(compile(code, relative(page), "exec"), namespace)
+        elif fence["language"] == "sh":
+            for command in fence["body"].replace("\\\n", " ").splitlines():
+                words = shlex.split(command, comments=True)
+                if words[:1] != ["burnish"] or words[1:2] == ["demo"]:
+                    continue
+                arguments = [sys.executable, "-c", "from burnish.cli import main; main()", *words[1:]]
+                result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+                assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_resolve(page):
+    broken = []
+    for target in LINK.findall(outside_fences(page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_linked_from_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"]
+    assert [page for page in pages if f"({page})" not in index] == []
+
+
+def test_every_error_is_documented():
+    errors = {name for name, item in vars(burnish.errors).items() if isinstance(item, type) and issubclass(item, Exception)}
+    assert errors == set(re.findall(r"^## (\w+Error)$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_operator_table_is_up_to_date():
+    """In a process of its own: other tests register rules too."""
+    code = "from generate_operator_table import operator_page; print(operator_page(), end='')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT / "docs", check=True)
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert page == result.stdout, "run `make docs` and commit docs/operators.md"
+
+
+def test_every_folder_of_the_package_is_in_the_architecture_page():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "burnish"
+    folders = [path.parent.name for path in package.glob("*/__init__.py")]
+    modules = [path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "errors.py")]
+    assert [name for name in folders + modules if f"`{name}`" not in text] == []
+
+
+def test_every_folder_of_the_package_says_what_lives_there():
+    packages = (ROOT / "src" / "burnish").rglob("__init__.py")
+    assert [relative(path) for path in packages if not path.read_text(encoding="utf-8").startswith('"""')] == []
+
+
+def test_no_file_names_a_path_of_somebodys_machine():
+    folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", ".ci")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix in TEXT_SUFFIXES]
+    files += [path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name != "LICENSE"]
+    found = []
+    for path in files:
+        if "__pycache__" in path.parts or path == Path(__file__).resolve():
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                found.append(f"{relative(path)}:{number}")
+    assert found == []

@@ -1,0 +1,80 @@
+"""The package from the outside: what importing it costs, and which names it promises."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.resources
+import json
+import subprocess
+import sys
+
+import pytest
+
+import burnish
+
+HEAVY = ("torch", "sklearn", "matplotlib", "pyarrow", "PIL", "pandas", "scipy")
+PUBLIC = (
+    "Program",
+    "Session",
+    "Trainer",
+    "__version__",
+    "compile",
+    "errors",
+    "grad",
+    "load",
+    "losses",
+    "metrics",
+    "optim",
+)
+
+
+def modules_after(code: str) -> set[str]:
+    """Run code in a fresh interpreter and return the top-level modules it left imported."""
+    script = f"{code}\nimport json, sys\nprint(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_importing_burnish_imports_no_optional_package():
+    assert modules_after("import burnish").isdisjoint(HEAVY)
+
+
+def test_compiling_and_training_imports_no_optional_package():
+    code = """
+import numpy, burnish
+from burnish.models import residual_network
+program = burnish.compile(residual_network(width=2, blocks=(1,)), optimizer=burnish.optim.sgd(lr=0.1))
+session = burnish.Session(program)
+session.step({"x": numpy.zeros((2, 1, 8, 8), "float32"), "labels": numpy.array([0, 1])})
+"""
+    assert modules_after(code).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_is_there_and_listed(name):
+    assert hasattr(burnish, name)
+    assert name in burnish.__all__
+
+
+def test_public_names_are_all_there():
+    assert [name for name in burnish.__all__ if not hasattr(burnish, name)] == []
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_are_public(name):
+    assert callable(getattr(burnish.optim, name))
+
+
+def test_errors_share_one_base():
+    errors = [item for item in vars(burnish.errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    assert len(errors) >= 9
+    assert all(issubclass(error, burnish.errors.BurnishError) and error.__doc__ for error in errors)
+
+
+def test_version_is_that_of_the_distribution():
+    assert burnish.__version__ == importlib.metadata.version("burnish")
+
+
+def test_the_package_is_typed():
+    files = importlib.resources.files("burnish")
+    assert files.joinpath("py.typed").is_file()
