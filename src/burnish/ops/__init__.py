@@ -5,7 +5,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 ``burnish.lowering``. Importing this package registers every rule.
 """
 
-from burnish.ops import elementwise
+from burnish.ops import convolution, elementwise
 from burnish.ops.registry import (
     Operation,
     find_gradient,
@@ -17,6 +17,7 @@ from burnish.ops.registry import (
 
 __all__ = [
     "Operation",
+    "convolution",
     "elementwise",
     "find_gradient",
     "find_lowering",
