@@ -1,4 +1,10 @@
 """Engines: what runs a program. One module or package per engine, behind the protocol in ``base``.
 
-An engine knows no operator's mathematics; it is given graphs of operators it can run.
+An engine knows no operator's mathematics; it is given graphs of operators it can run. What a step means for the user, batch
+checks and checkpoints live in ``burnish.training``.
 """
+
+from burnish.engines.base import Arrays, Engine, ProgramRunner
+from burnish.engines.registry import available, get
+
+__all__ = ["Arrays", "Engine", "ProgramRunner", "available", "get"]

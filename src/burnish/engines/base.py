@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
+
+from burnish.errors import NonFiniteLossError
+from burnish.program.signature import GraphSignature, Role
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -15,10 +18,18 @@ Arrays = dict[str, np.ndarray]
 
 
 class ProgramRunner(Protocol):
-    """A program opened on an engine, holding its state there. Inputs are arrays by name, already checked."""
+    """A program opened on an engine, holding its state there. Inputs are arrays by name, already checked.
+
+    Whatever fails inside a method, the state stays as it was before the call.
+    """
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run one training step: data, labels and hyperparameters in; loss and metrics out; the state moves on."""
+        """Run one training step: data, labels and hyperparameters in; loss and metrics out; the state moves on.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
+            EngineError: the engine cannot load or run the step graph.
+        """
         ...
 
     def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -33,11 +44,16 @@ class ProgramRunner(Protocol):
         """Return copies of the state, by state name."""
         ...
 
+    def state_entry(self, name: str) -> np.ndarray:
+        """Return a copy of one state entry, such as ``step``, without copying the others."""
+        ...
+
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the state by copies of these arrays; names, dtypes and shapes are already checked."""
         ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Something that runs standard ONNX graphs."""
 
@@ -46,9 +62,55 @@ class Engine(Protocol):
     def open(
         self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
     ) -> ProgramRunner:
-        """Load a program and its state onto the device."""
+        """Load a program and copies of its state onto the device.
+
+        Args:
+            program: the program; its signature says which inputs are state.
+            state: every state entry by name, already checked.
+            device: where to run, such as ``cpu``; None is the engine's choice.
+            threads: threads used inside one operator; None is the engine's choice.
+
+        Raises:
+            EngineError: the device is not one of this engine's.
+        """
         ...
 
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run a model once; returns its outputs by name."""
         ...
+
+
+def check_finite_loss(signature: GraphSignature, outputs: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> None:
+    """Raise NonFiniteLossError when a loss among ``outputs`` is NaN or infinite.
+
+    Args:
+        signature: of the step graph.
+        outputs: what the step returned.
+        state: the state before the step, for the message: whether it was damaged already, and the number of the step.
+    """
+    for entry in signature.outputs_of(Role.LOSS):
+        loss = outputs.get(entry.name)
+        if loss is None or np.isfinite(np.asarray(loss, dtype=np.float64)).all():
+            continue
+        step = next((int(state[item.name]) for item in signature.inputs_of(Role.STEP) if item.name in state), None)
+        place = "" if step is None else f" at step {step}"
+        message = f"The {entry.name}{place} is {np.asarray(loss, dtype=np.float64).item()}. "
+        damaged = first_non_finite(state)
+        if damaged is None:
+            raise NonFiniteLossError(
+                message + "The state is kept as it was before this step. Look for NaN or infinite values in the batch, "
+                "lower the learning rate (lr), or clip the gradients"
+            )
+        raise NonFiniteLossError(
+            message + f"The state is kept as it was before this step, but '{damaged}' holds NaN or infinite values already, "
+            "from an earlier update that overflowed. Restore an earlier checkpoint and lower the learning rate (lr), "
+            "or clip the gradients"
+        )
+
+
+def first_non_finite(state: Mapping[str, np.ndarray]) -> str | None:
+    """Return the name of the first floating-point entry that holds a NaN or an infinity, or None."""
+    for name, array in state.items():
+        if array.dtype.kind not in "iub" and not np.isfinite(np.asarray(array)).all():
+            return name
+    return None

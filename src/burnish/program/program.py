@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.program.signature import Signature
+from burnish.program.initialization import initial_state
+from burnish.program.persistence import load_program, save_program
+from burnish.program.signature import GRAPH_NAMES, Signature
 
-GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
+__all__ = ["GRAPH_NAMES", "Program"]
 
 
 @dataclass
@@ -45,3 +48,40 @@ class Program:
     def graphs(self) -> dict[str, ir.Model]:
         """The six graphs by name."""
         return {name: getattr(self, name) for name in GRAPH_NAMES}
+
+    def initial_state(self, seed: int = 0, reinitialize: str | None = None) -> dict[str, np.ndarray]:
+        """Return the state that training starts from, by state name: the weights, and what the init graph computes.
+
+        Args:
+            seed: of the random key, and of ``reinitialize``.
+            reinitialize: None keeps the weights of the source. A scheme trains from scratch: ``kaiming`` (He et al. 2015,
+                normal, fan in; also ``kaiming_normal``, ``kaiming_uniform``) or ``xavier`` (Glorot and Bengio 2010, uniform;
+                also ``xavier_uniform``, ``xavier_normal``). Biases become zero, scales one, running means zero and running
+                variances one.
+
+        Raises:
+            ConfigurationError: an unknown scheme, or a parameter whose use does not tell how to draw it.
+        """
+        return initial_state(self, seed, reinitialize)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the program into a folder of its own: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.
+
+        The folder appears whole or not at all. A program saved there before is replaced.
+
+        Returns:
+            The folder.
+
+        Raises:
+            CheckpointError: the folder holds something else, or cannot be written.
+        """
+        return save_program(self, Path(directory))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Program:
+        """Read a program that ``save`` wrote, checking every file against what was recorded.
+
+        Raises:
+            CheckpointError: a file is missing, truncated, changed or of a newer version, or the folder is not a program.
+        """
+        return cls(**load_program(Path(directory)))

@@ -5,12 +5,15 @@ An engine needs nothing else to run a program: which inputs are state, and which
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+
+GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
 
 
 class Role(StrEnum):
@@ -101,5 +104,54 @@ class Signature:
 
     @property
     def state(self) -> tuple[Entry, ...]:
-        """Every state entry, in the order of the step graph."""
-        return tuple(entry for entry in self.graphs["step"].inputs if entry.is_state)
+        """Every state entry, in the order of the step graph; then what only evaluation and prediction read."""
+        entries: dict[str, Entry] = {}
+        for graph in ("step", "evaluate", "predict"):
+            for entry in self.graphs[graph].inputs if graph in self.graphs else ():
+                if entry.is_state:
+                    entries.setdefault(entry.name, entry)
+        return tuple(entries.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the signature as JSON-compatible values; ``from_dict`` reads them."""
+        return {
+            name: {
+                "inputs": [_entry_to_dict(entry) for entry in graph.inputs],
+                "outputs": [_entry_to_dict(entry) for entry in graph.outputs],
+            }
+            for name, graph in self.graphs.items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Signature:
+        """Read what ``to_dict`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: the values are not those of a signature.
+        """
+        return cls(
+            {
+                name: GraphSignature(
+                    tuple(_entry_from_dict(entry) for entry in graph["inputs"]),
+                    tuple(_entry_from_dict(entry) for entry in graph["outputs"]),
+                )
+                for name, graph in values.items()
+            }
+        )
+
+
+def _entry_to_dict(entry: Entry) -> dict[str, Any]:
+    optional = {name: getattr(entry, name) for name in ("updates", "default", "minimum", "maximum", "ignored")}
+    return {
+        "name": entry.name,
+        "role": entry.role.value,
+        "dtype": entry.dtype.name,
+        "shape": list(entry.shape),
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
+    return Entry(
+        **{**values, "role": Role(values["role"]), "dtype": ir.DataType[values["dtype"]], "shape": tuple(values["shape"])}
+    )

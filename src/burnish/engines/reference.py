@@ -1,0 +1,104 @@
+"""The reference engine: ``onnx.reference``, the standard's own evaluator in numpy. Slow; an oracle for tests.
+
+It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
+not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
+``stash_type``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from burnish.engines.base import Arrays, check_finite_loss
+from burnish.errors import EngineError
+
+if TYPE_CHECKING:
+    from burnish.program import Program
+
+
+class ReferenceEngine:
+    """Runs programs on ``onnx.reference.ReferenceEvaluator``; one thread, on the CPU."""
+
+    name = "reference"
+
+    def open(
+        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+    ) -> ReferenceRunner:
+        """Open a program; ``threads`` has no effect.
+
+        Raises:
+            EngineError: ``device`` is not ``cpu``.
+        """
+        if device not in (None, "cpu"):
+            raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
+        return ReferenceRunner(program, state)
+
+    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run a model once; returns its outputs by name.
+
+        Raises:
+            EngineError: the evaluator lacks an operator, or fails in one.
+        """
+        return _evaluate(_load(model, "model"), inputs, "model")
+
+
+class ReferenceRunner:
+    """A program opened on the reference engine."""
+
+    def __init__(self, program: Program, state: Mapping[str, np.ndarray]):
+        self._program = program
+        self._state = {name: np.array(array) for name, array in state.items()}
+        self._evaluators: dict[str, ReferenceEvaluator] = {}
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        outputs = self._run("step", inputs)
+        signature = self._program.signature["step"]
+        check_finite_loss(signature, outputs, self._state)
+        for name, output in signature.updates.items():
+            self._state[name] = np.array(outputs.pop(output))
+        return outputs
+
+    def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        return self._run("evaluate", inputs)
+
+    def predict(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        return self._run("predict", inputs)
+
+    def state(self) -> Arrays:
+        return {name: array.copy() for name, array in self._state.items()}
+
+    def state_entry(self, name: str) -> np.ndarray:
+        return self._state[name].copy()
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._state = {name: np.array(state[name]) for name in self._state}
+
+    def _run(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        evaluator = self._evaluators.get(graph)
+        if evaluator is None:
+            evaluator = self._evaluators[graph] = _load(self._program.graphs[graph], graph)
+        held = {entry.name: self._state[entry.name] for entry in self._program.signature[graph].inputs if entry.is_state}
+        return _evaluate(evaluator, {**held, **inputs}, graph)
+
+
+def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
+    try:
+        return ReferenceEvaluator(ir.to_proto(model))
+    except Exception as error:  # the evaluator raises whatever an operator's Python code raises
+        raise EngineError(f"The reference engine cannot load the {graph} graph: {error}. Use engine='onnxruntime'") from error
+
+
+def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
+    try:
+        with np.errstate(all="ignore"):
+            results = evaluator.run(None, dict(inputs))
+    except Exception as error:  # the evaluator raises whatever an operator's Python code raises
+        raise EngineError(
+            f"The reference engine failed in the {graph} graph: {type(error).__name__}: {error}. Use engine='onnxruntime'"
+        ) from error
+    return {name: np.asarray(result) for name, result in zip(evaluator.output_names, results, strict=True)}

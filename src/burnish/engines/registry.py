@@ -1,0 +1,67 @@
+"""Which engines there are, and how one is found by name.
+
+A third party adds an engine with an entry point of the group ``burnish.engines`` that names an Engine class or object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+from burnish.engines.base import Engine
+from burnish.errors import EngineError
+
+ENTRY_POINT_GROUP = "burnish.engines"
+DEFAULT_ENGINE = "onnxruntime"
+BUILT_IN = {
+    "onnxruntime": "burnish.engines.onnxruntime:OnnxRuntimeEngine",
+    "reference": "burnish.engines.reference:ReferenceEngine",
+}
+
+
+def available() -> tuple[str, ...]:
+    """Return the names that ``get`` takes, built-in engines first."""
+    third_party = sorted(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    return tuple(dict.fromkeys([*BUILT_IN, *third_party]))
+
+
+def get(engine: str | Engine = "auto") -> Engine:
+    """Return an engine.
+
+    Args:
+        engine: a name, ``auto`` for the default (``onnxruntime``), or an Engine, which is returned as it is.
+
+    Raises:
+        EngineError: no engine has this name, or what it needs is not installed.
+    """
+    if not isinstance(engine, str):
+        if isinstance(engine, type) or not isinstance(engine, Engine):
+            raise EngineError(
+                f"engine={engine!r} is not an engine: give one of {', '.join(available())}, "
+                "or an object with name, open and run (burnish.engines.Engine)"
+            )
+        return engine
+    name = DEFAULT_ENGINE if engine == "auto" else engine
+    found = _load(name)
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, Engine):
+        raise EngineError(
+            f"The engine '{name}' is registered as {found!r}, which lacks name, open or run (burnish.engines.Engine): "
+            f"update the package that provides it, or choose another of {', '.join(available())}"
+        )
+    return made
+
+
+def _load(name: str) -> object:
+    try:
+        if name in BUILT_IN:
+            module, _, attribute = BUILT_IN[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+            return entry.load()
+    except ImportError as error:
+        raise EngineError(
+            f"The engine '{name}' cannot be loaded: {error}. Install what it needs (pip install {error.name or name}), "
+            f"or choose another of {', '.join(available())}"
+        ) from error
+    raise EngineError(f"There is no engine '{name}'. Available: {', '.join(available())} (auto is {DEFAULT_ENGINE})")

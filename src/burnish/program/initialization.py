@@ -1,0 +1,192 @@
+"""The state that training starts from: the source's weights or fresh ones, and what the init graph computes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from burnish.errors import ConfigurationError
+from burnish.graph import describe_node
+from burnish.program.signature import Role
+
+if TYPE_CHECKING:
+    from burnish.program.program import Program
+
+EMBEDDING_DEVIATION = 0.02
+"""Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""
+
+Scheme = Callable[[np.random.Generator, tuple[int, ...], int, int], np.ndarray]
+
+
+def _kaiming_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> np.ndarray:
+    return generator.standard_normal(shape, dtype=np.float32) * np.sqrt(2.0 / fan_in)
+
+
+def _kaiming_uniform(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> np.ndarray:
+    return _uniform(generator, shape, np.sqrt(6.0 / fan_in))
+
+
+def _xavier_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> np.ndarray:
+    return generator.standard_normal(shape, dtype=np.float32) * np.sqrt(2.0 / (fan_in + fan_out))
+
+
+def _xavier_uniform(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> np.ndarray:
+    return _uniform(generator, shape, np.sqrt(6.0 / (fan_in + fan_out)))
+
+
+def _uniform(generator: np.random.Generator, shape: tuple[int, ...], limit: float) -> np.ndarray:
+    return (2 * generator.random(shape, dtype=np.float32) - 1) * limit
+
+
+SCHEMES: dict[str, Scheme] = {
+    "kaiming": _kaiming_normal,
+    "kaiming_normal": _kaiming_normal,
+    "kaiming_uniform": _kaiming_uniform,
+    "xavier": _xavier_uniform,
+    "xavier_normal": _xavier_normal,
+    "xavier_uniform": _xavier_uniform,
+}
+
+
+def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict[str, np.ndarray]:
+    """Return the initial state in the order of the signature; see ``Program.initial_state``."""
+    weights = dict(program.weights)
+    if reinitialize is not None:
+        weights = _reinitialized(program, weights, seed, reinitialize)
+    computed = _run_init(program, weights, seed)
+    state = {**weights, **computed}
+    return {entry.name: np.array(state[entry.name], dtype=entry.numpy_dtype) for entry in program.signature.state}
+
+
+def _run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine."""
+    signature = program.signature["init"]
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise ConfigurationError(f"seed={seed} does not fit 64 bits: give a smaller one")
+    inputs = {
+        entry.name: np.asarray(seed, dtype=entry.numpy_dtype) if entry.role is Role.SEED else weights[entry.name]
+        for entry in signature.inputs
+    }
+    with np.errstate(all="ignore"):
+        results = ReferenceEvaluator(ir.to_proto(program.init)).run([entry.name for entry in signature.outputs], inputs)
+    return {entry.updates or entry.name: result for entry, result in zip(signature.outputs, results, strict=True)}
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Where a parameter enters an operator, and the order of its axes there."""
+
+    node: ir.Node
+    operand: int
+    permutation: tuple[int, ...]
+
+
+def _reinitialized(program: Program, weights: Mapping[str, np.ndarray], seed: int, scheme_name: str) -> dict[str, np.ndarray]:
+    scheme = SCHEMES.get(scheme_name)
+    if scheme is None:
+        raise ConfigurationError(f"reinitialize={scheme_name!r} is not a scheme: choose one of {', '.join(SCHEMES)}, or None")
+    uses: dict[str, list[_Use]] = {}
+    for model in (program.predict, program.evaluate):
+        for value in model.graph.inputs:
+            name = value.name or ""
+            if name in weights and not uses.get(name):
+                uses[name] = _uses(value, tuple(range(weights[name].ndim)))
+    redrawn = {}
+    for name, array in weights.items():
+        floating = array.dtype.kind == "f" or array.dtype.isbuiltin != 1
+        if not floating or not uses.get(name):
+            redrawn[name] = array
+            continue
+        digest = hashlib.sha256(name.encode()).digest()
+        generator = np.random.default_rng([seed & (1 << 64) - 1, int.from_bytes(digest[:8], "little")])
+        redrawn[name] = _draw(name, array, uses[name], scheme, scheme_name, generator).astype(array.dtype)
+    return redrawn
+
+
+def _uses(value: ir.Value, permutation: tuple[int, ...]) -> list[_Use]:
+    """Return the operators that compute with a value, seen through operators that only pass it on."""
+    uses = []
+    for node, operand in value.uses():
+        if node.op_type in ("Identity", "Cast"):
+            uses += _uses(node.outputs[0], permutation)
+        elif node.op_type == "Transpose":
+            given = node.attributes.get("perm")
+            order = range(len(permutation))[::-1] if given is None else given.as_ints()
+            uses += _uses(node.outputs[0], tuple(permutation[axis] for axis in order))
+        else:
+            uses.append(_Use(node, operand, permutation))
+    return uses
+
+
+def _draw(
+    name: str, array: np.ndarray, uses: Sequence[_Use], scheme: Scheme, scheme_name: str, generator: np.random.Generator
+) -> np.ndarray:
+    for use in uses:
+        fans = _fans(array.shape, use)
+        if fans is not None:
+            return scheme(generator, array.shape, *fans)
+    for use in uses:
+        constant = _constant(array, use)
+        if constant is not None:
+            return np.full(array.shape, constant)
+    if any(use.node.op_type in ("Gather", "Add") for use in uses):
+        return generator.standard_normal(array.shape, dtype=np.float32) * EMBEDDING_DEVIATION
+    raise ConfigurationError(
+        f"reinitialize={scheme_name!r}: cannot tell how to draw '{name}' of shape {list(array.shape)} from its use in "
+        f"{describe_node(uses[0].node)}. Compile without reinitialize, set this entry in program.initial_state() and give "
+        "that to Session(state=...)"
+    )
+
+
+def _fans(shape: tuple[int, ...], use: _Use) -> tuple[int, int] | None:
+    """Return how many inputs reach one output of a weight, and how many outputs one input reaches; None if it is no weight."""
+    node, operand = use.node, use.operand
+    seen = tuple(shape[axis] for axis in use.permutation)
+    if len(seen) < 2:
+        return None
+    receptive = int(np.prod(seen[2:], dtype=np.int64))
+    match node.op_type, operand:
+        case "Conv", 1:
+            return seen[1] * receptive, seen[0] // _integer(node, "group", 1) * receptive
+        case "ConvTranspose", 1:
+            return seen[0] // _integer(node, "group", 1) * receptive, seen[1] * receptive
+        case "Gemm", 0:
+            return (seen[0], seen[1]) if _integer(node, "transA", 0) else (seen[1], seen[0])
+        case "Gemm", 1:
+            return (seen[1], seen[0]) if _integer(node, "transB", 0) else (seen[0], seen[1])
+        case "MatMul", 0:
+            return seen[-1], seen[-2]
+        case "MatMul", 1:
+            return seen[-2], seen[-1]
+        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
+            return seen[-1], seen[-2]
+    return None
+
+
+def _constant(array: np.ndarray, use: _Use) -> float | None:
+    """Return the value that a bias, scale, mean, variance or slope starts from; None for anything else."""
+    operator, operand = use.node.op_type, use.operand
+    biases = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
+    if biases.get(operator) == operand:
+        return 0.0
+    if operator.endswith("Normalization"):
+        return (1.0, 0.0, 0.0, 1.0)[operand - 1] if 1 <= operand <= 4 else None
+    per_channel = array.size == max(array.shape, default=1)
+    if operator in ("Add", "Sub") and per_channel:
+        return 0.0
+    if operator in ("Mul", "Div") and per_channel:
+        return 1.0
+    if operator == "PRelu" and operand == 1:
+        return 0.25
+    return None
+
+
+def _integer(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()

@@ -1,0 +1,142 @@
+"""State by name: whether it fits a program, and the file it is kept in.
+
+The file is a safetensors file with a metadata header. It is written under another name, flushed to the disk and renamed:
+a reader finds the earlier file or the new one, never a part of either. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from burnish.errors import BurnishError, CheckpointError
+from burnish.program.signature import Entry
+
+Arrays = dict[str, np.ndarray]
+
+
+def check_state(
+    entries: Iterable[Entry], state: Mapping[str, np.ndarray], error: type[BurnishError], source: str, remedy: str
+) -> None:
+    """Raise ``error`` unless ``state`` holds exactly these entries, each with its dtype and shape.
+
+    Args:
+        entries: the state entries of a program.
+        state: arrays by state name.
+        error: the class to raise.
+        source: what the state is, as the subject of the message.
+        remedy: what the user can do, as a sentence without its full stop.
+    """
+    differences = state_differences(entries, state)
+    if differences:
+        raise error(f"{source} does not fit the program: {'; '.join(differences)}. {remedy}")
+
+
+def state_differences(entries: Iterable[Entry], state: Mapping[str, np.ndarray]) -> list[str]:
+    """Return what is missing, unknown or of another dtype or shape, each as a phrase; empty when the state fits."""
+    expected = {entry.name: entry for entry in entries}
+    differences = []
+    missing = [name for name in expected if name not in state]
+    unknown = [name for name in state if name not in expected]
+    if missing:
+        differences.append(f"missing {_listed(missing)}")
+    if unknown:
+        differences.append(f"unknown {_listed(unknown)}")
+    unfit = []
+    for name, entry in expected.items():
+        if name not in state:
+            continue
+        array = state[name]
+        if not isinstance(array, np.ndarray | np.generic):
+            unfit.append(f"'{name}' is a {type(array).__name__}, not an array")
+        elif not _shape_fits(array.shape, entry.shape):
+            unfit.append(f"'{name}' has shape {list(array.shape)}, expected {list(entry.shape)}")
+        elif array.dtype != entry.numpy_dtype:
+            unfit.append(f"'{name}' has dtype {array.dtype}, expected {entry.numpy_dtype}")
+    return differences + unfit[:5] + ([f"and {len(unfit) - 5} more"] if len(unfit) > 5 else [])
+
+
+def _shape_fits(actual: tuple[int, ...], expected: tuple[int | str | None, ...]) -> bool:
+    return len(actual) == len(expected) and all(
+        not isinstance(wanted, int) or wanted == extent for extent, wanted in zip(actual, expected, strict=True)
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def write_state_file(path: Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write arrays and a text header into one safetensors file, whole or not at all.
+
+    Raises:
+        CheckpointError: the file cannot be written; an earlier one is as it was.
+    """
+    arrays = {name: np.asarray(array, order="C") for name, array in state.items()}
+    with replacing(path) as partial:
+        save_file(arrays, partial, metadata=dict(metadata))
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; what was written there then takes the place of ``path`` in one step.
+
+    Raises:
+        CheckpointError: writing failed; ``path`` is as it was before.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        yield partial
+        flush_to_disk(partial)
+        os.replace(partial, path)
+        flush_to_disk(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"'{path}' could not be written: {error}. An earlier file there is untouched. "
+            "Free space on the disk, or choose a folder you can write to"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk, where the system offers that."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_state_file(path: Path, kind: str) -> tuple[Arrays, dict[str, str]]:
+    """Read a safetensors file: arrays by name, and its text header. Sizes are checked before memory is taken.
+
+    Args:
+        path: the file.
+        kind: what it should be, for the message: ``checkpoint``.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not a safetensors file.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"There is no {kind} '{path}': check the path, or start without it")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = dict(file.metadata() or {})
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"'{path}' is not a whole {kind}: it is truncated, damaged or another kind of file ({error}). "
+            "Use an earlier one, or start without it"
+        ) from error

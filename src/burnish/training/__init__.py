@@ -1,0 +1,9 @@
+"""Training: the session that holds a program's state on an engine, the trainer's loop, checkpoints, checks of batches.
+
+What a step computes is the program's; how a graph is run is the engine's; where batches come from is ``burnish.data``'s.
+"""
+
+from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from burnish.training.session import Session
+
+__all__ = ["Checkpoint", "Session", "read_checkpoint", "write_checkpoint"]

@@ -1,0 +1,147 @@
+"""Checkpoints: the whole state of a training run in one safetensors file, written whole or not at all.
+
+The file's text header holds the format version, the identity of the program, the step, the engine and what the caller adds
+(the position in the data). Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.program import Program
+from burnish.program.persistence import graph_hashes, program_hash
+from burnish.program.state import check_state, read_state_file, state_differences, write_state_file
+
+FORMAT = "burnish checkpoint"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ProgramIdentity:
+    """What tells one program from another: a hash of the graphs and the signature, and one of each graph."""
+
+    program: str
+    graphs: dict[str, str]
+
+    @classmethod
+    def of(cls, program: Program) -> ProgramIdentity:
+        graphs = graph_hashes(program)
+        return cls(program_hash(graphs, program.signature), graphs)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Attributes:
+        state: arrays by state name.
+        step: how many steps had been taken.
+        identity: of the program that it was made with.
+        engine: the name of the engine that it was made on.
+        extra: what the caller added: JSON-compatible values.
+    """
+
+    state: dict[str, np.ndarray]
+    step: int
+    identity: ProgramIdentity
+    engine: str
+    extra: dict[str, Any]
+
+
+def write_checkpoint(
+    path: str | Path,
+    state: Mapping[str, np.ndarray],
+    *,
+    step: int,
+    identity: ProgramIdentity,
+    engine: str,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint, whole or not at all; an earlier file of this name is replaced only by a whole one.
+
+    Args:
+        path: a file name, by convention ending in ``.safetensors``.
+        state: arrays by state name.
+        step: how many steps have been taken.
+        identity: of the program.
+        engine: name of the engine.
+        extra: JSON-compatible values that ``read_checkpoint`` gives back.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+        ConfigurationError: ``extra`` is not JSON-compatible.
+    """
+    path = Path(path)
+    try:
+        extra_text = json.dumps(dict(extra or {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"extra of the checkpoint '{path}' is not JSON: {error}. Give numbers, strings, lists and dicts of them"
+        ) from error
+    if path.is_dir():
+        raise CheckpointError(f"'{path}' is a folder: give the name of a file, such as '{path / 'last.safetensors'}'")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"The folder of '{path}' cannot be made: {error}. Choose a folder you can write to") from error
+    header = {
+        "format": FORMAT,
+        "version": str(FORMAT_VERSION),
+        "step": str(step),
+        "program": identity.program,
+        "graphs": json.dumps(identity.graphs),
+        "engine": engine,
+        "extra": extra_text,
+    }
+    write_state_file(path, state, header)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint without comparing it with a program.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, not a checkpoint, or of a newer format.
+    """
+    path = Path(path)
+    state, header = read_state_file(path, "checkpoint")
+    if header.get("format") != FORMAT:
+        raise CheckpointError(
+            f"'{path}' is a safetensors file, but not a burnish checkpoint: give a file that save_checkpoint wrote. "
+            "To start from foreign weights, load them into the model before it is compiled"
+        )
+    try:
+        version = int(header["version"])
+        if version > FORMAT_VERSION:
+            raise CheckpointError(
+                f"'{path}' is of checkpoint format {version}, and this burnish reads up to {FORMAT_VERSION}: update burnish"
+            )
+        identity = ProgramIdentity(header["program"], dict(json.loads(header["graphs"])))
+        return Checkpoint(state, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])))
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"
+        ) from error
+
+
+def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program, identity: ProgramIdentity) -> None:
+    """Raise CheckpointError unless the checkpoint was made with this program and holds exactly its state."""
+    subject = f"The checkpoint '{path}'"
+    remedy = "Compile the model with the options that it was made with, or start without it"
+    if checkpoint.identity.program != identity.program:
+        differences = state_differences(program.signature.state, checkpoint.state)
+        if differences:
+            raise CheckpointError(f"{subject} was made with another program: {'; '.join(differences)}. {remedy}")
+        changed = [name for name, value in identity.graphs.items() if checkpoint.identity.graphs.get(name) != value]
+        what = f"these graphs differ: {', '.join(changed)}" if changed else "the signatures differ"
+        raise CheckpointError(
+            f"{subject} was made with another program: its state has the same names and shapes, but {what}. {remedy}, or take "
+            "over its state alone: session.load_state(burnish.training.read_checkpoint(path).state)"
+        )
+    check_state(program.signature.state, checkpoint.state, CheckpointError, subject, "It is damaged: use an earlier checkpoint")

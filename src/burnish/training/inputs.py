@@ -1,0 +1,209 @@
+"""Checks of a batch before anything runs: names, dtypes, shapes and class indices, in messages that name the input."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import ConfigurationError, InputError
+from burnish.program.signature import Entry, GraphSignature, Role
+
+FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
+
+
+def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Return the batch as the arrays that a graph takes, or raise an error that names the input at fault.
+
+    Arrays that are contiguous and of the right dtype are passed through, not copied. Floating-point values are rounded to
+    the graph's floating-point type, and integers widened or narrowed where every value fits. NaN and infinities in data
+    are let through: the check of the loss finds them.
+
+    Args:
+        signature: of the graph that will run.
+        batch: arrays by input name.
+        ignored: names that may be in the batch and are not used.
+
+    Raises:
+        InputError: a missing or unexpected input, a wrong dtype, rank or extent, an empty batch, inputs that disagree about
+            a symbolic dimension, a class index out of range.
+    """
+    expected = {entry.name: entry for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
+    if not isinstance(batch, Mapping):
+        raise InputError(
+            f"A batch is a dict of arrays by input name, not a {type(batch).__name__}: "
+            f"give {{{', '.join(repr(name) + ': ...' for name in expected)}}}"
+        )
+    _check_names(expected, batch, ignored)
+    extents: dict[str, tuple[int, str]] = {}
+    arrays = {}
+    for name, entry in expected.items():
+        array = _as_array(entry, batch[name])
+        _check_shape(entry, array, extents)
+        array = _converted(entry, array)
+        _check_range(entry, array)
+        arrays[name] = array
+    return arrays
+
+
+def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return every hyperparameter of a graph as a scalar array: as given, else its default.
+
+    Raises:
+        ConfigurationError: an unknown name, a value that is not a finite number, or none given where there is no default.
+    """
+    entries = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
+    for name in given:
+        if name not in entries:
+            raise ConfigurationError(
+                f"There is no hyperparameter '{name}'{_suggestion(name, entries)}; "
+                f"a step of this program takes {', '.join(entries) or 'none'}"
+            )
+    values = {}
+    for name, entry in entries.items():
+        value = given.get(name, entry.default)
+        if value is None:
+            raise ConfigurationError(f"The hyperparameter '{name}' has no default: give it with every step, {name}=...")
+        try:
+            number = np.asarray(value, dtype=entry.numpy_dtype)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"The hyperparameter '{name}' is {value!r}: give a number") from error
+        if number.shape != () or not np.isfinite(number):
+            raise ConfigurationError(f"The hyperparameter '{name}' is {value!r}: give one finite number")
+        values[name] = number
+    return values
+
+
+def _check_names(expected: Mapping[str, Entry], batch: Mapping[str, Any], ignored: Collection[str]) -> None:
+    unexpected = [name for name in batch if name not in expected and name not in ignored]
+    missing = [name for name in expected if name not in batch]
+    if missing:
+        entry = expected[missing[0]]
+        instead = f"; instead it has {', '.join(repr(name) for name in unexpected)}" if unexpected else ""
+        raise InputError(f"The batch lacks the input '{entry.name}' ({_described(entry)}){instead}: add it to the batch")
+    if unexpected:
+        name = unexpected[0]
+        raise InputError(
+            f"The batch has an unexpected input {name!r}{_suggestion(name, expected)}: "
+            f"expected {', '.join(repr(known) for known in expected)}; leave it out"
+        )
+
+
+def _suggestion(name: object, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def _described(entry: Entry) -> str:
+    return f"{entry.numpy_dtype} of shape [{_extents(entry.shape)}]"
+
+
+def _extents(shape: tuple[int | str | None, ...]) -> str:
+    return ", ".join("?" if extent is None else str(extent) for extent in shape)
+
+
+def _as_array(entry: Entry, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # foreign tensors raise their own errors from __array__
+        raise InputError(
+            f"The input '{entry.name}' is a {type(value).__name__} that is not an array ({error}): "
+            f"give a numpy array, {_described(entry)}"
+        ) from error
+    if array.dtype.kind in "OSUMmVT" and array.dtype.name not in FLOATS:
+        raise InputError(f"The input '{entry.name}' has dtype {array.dtype}, which is not numeric: give {_described(entry)}")
+    return array
+
+
+def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]]) -> None:
+    got = f"got [{_extents(array.shape)}]"
+    if array.ndim != len(entry.shape):
+        raise InputError(
+            f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.shape)}: "
+            f"expected shape [{_extents(entry.shape)}], {got}"
+        )
+    for axis, (extent, wanted) in enumerate(zip(array.shape, entry.shape, strict=True)):
+        if isinstance(wanted, int) and extent != wanted:
+            raise InputError(
+                f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {wanted}: "
+                f"expected shape [{_extents(entry.shape)}], {got}"
+            )
+        if not isinstance(wanted, int) and extent == 0:
+            raise InputError(f"The input '{entry.name}' is empty along axis {axis} ({got}): leave empty batches out")
+        if isinstance(wanted, str):
+            earlier, other = extents.setdefault(wanted, (extent, entry.name))
+            if earlier != extent:
+                raise InputError(
+                    f"The inputs '{other}' and '{entry.name}' disagree about '{wanted}': {earlier} and {extent} "
+                    f"('{entry.name}': expected shape [{_extents(entry.shape)}], {got}). Give both for the same samples"
+                )
+
+
+def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:
+    wanted = entry.numpy_dtype
+    if array.dtype == wanted:
+        return np.asarray(array, dtype=wanted, order="C")
+    if wanted.name in FLOATS and array.dtype.name in FLOATS:
+        return _rounded(entry, array)
+    if wanted.kind in "iu" and array.dtype.kind in "iu":
+        return _fitted(entry, array)
+    reason = ""
+    if wanted.kind in "iu" and array.dtype.name in FLOATS:
+        reason = "; class indices are integers" if entry.role is Role.LABEL else "; it takes integers"
+    elif wanted.name in FLOATS and array.dtype.kind in "iub":
+        reason = "; scale integers (pixels: divide by 255) to what the model was made for"
+    raise InputError(
+        f"The input '{entry.name}' has dtype {array.dtype}, expected {wanted}{reason}: convert it with .astype('{wanted}')"
+    )
+
+
+def _rounded(entry: Entry, array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        rounded = array.astype(entry.numpy_dtype, order="C")
+    if entry.numpy_dtype.itemsize < array.dtype.itemsize:
+        overflowed = np.isinf(rounded) & np.isfinite(array)
+        if overflowed.any():
+            raise InputError(
+                f"The input '{entry.name}' holds {array[overflowed].flat[0]} at {_position(overflowed)}, "
+                f"too large for {entry.numpy_dtype}: scale the data"
+            )
+    return rounded
+
+
+def _fitted(entry: Entry, array: np.ndarray) -> np.ndarray:
+    wanted = entry.numpy_dtype
+    if array.size and not np.can_cast(array.dtype, wanted):
+        limits = np.iinfo(wanted)
+        outside = (array < limits.min) | (array > limits.max)
+        if outside.any():
+            raise InputError(
+                f"The input '{entry.name}' holds {array[outside].flat[0]} at {_position(outside)}, which {wanted} cannot hold"
+            )
+    return array.astype(wanted, order="C")
+
+
+def _check_range(entry: Entry, array: np.ndarray) -> None:
+    if (entry.minimum is None and entry.maximum is None) or array.size == 0:
+        return
+    low = entry.minimum if entry.minimum is not None else int(array.min())
+    high = entry.maximum if entry.maximum is not None else int(array.max())
+    if array.min() >= low and array.max() <= high:
+        return
+    outside = (array < low) | (array > high)
+    if entry.ignored is not None:
+        outside &= array != entry.ignored
+    if not outside.any():
+        return
+    valid = f"{entry.minimum if entry.minimum is not None else ''}..{entry.maximum if entry.maximum is not None else ''}"
+    also = f" or {entry.ignored}, which is ignored" if entry.ignored is not None else ""
+    raise InputError(
+        f"The input '{entry.name}' holds {array[outside].flat[0]} at {_position(outside)}, "
+        f"out of range: valid are {valid}{also}. Number the classes from 0, and check that the model has an output for each"
+    )
+
+
+def _position(mask: np.ndarray) -> str:
+    """The first true position of a mask, as an index."""
+    return str([int(index) for index in np.unravel_index(int(mask.argmax()), mask.shape)])

@@ -1,0 +1,217 @@
+"""The session: a program opened on an engine, with its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from burnish import engines
+from burnish.engines import Engine, ProgramRunner
+from burnish.engines.base import first_non_finite
+from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.program import Program, Role
+from burnish.program.state import check_state
+from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
+from burnish.training.inputs import check_batch, check_hyperparameters
+
+SUM, COUNT = "sum:", "count:"
+
+
+class Session:
+    """A program opened on an engine, holding the state there: runs steps, evaluates, predicts, saves and restores.
+
+    Args:
+        program: what to train.
+        engine: a name (``auto``, ``onnxruntime``, ``reference``, or one that a package registers) or an Engine.
+        state: where to start, as ``state()`` returns it; None is ``program.initial_state(seed)``.
+        seed: of the random key, when ``state`` is None.
+        device: where the engine runs, such as ``cpu``; None is the engine's choice.
+        threads: threads used inside one operator; None is the engine's choice. Same seed and threads: same results, bitwise.
+
+    Raises:
+        ConfigurationError: ``state`` does not fit the program.
+        EngineError: the engine or the device is not there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        engine: str | Engine = "auto",
+        state: Mapping[str, np.ndarray] | None = None,
+        seed: int = 0,
+        device: str | None = None,
+        threads: int | None = None,
+    ):
+        self.program = program
+        self.engine = engines.get(engine)
+        if state is None:
+            state = program.initial_state(seed)
+        self._check_state(state)
+        self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)
+        self._labels = tuple(entry.name for entry in program.signature["step"].inputs_of(Role.LABEL))
+        self._runner: ProgramRunner | None = self.engine.open(program, state, device=device, threads=threads)
+        self._closed_state: dict[str, np.ndarray] = {}
+
+    def step(self, batch: Mapping[str, Any], **hyperparameters: float) -> dict[str, float]:
+        """Run one training step.
+
+        Args:
+            batch: the model's inputs and the labels, by name.
+            hyperparameters: such as ``lr=0.01``: for this step, in place of the program's.
+
+        Returns:
+            The loss and the metrics of this batch, from before the update.
+
+        Raises:
+            InputError: the batch does not fit the program; nothing has run.
+            ConfigurationError: an unknown hyperparameter, or one that is not a finite number.
+            NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
+            EngineError: the engine failed, or the session is closed.
+        """
+        signature = self.program.signature["step"]
+        inputs = {**check_batch(signature, batch), **check_hyperparameters(signature, hyperparameters)}
+        outputs = self._open_runner().step(inputs)
+        return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(Role.LOSS, Role.METRIC)}
+
+    def evaluate(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        """Return the loss and the metrics of one batch, in inference mode; the state stays."""
+        return {name: value for name, value in self._evaluated(batch).items() if not name.startswith((SUM, COUNT))}
+
+    def evaluate_totals(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        """Return ``sum:<name>`` and ``count:<name>`` of the loss and each metric of one batch, to be added over batches."""
+        return {name: value for name, value in self._evaluated(batch).items() if name.startswith((SUM, COUNT))}
+
+    def evaluate_data(
+        self, batches: Iterable[Mapping[str, Any]], progress: Callable[[int], None] | None = None
+    ) -> dict[str, float]:
+        """Return the loss and the metrics over many batches, each the sum over all samples divided by their number.
+
+        Batches may differ in size: no batch weighs more than its samples.
+
+        Args:
+            batches: batches as ``evaluate`` takes them.
+            progress: called after each batch with the number of batches done.
+
+        Raises:
+            InputError: a batch does not fit, there are none, or nothing in them counts.
+        """
+        totals: dict[str, list[float]] = {}
+        done = 0
+        for batch in batches:
+            for name, value in self.evaluate_totals(batch).items():
+                totals.setdefault(name, []).append(value)
+            done += 1
+            if progress is not None:
+                progress(done)
+        if not done:
+            raise InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up")
+        results = {}
+        for key, sums in totals.items():
+            if not key.startswith(SUM):
+                continue
+            name = key.removeprefix(SUM)
+            count = math.fsum(totals[COUNT + name])
+            if count == 0:
+                raise InputError(f"Nothing counts towards '{name}': every label is ignored. Evaluate on labelled samples")
+            results[name] = math.fsum(sums) / count
+        return results
+
+    def predict(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the model's outputs by name, in inference mode; labels in the batch are not used."""
+        inputs = check_batch(self.program.signature["predict"], batch, ignored=self._labels)
+        return dict(self._open_runner().predict(inputs))
+
+    @property
+    def step_count(self) -> int:
+        """How many steps the state has taken."""
+        if self._step_name is None:
+            return 0
+        if self._runner is None:
+            return int(self._closed_state[self._step_name])
+        return int(self._runner.state_entry(self._step_name))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return copies of the state, by state name; also of a closed session."""
+        if self._runner is None:
+            return {name: array.copy() for name, array in self._closed_state.items()}
+        return self._runner.state()
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace the whole state.
+
+        Raises:
+            ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
+        """
+        self._check_state(state)
+        self._open_runner().load_state(state)
+
+    def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the whole state into one safetensors file, whole or not at all.
+
+        Args:
+            path: a file name, by convention ending in ``.safetensors``; its folder is made.
+            extra: JSON-compatible values to keep with it, which ``restore`` returns: the position in the data.
+
+        Raises:
+            CheckpointError: the file cannot be written, or the state holds NaN or infinite values; an earlier file is untouched.
+        """
+        state = self.state()
+        updated = self.program.signature["step"].updates
+        damaged = first_non_finite({name: array for name, array in state.items() if name in updated})
+        if damaged is not None:
+            raise CheckpointError(
+                f"No checkpoint was written to '{path}': '{damaged}' holds NaN or infinite values. An earlier file there is "
+                "untouched: restore it and lower the learning rate (lr), or clip the gradients"
+            )
+        write_checkpoint(path, state, step=self.step_count, identity=self._identity, engine=self.engine.name, extra=extra)
+
+    def restore(self, path: str | Path) -> dict[str, Any]:
+        """Take over the state of a checkpoint that this program wrote.
+
+        Returns:
+            The ``extra`` that it was saved with.
+
+        Raises:
+            CheckpointError: the file is missing, truncated, not a checkpoint, of a newer format, or of another program; the
+                state is as it was.
+        """
+        checkpoint = read_checkpoint(path)
+        check_checkpoint(path, checkpoint, self.program, self._identity)
+        self._open_runner().load_state(checkpoint.state)
+        return checkpoint.extra
+
+    def close(self) -> None:
+        """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
+        if self._runner is not None:
+            self._closed_state = self._runner.state()
+            self._runner = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    @cached_property
+    def _identity(self) -> ProgramIdentity:
+        return ProgramIdentity.of(self.program)
+
+    def _open_runner(self) -> ProgramRunner:
+        if self._runner is None:
+            raise EngineError("The session is closed: open another with Session(program, state=session.state())")
+        return self._runner
+
+    def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
+        remedy = "Give what session.state() or program.initial_state() of this program returns"
+        check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
+
+    def _evaluated(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        signature = self.program.signature["evaluate"]
+        outputs = self._open_runner().evaluate(check_batch(signature, batch))
+        return {name: value.item() for name, value in outputs.items()}
