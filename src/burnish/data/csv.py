@@ -1,0 +1,83 @@
+"""Comma-separated values with a header line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from burnish.data.dataset import ArrayDataset
+from burnish.data.table import table_dataset
+from burnish.data.wanted import Wanted
+from burnish.errors import DataError
+
+
+def open_csv(path: Path, wanted: Wanted, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
+    """Read a ``.csv`` file: a header line, then one sample per line.
+
+    Args:
+        path: the file, UTF-8.
+        wanted: what the program takes.
+        label: name of the label column; by default one named label, y or target, else the last.
+        classes: names of the classes in the order of their indices, where the labels are names.
+
+    Raises:
+        DataError: a line of another length, a value that is missing or no number, or what does not fit the model.
+    """
+    columns = read_csv(path)
+    return table_dataset(columns, wanted, label, str(path), classes)
+
+
+def read_csv(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns by name: int64 or float64 where every value is a number, else text.
+
+    Raises:
+        DataError: the file is empty, not UTF-8, or has a line of another length or with an empty value.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            rows: list[list[str]] = []
+            for row in reader:
+                if not row:
+                    continue
+                _check_row(row, header, path, reader.line_num)
+                rows.append(row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: no CSV file in UTF-8 ({error})") from error
+    if not header:
+        raise DataError(f"{path}: empty; the first line has to name the columns")
+    if header and all(_is_number(name) for name in header):
+        raise DataError(f"{path}: the first line holds numbers; add a line with the names of the columns in front")
+    if len(set(header)) != len(header):
+        repeated = next(name for name in header if header.count(name) > 1)
+        raise DataError(f"{path}: two columns are called '{repeated}'; give every column its own name")
+    return {name: _column([row[index].strip() for row in rows]) for index, name in enumerate(header)}
+
+
+def _check_row(row: list[str], header: list[str], path: Path, line: int) -> None:
+    if len(row) != len(header):
+        raise DataError(f"{path}, line {line}: {len(row)} values, and the header names {len(header)} columns")
+    for name, value in zip(header, row, strict=True):
+        if not value.strip():
+            raise DataError(f"{path}, line {line}: column '{name}' has no value; fill it in or remove the line")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(values: list[str]) -> np.ndarray:
+    for dtype in (np.int64, np.float64):
+        try:
+            return np.asarray(values, dtype=str).astype(dtype)
+        except (ValueError, OverflowError):
+            continue
+    return np.asarray(values, dtype=str)

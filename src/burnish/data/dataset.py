@@ -1,0 +1,60 @@
+"""What a data set is, and the one that holds arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from burnish.errors import DataError
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Samples that can be read in any order. A class of the user's own with these two methods is one."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        ...
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the samples at ``indices`` (int64, [n]) as arrays by input name, the sample axis first."""
+        ...
+
+
+class ArrayDataset:
+    """Samples held in arrays, by input name; the first axis of each is the sample.
+
+    Args:
+        arrays: input name -> array [samples, ...].
+        classes: names of the classes, where the labels came from names; class index ``i`` is ``classes[i]``.
+
+    Raises:
+        DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], classes: tuple[str, ...] | None = None):
+        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.classes = classes
+        if not self.arrays:
+            raise DataError("the data set has no array; give one per input, such as {'x': x, 'labels': labels}")
+        for name, array in self.arrays.items():
+            if array.dtype == object:
+                raise DataError(f"'{name}' holds Python objects; give an array of numbers")
+            if array.ndim == 0:
+                raise DataError(f"'{name}' is a single number; give an array with one entry per sample")
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+            raise DataError(f"the arrays differ in their number of samples: {counts}; each sample needs one entry in every array")
+        self._length = next(iter(lengths.values()))
+        if self._length == 0:
+            raise DataError("the data set is empty: its arrays have 0 samples")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the samples at ``indices``, copied."""
+        return {name: array[indices] for name, array in self.arrays.items()}

@@ -1,0 +1,51 @@
+"""Parquet tables, read with pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.data.dataset import ArrayDataset
+from burnish.data.table import table_dataset
+from burnish.data.wanted import Wanted
+from burnish.errors import DataError
+
+
+def open_parquet(path: Path, wanted: Wanted, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
+    """Read a ``.parquet`` file: number columns as features and one label column.
+
+    Args:
+        path: the file.
+        wanted: what the program takes.
+        label: name of the label column; by default one named label, y or target, else the last.
+        classes: names of the classes in the order of their indices, where the labels are names.
+
+    Raises:
+        DataError: pyarrow is missing, no Parquet file, a missing value, a nested column, or what does not fit the model.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{path}: Parquet files are read with pyarrow, which is not installed; pip install pyarrow") from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
+    columns = {name: _column(column, name, path) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return table_dataset(columns, wanted, label, str(path), classes)
+
+
+def _column(column: Any, name: str, path: Path) -> np.ndarray:
+    if column.null_count:
+        raise DataError(f"{path}: column '{name}' has {column.null_count} missing values; fill them in or remove the rows")
+    array = np.asarray(column.to_numpy())
+    if array.dtype != object:
+        return array
+    values = array.tolist()
+    if all(isinstance(value, str) for value in values):
+        return np.asarray(values, dtype=str)
+    raise DataError(f"{path}: column '{name}' is of type {column.type}; burnish reads columns of numbers and of text")

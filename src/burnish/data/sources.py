@@ -1,0 +1,60 @@
+"""Opening data by a short text or a path: the dispatcher in front of the formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from burnish.data.csv import open_csv
+from burnish.data.dataset import Dataset
+from burnish.data.digits import open_digits
+from burnish.data.image_folder import ImageFolder
+from burnish.data.npz import open_npz
+from burnish.data.parquet import open_parquet
+from burnish.data.wanted import Wanted
+from burnish.errors import DataError
+
+FORMATS = (
+    "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
+    "a .csv file or a .parquet file"
+)
+
+
+def open_dataset(
+    source: str | Path,
+    wanted: Wanted,
+    *,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
+    image_size: tuple[int, int] | None = None,
+) -> Dataset:
+    """Open data for a program.
+
+    Args:
+        source: ``digits``, ``digits:test``, or the path of an ``.npz``, ``.csv`` or ``.parquet`` file or an image folder.
+        wanted: what the program takes.
+        label: the label column of a table.
+        classes: names of the classes in the order of their indices, so that two data sets number them alike.
+        image_size: height and width of images, where the model leaves them open.
+
+    Raises:
+        DataError: nothing there, an unknown format, damaged data, or data that do not fit the program.
+    """
+    text = str(source)
+    if text in ("digits", "digits:train"):
+        return open_digits(wanted, "train")
+    if text == "digits:test":
+        return open_digits(wanted, "test")
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
+    if path.is_dir():
+        return ImageFolder(path, wanted, classes, image_size)
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return open_npz(path, wanted, classes)
+    if suffix == ".csv":
+        return open_csv(path, wanted, label, classes)
+    if suffix == ".parquet":
+        return open_parquet(path, wanted, label, classes)
+    raise DataError(f"{source}: burnish does not read '{suffix or path.name}' files; data are {FORMATS}")

@@ -1,0 +1,57 @@
+"""Tables as data sets: feature columns and one label column. What CSV and Parquet have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from burnish.data.dataset import ArrayDataset
+from burnish.data.wanted import Wanted
+from burnish.errors import DataError
+
+LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
+
+
+def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> str:
+    """Return the column with the labels: the one asked for, else one that is called so, else the last.
+
+    Raises:
+        DataError: there is no such column, or fewer than two columns.
+    """
+    if len(columns) < 2:
+        raise DataError(f"{source}: {len(columns)} columns; a table needs feature columns and a label column")
+    if len(set(columns)) != len(columns):
+        repeated = next(name for name in columns if columns.count(name) > 1)
+        raise DataError(f"{source}: two columns are called '{repeated}'; give every column its own name")
+    if asked_for is not None:
+        if asked_for not in columns:
+            raise DataError(f"{source}: no column '{asked_for}'; the columns are {', '.join(columns)}")
+        return asked_for
+    return next((name for name in columns if name.lower() in LABEL_COLUMNS), columns[-1])
+
+
+def table_dataset(
+    columns: Mapping[str, np.ndarray], wanted: Wanted, label: str | None, source: str, classes: Sequence[str] | None
+) -> ArrayDataset:
+    """Make a data set of a table's columns (each [rows]): every column but the label's is a feature, in order.
+
+    Raises:
+        DataError: a feature that is not a number, no rows, or what does not fit the model.
+    """
+    chosen = label_column(list(columns), label, source)
+    features = {name: column for name, column in columns.items() if name != chosen}
+    for name, column in features.items():
+        if column.dtype.kind not in "biuf":
+            raise DataError(
+                f"{source}: column '{name}' holds text, not numbers; encode it as numbers, or name the label column (--label)"
+            )
+    matrix = np.stack([_plain(column) for column in features.values()], axis=1)
+    if not len(matrix):
+        raise DataError(f"{source}: no rows")
+    return wanted.dataset(matrix, columns[chosen], source, classes)
+
+
+def _plain(column: np.ndarray) -> np.ndarray:
+    """Whole numbers as int64, so that a column of small ones is not taken for pixels; others as they are."""
+    return column.astype(np.int64) if column.dtype.kind in "biu" else column

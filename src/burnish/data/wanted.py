@@ -1,0 +1,246 @@
+"""What a program wants of its data, and fitting what a file has to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from burnish.data.dataset import ArrayDataset
+from burnish.errors import DataError
+from burnish.program import Entry, Program, Role
+
+Layout = Literal["NCHW", "NHWC", "NHW"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The inputs that a data set has to fill.
+
+    Attributes:
+        data: inputs of the model.
+        label: input that the loss compares with; None where the model computes its loss from its own inputs.
+    """
+
+    data: tuple[Entry, ...]
+    label: Entry | None
+
+    @classmethod
+    def by(cls, program: Program) -> Wanted:
+        """What the steps of ``program`` take."""
+        signature = program.signature["step"]
+        labels = signature.inputs_of(Role.LABEL)
+        return cls(signature.inputs_of(Role.DATA), labels[0] if labels else None)
+
+    def only_data(self, source: str) -> Entry:
+        """The single data input, for a source that holds one kind of features.
+
+        Raises:
+            DataError: the model has several.
+        """
+        if len(self.data) != 1:
+            names = ", ".join(f"'{entry.name}'" for entry in self.data) or "none"
+            raise DataError(
+                f"{source}: the model's inputs are {names}, and this format fills exactly one; "
+                "give an .npz file with one array per input, by name"
+            )
+        return self.data[0]
+
+    def only_label(self, source: str) -> Entry:
+        """The label input.
+
+        Raises:
+            DataError: the loss takes none.
+        """
+        if self.label is None:
+            raise DataError(
+                f"{source}: the loss of this model takes no labels beside the model's own inputs; "
+                "give an .npz file with one array per input, by name"
+            )
+        return self.label
+
+    def dataset(
+        self, features: np.ndarray, labels: np.ndarray, source: str, classes: Sequence[str] | None = None
+    ) -> ArrayDataset:
+        """Fit features and labels to the only data input and the label input."""
+        data, label = self.only_data(source), self.only_label(source)
+        fitted, names = fit_label(labels, label, source, classes)
+        return ArrayDataset({data.name: fit_data(features, data, source), label.name: fitted}, names)
+
+
+def fit_data(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
+    """Bring samples to the shape and dtype of a model's input.
+
+    Accepted, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
+    reverse; the same number of values in another shape, where one side is a plain vector. uint8 becomes floating point
+    by division by 255. Integers stay integers and may become floating point; floating point becomes integers only when
+    nothing is lost.
+
+    Args:
+        array: [samples, ...].
+        entry: the input.
+        source: what to call the data in an error.
+
+    Raises:
+        DataError: a shape or dtype that does not fit, or a value that is not finite.
+    """
+    _check_numbers(array, source, f"input '{entry.name}'")
+    return _convert(_reshape(array, entry, source), entry, source)
+
+
+def fit_label(
+    labels: np.ndarray, entry: Entry, source: str, classes: Sequence[str] | None = None
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Bring labels to what the loss takes: class indices or values.
+
+    Args:
+        labels: [samples, ...]; names of classes are mapped to indices in sorted order.
+        entry: the label input.
+        source: what to call the data in an error.
+        classes: the names in the order of their indices, instead of the sorted order of those that occur.
+
+    Returns:
+        The labels, and the class names where there are any.
+
+    Raises:
+        DataError: labels of another kind than the loss takes, out of range, or of a class that is not among ``classes``.
+    """
+    names: tuple[str, ...] | None = None
+    takes_classes = not _is_float(entry)
+    if labels.dtype.kind in "US":
+        if not takes_classes:
+            raise DataError(f"{source}: the labels are text, and the loss compares with numbers ('{entry.name}')")
+        labels, names = _class_indices(labels.astype(str), source, classes)
+    _check_numbers(labels, source, f"label '{entry.name}'")
+    fitted = _reshape(labels, entry, source)
+    if takes_classes:
+        fitted = _convert(fitted, entry, source)
+        _check_range(fitted, entry, source, names)
+    else:
+        fitted = fitted.astype(entry.numpy_dtype)
+    return fitted, names
+
+
+def image_layout(entry: Entry, source: str) -> tuple[Layout, int, int | None, int | None]:
+    """Read an image input's shape: its layout, channels, height and width (None where symbolic).
+
+    Raises:
+        DataError: not the shape of grey or color images.
+    """
+    shape = entry.shape
+    if len(shape) == 3:
+        return "NHW", 1, _extent(shape[1]), _extent(shape[2])
+    if len(shape) == 4 and shape[1] in (1, 3):
+        return "NCHW", int(shape[1]), _extent(shape[2]), _extent(shape[3])
+    if len(shape) == 4 and shape[3] in (1, 3):
+        return "NHWC", int(shape[3]), _extent(shape[1]), _extent(shape[2])
+    raise DataError(
+        f"{source}: the model's input '{entry.name}' has shape {shape_text(shape)}, which is not that of images: "
+        "[batch, channels, height, width], [batch, height, width, channels] with 1 or 3 channels, or [batch, height, width]"
+    )
+
+
+def shape_text(shape: Sequence[int | str | None]) -> str:
+    """Return ``[batch, 3, 224, 224]``, with ``?`` for an unknown extent."""
+    return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
+
+
+def _extent(dimension: int | str | None) -> int | None:
+    return dimension if isinstance(dimension, int) else None
+
+
+def _is_float(entry: Entry) -> bool:
+    return bool(entry.dtype.is_floating_point())
+
+
+def _check_numbers(array: np.ndarray, source: str, what: str) -> None:
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{source}: {what} is to be filled with values of dtype {array.dtype}; give numbers")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        sample = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
+        raise DataError(f"{source}: sample {sample} holds a NaN or infinite value for {what}; remove or repair it")
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | str | None]) -> bool:
+    return len(shape) == len(wanted) and all(
+        not isinstance(extent, int) or extent == actual for actual, extent in zip(shape[1:], wanted[1:], strict=True)
+    )
+
+
+def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
+    wanted = entry.shape
+    if _fits(array.shape, wanted):
+        return array
+    if array.ndim == 3 and len(wanted) == 4:
+        for axis in (1, 3):
+            if wanted[axis] == 1 and _fits(np.expand_dims(array, axis).shape, wanted):
+                return np.expand_dims(array, axis)
+    if array.ndim == 4 and len(wanted) == 4:
+        for channels, order in ((1, (0, 3, 1, 2)), (3, (0, 2, 3, 1))):
+            turned = array.transpose(order)
+            if wanted[channels] in (1, 3) and _fits(turned.shape, wanted):
+                return np.ascontiguousarray(turned)
+    sizes = [extent for extent in wanted[1:] if isinstance(extent, int)]
+    known = len(sizes) == len(wanted) - 1
+    is_vector = array.ndim <= 2 or len(wanted) <= 2
+    if known and is_vector and math.prod(sizes) == math.prod(array.shape[1:]):
+        return array.reshape(len(array), *sizes)
+    raise DataError(
+        f"{source}: '{entry.name}' wants samples of shape {shape_text(wanted[1:])}, and those of the data have shape "
+        f"{shape_text(array.shape[1:])}; resize or rearrange the data, or take a model with that input"
+    )
+
+
+def _convert(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
+    dtype = entry.numpy_dtype
+    if array.dtype == dtype:
+        return array
+    if _is_float(entry):
+        if array.dtype == np.uint8:
+            return (array.astype(np.float32) / np.float32(255)).astype(dtype)
+        return array.astype(dtype)
+    with np.errstate(invalid="ignore"):
+        converted = array.astype(dtype)
+    if not np.array_equal(converted, array):
+        raise DataError(
+            f"{source}: '{entry.name}' takes {dtype}, and the data hold values that are no whole numbers of that type"
+        )
+    return converted
+
+
+def _class_indices(labels: np.ndarray, source: str, classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    found, indices = np.unique(labels, return_inverse=True)
+    if classes is None:
+        return indices.reshape(labels.shape).astype(np.int64), tuple(str(name) for name in found)
+    position = {name: index for index, name in enumerate(classes)}
+    unknown = [str(name) for name in found if str(name) not in position]
+    if unknown:
+        raise DataError(
+            f"{source}: class '{unknown[0]}' is not among the classes that are trained: {', '.join(classes)}; "
+            "remove these samples, or add the class to the training data"
+        )
+    mapping = np.asarray([position[str(name)] for name in found], dtype=np.int64)
+    return mapping[indices.reshape(labels.shape)], tuple(classes)
+
+
+def _check_range(labels: np.ndarray, entry: Entry, source: str, names: tuple[str, ...] | None) -> None:
+    if entry.minimum is None or entry.maximum is None:
+        return
+    if names is not None and len(names) > entry.maximum + 1:
+        raise DataError(
+            f"{source}: {len(names)} classes ({names[0]} ... {names[-1]}), and the model has {entry.maximum + 1}; "
+            "take a model with as many outputs as there are classes"
+        )
+    wrong = (labels < entry.minimum) | (labels > entry.maximum)
+    if entry.ignored is not None:
+        wrong &= labels != entry.ignored
+    if wrong.any():
+        sample = int(np.argwhere(wrong)[0, 0])
+        value = labels[wrong].reshape(-1)[0]
+        raise DataError(
+            f"{source}: sample {sample} has the label {value}, and '{entry.name}' takes {entry.minimum} to {entry.maximum}; "
+            "number the classes from 0, and take a model with as many outputs as there are classes"
+        )

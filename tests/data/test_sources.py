@@ -1,0 +1,294 @@
+"""Opening each format, and what each refuses."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from burnish.data import Wanted, open_dataset
+from burnish.errors import DataError
+from specs.program_inputs import class_entry, classification, data_entry, value_entry
+
+
+def everything(dataset) -> dict[str, np.ndarray]:
+    return dataset.batch(np.arange(len(dataset)))
+
+
+def test_digits_are_split_once_and_for_all():
+    wanted = classification(1, 8, 8, classes=10)
+    train, test = everything(open_dataset("digits", wanted)), everything(open_dataset("digits:test", wanted))
+    assert train["x"].shape == (1437, 1, 8, 8)
+    assert test["x"].shape == (360, 1, 8, 8)
+    assert train["x"].dtype == np.float32
+    assert (train["x"].min(), train["x"].max()) == (0, 1)
+    assert set(test["labels"]) == set(range(10))
+    both = np.concatenate([train["x"], test["x"]]).reshape(1797, -1)
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    order = np.lexsort(both.T)
+    expected = np.lexsort((loaded.data / 16).astype(np.float32).T)
+    np.testing.assert_array_equal(both[order], (loaded.data / 16).astype(np.float32)[expected])
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"digits: .*scikit-learn, which is not installed; pip install 'burnish\[demo\]'"):
+        open_dataset("digits", classification(1, 8, 8, classes=10))
+
+
+def test_npz_with_x_and_y(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones((3, 2), np.float64), y=np.array([0, 1, 2], np.int32))
+    arrays = everything(open_dataset(path, classification(2)))
+    assert (arrays["x"].dtype, arrays["labels"].dtype, arrays["labels"].tolist()) == (np.float32, np.int64, [0, 1, 2])
+
+
+def test_npz_by_the_names_of_several_inputs(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, left=np.zeros((3, 2)), right=np.ones((3, 1)), targets=np.array([0.5, 1, 2]))
+    wanted = Wanted((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
+    arrays = everything(open_dataset(path, wanted))
+    assert list(arrays) == ["left", "right", "targets"]
+    assert arrays["targets"].tolist() == [0.5, 1, 2]
+
+
+def test_npz_for_a_model_that_computes_its_loss(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((3, 2)), weight=np.ones(3))
+    wanted = Wanted((data_entry(2), data_entry(name="weight")), None)
+    assert list(everything(open_dataset(path, wanted))) == ["x", "weight"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"y": np.zeros(3)}, r"no array 'x' for the model's input 'x'; the file has 'y' \[3\]"),
+        ({"x": np.zeros((3, 2))}, r"no array 'labels' or 'y' with the labels; the file has 'x' \[3, 2\]"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "differ in their number of samples: 'x' 3, 'labels' 4"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, {}, 1], dtype=object)}, "holds Python objects.*never unpickles"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "the data set is empty"),
+        ({"x": np.zeros((3, 5)), "y": np.zeros(3)}, r"'x' wants samples of shape \[2\], .* have shape \[5\]"),
+    ],
+)
+def test_npz_that_does_not_fit(tmp_path, arrays, message):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=message):
+        open_dataset(path, classification(2))
+
+
+def test_damaged_npz(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones((300, 2)), y=np.zeros(300))
+    whole = path.read_bytes()
+    for content in (b"", b"PK\x03\x04 nothing of the kind", whole[: len(whole) // 2], b"not an archive"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=re.escape(str(path))):
+            open_dataset(path, classification(2))
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match=r"a single array, not an archive; write it with numpy\.savez"):
+        open_dataset(path, classification(2))
+
+
+CSV = "width,height,label\n1,2.5,dog\n3,4,ant\n\n5,6,dog\n"
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("\ufeff" + CSV, encoding="utf-8")
+    dataset = open_dataset(path, classification(2))
+    arrays = everything(dataset)
+    np.testing.assert_array_equal(arrays["x"], np.float32([[1, 2.5], [3, 4], [5, 6]]))
+    assert arrays["labels"].tolist() == [1, 0, 1]
+    assert dataset.classes == ("ant", "dog")
+
+
+@pytest.mark.parametrize(
+    ("header", "label", "values"),
+    [
+        ("a,b,c", None, [2, 1]),
+        ("a,Label,c", None, [1, 0]),
+        ("y,b,c", None, [0, 2]),
+        ("a,b,c", "a", [0, 2]),
+    ],
+)
+def test_the_label_column(tmp_path, header, label, values):
+    path = tmp_path / "data.csv"
+    path.write_text(header + "\n0,1,2\n2,0,1\n")
+    assert everything(open_dataset(path, classification(2), label=label))["labels"].tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty; the first line has to name the columns"),
+        ("1,2\n3,4\n", "the first line holds numbers; add a line with the names"),
+        ("a,b,y\n", "no rows"),
+        ("a,b,y\n1,2\n", "line 2: 2 values, and the header names 3 columns"),
+        ("a,b,y\n1,2,0\n1, ,0\n", "line 3: column 'b' has no value"),
+        ("a,b,y\n1,red,0\n", r"column 'b' holds text, not numbers; .*\(--label\)"),
+        ("a,b,y\n1,nan,0\n", "sample 0 holds a NaN or infinite value for input 'x'"),
+        ("a,a,y\n1,2,0\n", "two columns are called 'a'"),
+        ("y\n1\n", "1 columns; a table needs feature columns and a label column"),
+        ("a,y\n1,0\n", r"'x' wants samples of shape \[2\]"),
+        ("a,b,y\n1,2,7\n", "sample 0 has the label 7, and 'labels' takes 0 to 2"),
+    ],
+)
+def test_csv_that_does_not_fit(tmp_path, content, message):
+    path = tmp_path / "data.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=re.escape(str(path)) + ".*" + message):
+        open_dataset(path, classification(2))
+
+
+def test_csv_in_another_encoding(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_bytes("a,b,y\n1,2,Köln\n".encode("latin-1"))
+    with pytest.raises(DataError, match="no CSV file in UTF-8"):
+        open_dataset(path, classification(2))
+
+
+def test_an_unknown_label_column(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text(CSV)
+    with pytest.raises(DataError, match="no column 'species'; the columns are width, height, label"):
+        open_dataset(path, classification(2), label="species")
+
+
+def test_small_whole_numbers_in_a_table_are_no_pixels(tmp_path):
+    path = tmp_path / "data.parquet"
+    table = pyarrow.table({"a": np.uint8([1, 2]), "b": np.uint8([3, 4]), "target": np.int64([0, 1])})
+    pyarrow.parquet.write_table(table, path)
+    np.testing.assert_array_equal(everything(open_dataset(path, classification(2)))["x"], np.float32([[1, 3], [2, 4]]))
+
+
+def test_parquet_with_class_names_numbered_by_the_training_data(tmp_path):
+    path = tmp_path / "data.parquet"
+    table = pyarrow.table({"species": ["dog", "ant"], "a": [1.5, 2.0], "b": [True, False]})
+    pyarrow.parquet.write_table(table, path)
+    dataset = open_dataset(path, classification(2), label="species", classes=("dog", "cat", "ant"))
+    arrays = everything(dataset)
+    np.testing.assert_array_equal(arrays["x"], np.float32([[1.5, 1], [2, 0]]))
+    assert arrays["labels"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": [1.0, None], "b": [1, 2], "y": [0, 1]}, "column 'a' has 1 missing values"),
+        ({"a": [[1.0], [2.0]], "b": [1, 2], "y": [0, 1]}, "column 'a' is of type list"),
+        ({"a": ["u", "v"], "b": [1, 2], "y": [0, 1]}, "column 'a' holds text"),
+    ],
+)
+def test_parquet_that_does_not_fit(tmp_path, columns, message):
+    path = tmp_path / "data.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(DataError, match=message):
+        open_dataset(path, classification(2))
+
+
+def test_damaged_parquet(tmp_path):
+    path = tmp_path / "data.parquet"
+    path.write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(DataError, match="damaged, or no Parquet file"):
+        open_dataset(path, classification(2))
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    path = tmp_path / "data.parquet"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match="pyarrow, which is not installed"):
+        open_dataset(path, classification(2))
+
+
+def write_images(folder: Path) -> None:
+    for name, color, size, file in [
+        ("red", (255, 0, 0), (4, 6), "b.png"),
+        ("red", (128, 0, 0), (4, 6), "a.png"),
+        ("blue", (0, 0, 255), (9, 9), "deep/one.bmp"),
+    ]:
+        path = folder / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, color).save(path)
+    (folder / "red" / "notes.txt").write_text("no image")
+    (folder / ".hidden").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_axis"), [((3, 6, 4), 1), ((6, 4, 3), 3), ((3, "height", "width"), 1), ((3, "height", 4), 1)]
+)
+def test_image_folder(tmp_path, shape, channels_axis):
+    write_images(tmp_path)
+    dataset = open_dataset(tmp_path, classification(*shape), image_size=(6, 4))
+    assert dataset.classes == ("blue", "red")
+    batch = dataset.batch(np.array([2, 0, 1]))
+    assert batch["labels"].tolist() == [1, 0, 1]
+    images = np.moveaxis(batch["x"], channels_axis, -1)
+    assert images.shape == (3, 6, 4, 3)
+    np.testing.assert_array_equal(images[0], np.broadcast_to(np.float32([1, 0, 0]), (6, 4, 3)))
+    np.testing.assert_array_equal(images[1], np.broadcast_to(np.float32([0, 0, 1]), (6, 4, 3)))
+    np.testing.assert_array_equal(images[2, 0, 0], np.float32([128, 0, 0]) / np.float32(255))
+    np.testing.assert_array_equal(dataset.batch(np.array([2, 0, 1]))["x"], batch["x"])
+
+
+@pytest.mark.parametrize(("shape", "expected"), [((1, 6, 4), (3, 1, 6, 4)), ((6, 4), (3, 6, 4))])
+def test_image_folder_in_grey(tmp_path, shape, expected):
+    write_images(tmp_path)
+    batch = everything(open_dataset(tmp_path, classification(*shape)))
+    assert batch["x"].shape == expected
+    assert batch["x"][0].max() == np.float32(29) / np.float32(255)
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    write_images(tmp_path)
+    for content in (b"", b"not an image", (tmp_path / "red" / "a.png").read_bytes()[:40]):
+        (tmp_path / "red" / "a.png").write_bytes(content)
+        dataset = open_dataset(tmp_path, classification(3, 6, 4))
+        with pytest.raises(DataError, match=re.escape(str(tmp_path / "red" / "a.png")) + ": damaged, or no image"):
+            everything(dataset)
+
+
+def test_image_folders_that_do_not_fit(tmp_path):
+    with pytest.raises(DataError, match="no images; an image folder has one subfolder per class"):
+        open_dataset(tmp_path, classification(3, 6, 4))
+    write_images(tmp_path)
+    with pytest.raises(DataError, match=r"leaves the size of an image open; .*--image-size"):
+        open_dataset(tmp_path, classification(3, "height", "width"))
+    with pytest.raises(DataError, match="class 'red' is not among the classes that are trained: blue, green"):
+        open_dataset(tmp_path, classification(3, 6, 4), classes=("blue", "green"))
+    with pytest.raises(DataError, match=r"2 classes \(blue \.\.\. red\), and the model has 1"):
+        open_dataset(tmp_path, classification(3, 6, 4, classes=1))
+    with pytest.raises(DataError, match=r"a folder of images gives classes, and the loss compares with numbers"):
+        open_dataset(tmp_path, Wanted((data_entry(3, 6, 4),), value_entry()))
+
+
+def test_images_without_pillow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(DataError, match="Pillow, which is not installed"):
+        open_dataset(tmp_path, classification(3, 6, 4))
+
+
+def test_what_is_not_there_or_of_no_known_format(tmp_path):
+    with pytest.raises(DataError, match=r"no such file or folder; data are digits .* \.parquet file"):
+        open_dataset(tmp_path / "nothing.csv", classification(2))
+    path = tmp_path / "data.xlsx"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"burnish does not read '\.xlsx' files; data are digits"):
+        open_dataset(path, classification(2))
+
+
+def test_a_class_index_that_is_ignored_is_data_too(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((2, 2)), y=np.array([1, -100]))
+    wanted = Wanted((data_entry(2),), class_entry(ignored=-100))
+    assert everything(open_dataset(path, wanted))["labels"].tolist() == [1, -100]
