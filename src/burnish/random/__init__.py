@@ -1,0 +1,10 @@
+"""Random numbers as pure functions of a key: keys, random words, keep masks and dropout, in integer ONNX operators.
+
+The generator is counter-based: nothing is kept between draws but the key, which is state of the program. It is made for
+dropout and noise, not for cryptography.
+"""
+
+from burnish.random.draws import dropout, keep_mask, uniform_bits
+from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, initial_key, key_from_seed, next_key
+
+__all__ = ["KEY_DTYPE", "KEY_SHAPE", "dropout", "initial_key", "keep_mask", "key_from_seed", "next_key", "uniform_bits"]

@@ -1,0 +1,94 @@
+"""Keys: the explicit random state of a program, two 32-bit words that a seed gives and every step moves on."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+
+KEY_DTYPE = ir.DataType.UINT32
+KEY_SHAPE = (2,)
+
+# Odd, so that each word alone takes 2**32 steps to come back. The fractions of the golden ratio and of the root of 2.
+_STEP = np.array([0x9E3779B9, 0x6A09E667], np.uint32)
+# Unlike, so that the two words of a key are unrelated. The fractions of the roots of 3, 5, 7 and 11.
+_SEED = np.array([0xBB67AE85, 0x3C6EF372], np.uint32)
+_STREAM = np.array([0xA54FF53A, 0x510E527F], np.uint32)
+
+
+def initial_key(seed: int) -> np.ndarray:
+    """Return the key of a seed: uint32, shape [2].
+
+    Args:
+        seed: a signed 64-bit integer. Different seeds give different keys.
+
+    Raises:
+        ConfigurationError: the seed is not an integer of 64 bits.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
+        raise ConfigurationError(f"seed must be an integer from -2**63 to 2**63 - 1, not {seed!r}")
+    low, high = int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF
+    return mix_array(mix_array(_SEED + np.uint32(high)) ^ np.uint32(low))
+
+
+def key_from_seed(builder: Builder, seed: Tensor) -> Tensor:
+    """Emit the key of a seed, the same words as ``initial_key``.
+
+    Args:
+        seed: int64 scalar.
+    """
+    bits = builder.op("Reshape", builder.cast(seed, ir.DataType.UINT64), builder.integers([1]))
+    low = builder.op("BitwiseAnd", bits, 0xFFFFFFFF)
+    high = builder.op("BitShift", bits, builder.constant(np.array([32], np.uint64)), direction="RIGHT")
+    base = mix(builder.constant(_SEED) + builder.cast(high, KEY_DTYPE))
+    return mix(builder.op("BitwiseXor", base, builder.cast(low, KEY_DTYPE)))
+
+
+def next_key(builder: Builder, key: Tensor) -> Tensor:
+    """Emit the key of the next step; it comes back to where it was after 2**32 steps.
+
+    Args:
+        key: uint32, shape [2].
+    """
+    return builder.op("Add", key, builder.constant(_STEP), like=key)
+
+
+def stream_key(builder: Builder, key: Tensor, stream: int) -> Tensor:
+    """Emit the key of one consumer at this step: uint32, shape [2], both words mixed.
+
+    Args:
+        key: uint32, shape [2].
+        stream: which consumer, from 0 to 2**32 - 1: every node that draws has its own.
+
+    Raises:
+        ConfigurationError: the stream is out of range.
+    """
+    if not 0 <= stream < 2**32:
+        raise ConfigurationError(f"a random stream is numbered from 0 to 2**32 - 1, not {stream}")
+    return mix(key + builder.constant(mix_array(_STREAM + np.uint32(stream))))
+
+
+def mix(words: Tensor) -> Tensor:
+    """Emit a bijection of 32-bit words in which every bit of the result depends on every bit of the argument.
+
+    Two multiplications and three shifts with the constants that Chris Wellons found by search ("lowbias32", in "Prospecting
+    for hash functions", 2018, released to the public domain).
+    """
+    words = _fold(words, 16) * 0x7FEB352D
+    words = _fold(words, 15) * 0x846CA68B
+    return _fold(words, 16)
+
+
+def mix_array(words: np.ndarray) -> np.ndarray:
+    """Return ``mix`` of an array of uint32."""
+    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    words = (words ^ (words >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return words ^ (words >> np.uint32(16))
+
+
+def _fold(words: Tensor, distance: int) -> Tensor:
+    """Emit ``words ^ (words >> distance)``."""
+    builder = words.builder
+    return builder.op("BitwiseXor", words, builder.op("BitShift", words, distance, direction="RIGHT"), like=words)
