@@ -1,0 +1,76 @@
+"""What each initializer is: a weight, a running statistic, or a constant."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import onnx_ir as ir
+
+from burnish.importer.operands import CONFIGURATION_OPERANDS, FLOATING, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
+
+
+class InitializerKind(StrEnum):
+    """What an initializer is for."""
+
+    WEIGHT = "weight"  # trained unless the user says otherwise
+    STATISTIC = "statistic"  # running mean or variance: updated by training, never differentiated
+    CONSTANT = "constant"  # everything else
+
+
+def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
+    """Tell weights, statistics and constants apart by where they are used, never by their names.
+
+    A statistic is a running mean or variance of a BatchNormalization. A weight is a floating-point tensor of rank 1 or more
+    from which an output of the model depends through inputs that carry a gradient. All else is constant: integers, bounds of
+    Clip, scales of Resize, exponents, scalars, and initializers that nothing depends on.
+
+    Args:
+        model: a canonical model (``burnish.importer.load``).
+
+    Returns:
+        The kind of every initializer of the main graph, in its order.
+    """
+    reached: set[ir.Value] = set()
+    _reach(model.graph, set(model.graph.outputs), reached)
+    statistics = _statistics(model.graph)
+    return {name: _kind(value, reached, statistics) for name, value in model.graph.initializers.items()}
+
+
+def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) -> InitializerKind:
+    if value in statistics:
+        return InitializerKind.STATISTIC
+    is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
+    return InitializerKind.WEIGHT if is_tensor and value in reached else InitializerKind.CONSTANT
+
+
+def _statistics(graph: ir.Graph) -> set[ir.Value]:
+    """Return the running statistics, also those that reach their layer through nodes that only pass them on."""
+    found: set[ir.Value] = set()
+    for node in graph.all_nodes():
+        for index in STATISTIC_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
+            value = node.inputs[index] if index < len(node.inputs) else None
+            while value is not None:
+                found.add(value)
+                producer = value.producer()
+                passes_on = producer is not None and producer.domain == "" and producer.op_type in ("Identity", "Cast")
+                value = producer.inputs[0] if producer is not None and passes_on else None
+    return found
+
+
+def _reach(graph: ir.Graph, outputs: set[ir.Value], reached: set[ir.Value]) -> None:
+    """Add to ``reached`` every floating-point value that ``outputs`` depend on through inputs that carry a gradient."""
+    reached.update(value for value in outputs if value.dtype in FLOATING)
+    for node in reversed(list(graph)):
+        if not any(output in reached for output in node.outputs):
+            continue
+        for attribute in node.attributes.values():
+            inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
+            for subgraph in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
+                _reach(subgraph, set(subgraph.outputs), reached)
+        if node.domain == "" and node.op_type in NOT_DIFFERENTIABLE:
+            continue
+        skipped = CONFIGURATION_OPERANDS.get(node.op_type, ()) if node.domain == "" else ()
+        skipped = (*skipped, *(STATISTIC_OPERANDS.get(node.op_type, ()) if node.domain == "" else ()))
+        for index, value in enumerate(node.inputs):
+            if value is not None and index not in skipped and value.dtype in FLOATING:
+                reached.add(value)

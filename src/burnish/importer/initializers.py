@@ -1,0 +1,60 @@
+"""Weights in one place: the initializers of the main graph."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftSubgraphInitializersToMainGraphPass
+
+from burnish.graph import constant_array
+from burnish.importer.operands import FLOATING, WEIGHT_OPERANDS
+
+
+def gather_initializers(model: ir.Model) -> None:
+    """Make, in place, every weight an initializer of the main graph, and no initializer a graph input.
+
+    An initializer that is also an input is a weight with a default a caller may override; in training it is state. Weights
+    that an exporter wrote as Constant nodes are lifted under the name of the node's output.
+    """
+    graph = model.graph
+    weights = set(graph.initializers.values())
+    kept = [value for value in graph.inputs if value not in weights]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+    LiftSubgraphInitializersToMainGraphPass()(model)
+    for node in list(graph):
+        for index in WEIGHT_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
+            operand = node.inputs[index] if index < len(node.inputs) else None
+            if operand is not None:
+                _lift(graph, operand)
+        if node.op_type == "Add" and node.domain == "":
+            _lift_bias(graph, node)
+
+
+def _lift_bias(graph: ir.Graph, node: ir.Node) -> None:
+    """Lift the bias of a dense layer that is written as MatMul and Add."""
+    for operand, other in (node.inputs, reversed(node.inputs)):
+        producer = None if other is None else other.producer()
+        if operand is not None and producer is not None and producer.op_type in ("MatMul", "Conv", "ConvTranspose", "Gemm"):
+            _lift(graph, operand)
+
+
+def _lift(graph: ir.Graph, value: ir.Value) -> None:
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.graph is not graph or value.is_graph_output() or not value.name:
+        return
+    attribute = node.attributes.get("value")
+    array = constant_array(value)
+    if attribute is None or array is None or array.ndim == 0 or attribute.as_tensor().dtype not in FLOATING:
+        return
+    tensor = attribute.as_tensor()
+    name, value.name = value.name, None
+    lifted = ir.Value(
+        name=name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape.numpy()),
+        const_value=tensor if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(array, tensor.dtype, name=name),
+    )
+    lifted.const_value.name = name  # type: ignore[union-attr]
+    graph.register_initializer(lifted)
+    value.replace_all_uses_with(lifted)
+    graph.remove(node, safe=True)

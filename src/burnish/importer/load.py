@@ -1,0 +1,52 @@
+"""The steps that make a source the canonical model, in their order."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import onnx_ir as ir
+
+from burnish.importer.domains import normalize_domains
+from burnish.importer.functions import inline_functions
+from burnish.importer.initializers import gather_initializers
+from burnish.importer.names import name_everything
+from burnish.importer.opset import check_opset, upgrade_opset
+from burnish.importer.reading import read_model
+from burnish.importer.shape_constants import fold_shape_constants
+from burnish.importer.shapes import infer_shapes, name_input_dimensions, require_dtypes
+from burnish.importer.untie import untie_parameters
+
+Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+
+
+def load(source: Source) -> ir.Model:
+    """Return the canonical form of a model.
+
+    Args:
+        source: the path of an ONNX file, its bytes, a ``ModelProto`` or an ``onnx_ir.Model``. Objects are left as they are.
+            Large weights of a file with external data stay on disk, mapped into memory when they are read.
+
+    Raises:
+        ModelError: the source is missing, corrupt, not valid ONNX, of an opset before 7 or newer than the installed ``onnx``
+            knows, or its external data is missing, too short or outside the model's folder.
+        UnsupportedOperatorError: an operator in an old form that has no equivalent today (batch normalization with
+            ``spatial=0``, Scan of opset 8).
+    """
+    model = read_model(source)
+    normalize_domains(model)
+    check_opset(model)
+    inline_functions(model)
+    gather_initializers(model)
+    name_everything(model)
+    name_input_dimensions(model)
+    infer_shapes(model)
+    upgrade_opset(model)
+    untie_parameters(model)
+    name_everything(model)
+    infer_shapes(model)
+    if fold_shape_constants(model):
+        name_everything(model)
+        infer_shapes(model)
+    require_dtypes(model)
+    return model

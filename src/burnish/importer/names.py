@@ -1,0 +1,55 @@
+"""Names: every node and value has one, and none is used twice, in subgraphs either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+
+def name_everything(model: ir.Model) -> None:
+    """Give, in place, names to nodes and values without one, and new names to those whose name is taken.
+
+    Inputs, outputs and initializers of the main graph keep theirs.
+    """
+    graph = model.graph
+    fixed = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    taken = {value.name for value in fixed if value.name}
+    settled = set(fixed)
+    node_names: set[str] = set()
+    for node in graph.all_nodes():
+        node.name = _unique(node.name or node.op_type, node_names)
+    for inner in model.graphs():
+        values = [*inner.inputs, *inner.initializers.values(), *(output for node in inner for output in node.outputs)]
+        _name_values((value for value in values if value not in settled), taken)
+    for value in fixed:
+        if not value.name:
+            value.name = _unique("value", taken)
+
+
+def _name_values(values: Iterable[ir.Value], taken: set[str]) -> None:
+    for value in values:
+        if not value.name:
+            if is_absent(value):
+                continue
+            producer = value.producer()
+            value.name = _unique(f"{producer.name}_output_{value.index()}" if producer is not None else "value", taken)
+        elif value.name in taken:
+            value.name = _unique(value.name, taken)
+        else:
+            taken.add(value.name)
+
+
+def is_absent(value: ir.Value) -> bool:
+    """Whether a value is an optional output that the node leaves out: without a name and without a use."""
+    return not value.name and not value.uses() and not value.is_graph_output()
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate = name
+    counter = 0
+    while candidate in taken:
+        counter += 1
+        candidate = f"{name}_{counter}"
+    taken.add(candidate)
+    return candidate

@@ -1,0 +1,315 @@
+"""What changed in the standard's operators between opset 7 and opset 18, one function for each change.
+
+A change rewrites a node of the version before into the version it is registered for. Nodes that it adds are already in the
+form of opset 18. Versions that only widened types, or added what defaults to the old meaning, need no function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import UnsupportedOperatorError
+from burnish.graph import constant_array, describe_node
+
+Change = Callable[[ir.Node], None]
+
+CHANGES: dict[tuple[str, int], Change] = {}
+"""The change of an operator at the opset that brought it."""
+
+
+def change(version: int, *op_types: str) -> Callable[[Change], Change]:
+    """Register what changed for operators at an opset."""
+
+    def register(rule: Change) -> Change:
+        for op_type in op_types:
+            CHANGES[op_type, version] = rule
+        return rule
+
+    return register
+
+
+def _attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """Take an attribute off a node and return its value."""
+    attribute = node.attributes.pop(name, None)
+    if attribute is None:
+        return default
+    if attribute.is_ref():
+        raise UnsupportedOperatorError(
+            f"{describe_node(node)} takes '{name}' from an attribute of a function of an older opset: "
+            "export the model with functions inlined"
+        )
+    if attribute.type in (ir.AttributeType.INTS, ir.AttributeType.FLOATS):
+        return list(attribute.value)
+    return attribute.value
+
+
+def _emit(before: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
+    node = ir.node(op_type, inputs, attributes)
+    assert before.graph is not None
+    before.graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def _emit_after(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
+    new = ir.node(op_type, inputs, attributes)
+    assert node.graph is not None
+    node.graph.insert_after(node, new)
+    return new.outputs[0]
+
+
+def _constant(before: ir.Node, array: np.ndarray) -> ir.Value:
+    value = _emit(before, "Constant", [], value=ir.tensor(array))
+    value.dtype = ir.DataType.from_numpy(array.dtype)
+    value.shape = ir.Shape(array.shape)
+    return value
+
+
+def _integers(before: ir.Node, numbers: Sequence[int]) -> ir.Value:
+    return _constant(before, np.asarray(numbers, dtype=np.int64))
+
+
+def _scalar_like(before: ir.Node, number: float, like: ir.Value) -> ir.Value:
+    if like.dtype is not None:
+        return _constant(before, np.asarray(number, dtype=like.dtype.numpy()))
+    return _emit(before, "CastLike", [_constant(before, np.asarray(number, dtype=np.float32)), like])
+
+
+def _set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, value)
+
+
+def _first(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _take_over_uses(old: ir.Value, new: ir.Value, keep: ir.Node | None = None) -> None:
+    """Let ``new`` be what ``old`` was to every other node and to the graph's outputs, name included."""
+    name, old.name = old.name, None
+    new.name, new.type, new.shape = name, old.type, old.shape
+    kept = [(usage.node, usage.idx) for usage in old.uses() if usage.node is keep]
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    for node, index in kept:
+        node.replace_input_with(index, old)
+
+
+def _present(value: ir.Value | None) -> bool:
+    return value is not None and bool(value.uses() or value.is_graph_output())
+
+
+@change(9, "BatchNormalization")
+def batch_normalization_over_channels(node: ir.Node) -> None:
+    """``spatial=0`` (a statistic for every position) is gone."""
+    if _attribute(node, "spatial", 1) != 1:
+        raise UnsupportedOperatorError(
+            f"{describe_node(node)} has spatial=0, a statistic for every position, which has no training form and no opset "
+            "after 8: export the model with batch normalization per channel (spatial=1)"
+        )
+
+
+@change(14, "BatchNormalization")
+def batch_normalization_mode(node: ir.Node) -> None:
+    """The mode was told by the number of outputs; saved mean and variance were outputs 3 and 4."""
+    named = [output for output in node.outputs[1:] if output.name or _present(output)]
+    for output in node.outputs[3:]:
+        if _present(output):
+            raise UnsupportedOperatorError(
+                f"{describe_node(node)} gives its saved mean or variance to other nodes ('{output.name}'), which later opsets "
+                "do not have: export the model without them, or with opset 15"
+            )
+    if named:
+        node.resize_outputs(min(3, len(node.outputs)))
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+    else:
+        node.resize_outputs(1)
+
+
+@change(9, "Scan")
+def scan_without_batch(node: ir.Node) -> None:
+    """Scan of opset 8 had a batch axis of its own."""
+    raise UnsupportedOperatorError(
+        f"{describe_node(node)} is a Scan of opset 8, whose batch axis later opsets do not have: export the model with opset 9 "
+        "or later"
+    )
+
+
+@change(9, "Upsample")
+def upsample_scales(node: ir.Node) -> None:
+    scales = _attribute(node, "scales", [])
+    _set_input(node, 1, _constant(node, np.asarray(scales, dtype=np.float32)))
+
+
+@change(10, "Upsample")
+def upsample_is_resize(node: ir.Node) -> None:
+    node.op_type = "Resize"
+    # The changes that follow at this node go by the operator it has become.
+    if not isinstance(node.attributes.get("mode"), ir.Attr):
+        node.attributes["mode"] = ir.AttrString("mode", "nearest")
+
+
+@change(11, "Resize")
+def resize_coordinates(node: ir.Node) -> None:
+    """Resize of opset 10 has asymmetric coordinates; nearest goes down when it enlarges and up when it reduces."""
+    data, scales = _first(node), node.inputs[1]
+    array = constant_array(scales)
+    mode = node.attributes["mode"].value if "mode" in node.attributes else "nearest"
+    node.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "asymmetric")
+    node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
+    _set_input(node, 2, scales)
+    _set_input(node, 1, None)
+    if mode != "nearest" or array is None or (array >= 1).all():
+        return
+    if not (array <= 1).all():
+        enlarging = _constant(node, np.maximum(array, 1).astype(np.float32))
+        enlarged = _emit(
+            node,
+            "Resize",
+            [data, None, enlarging],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
+        node.replace_input_with(0, enlarged)
+        node.replace_input_with(2, _constant(node, np.minimum(array, 1).astype(np.float32)))
+    node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil")
+
+
+@change(13, "Resize")
+def resize_optional_inputs(node: ir.Node) -> None:
+    """An input that is not used is left out, and was an empty tensor; one coordinate mode has another name."""
+    for index in (1, 2):
+        array = constant_array(node.inputs[index]) if index < len(node.inputs) else None
+        if array is not None and array.size == 0:
+            node.replace_input_with(index, None)
+    mode = node.attributes.get("coordinate_transformation_mode")
+    if mode is None or mode.value != "tf_half_pixel_for_nn":
+        return
+    nearest = node.attributes.get("nearest_mode")
+    if nearest is None or nearest.value != "floor":
+        raise UnsupportedOperatorError(
+            f"{describe_node(node)} has the coordinates 'tf_half_pixel_for_nn' with a nearest_mode other than 'floor', which "
+            "later opsets do not have: export the model with opset 13 or later"
+        )
+    # floor((i + 0.5) / s) = floor(((i + 0.5) / s - 0.5) + 0.5)
+    node.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "half_pixel")
+    node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "round_prefer_ceil")
+
+
+@change(10, "Slice")
+def slice_inputs(node: ir.Node) -> None:
+    starts, ends, axes = (_attribute(node, name) for name in ("starts", "ends", "axes"))
+    _set_input(node, 1, _integers(node, starts))
+    _set_input(node, 2, _integers(node, ends))
+    if axes is not None:
+        _set_input(node, 3, _integers(node, axes))
+
+
+@change(10, "TopK")
+def top_k_input(node: ir.Node) -> None:
+    _set_input(node, 1, _integers(node, [_attribute(node, "k")]))
+
+
+@change(10, "Dropout")
+def dropout_mask_is_bool(node: ir.Node) -> None:
+    """The mask had the dtype of the data."""
+    if len(node.outputs) < 2:
+        return
+    mask = node.outputs[1]
+    dtype = _first(node).dtype or ir.DataType.FLOAT
+    if _present(mask):
+        cast = _emit_after(node, "Cast", [mask], to=int(dtype))
+        assert cast.producer() is not None
+        _take_over_uses(mask, cast, keep=cast.producer())
+    mask.dtype = ir.DataType.BOOL
+
+
+@change(12, "Dropout")
+def dropout_ratio_input(node: ir.Node) -> None:
+    """The ratio becomes an input; the mode, which later opsets have as an input too, stays the default: inference."""
+    _set_input(node, 1, _constant(node, np.asarray(_attribute(node, "ratio", 0.5), dtype=np.float32)))
+
+
+@change(11, "Clip")
+def clip_bounds(node: ir.Node) -> None:
+    lower, upper = _attribute(node, "min"), _attribute(node, "max")
+    for index, bound in ((1, lower), (2, upper)):
+        if bound is not None:
+            _set_input(node, index, _scalar_like(node, bound, _first(node)))
+
+
+@change(11, "Pad")
+def pad_inputs(node: ir.Node) -> None:
+    _set_input(node, 1, _integers(node, _attribute(node, "pads")))
+    value = _attribute(node, "value", 0.0)
+    if value != 0.0:
+        _set_input(node, 2, _scalar_like(node, value, _first(node)))
+
+
+@change(11, "Scatter")
+def scatter_elements(node: ir.Node) -> None:
+    node.op_type = "ScatterElements"
+
+
+@change(13, "Squeeze", "Unsqueeze", "ReduceSum")
+@change(
+    18,
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSumSquare",
+)
+def axes_input(node: ir.Node) -> None:
+    axes = _attribute(node, "axes")
+    if axes:
+        _set_input(node, 1, _integers(node, axes))
+
+
+@change(13, "Split")
+def split_sizes_input(node: ir.Node) -> None:
+    sizes = _attribute(node, "split")
+    if sizes:
+        _set_input(node, 1, _integers(node, sizes))
+
+
+@change(18, "Split")
+def split_count(node: ir.Node) -> None:
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
+
+
+@change(13, "Softmax", "LogSoftmax", "Hardmax")
+def normalize_one_axis(node: ir.Node) -> None:
+    """The input was seen as a matrix split before ``axis``, and each row of it normalized as a whole."""
+    data = _first(node)
+    axis = int(_attribute(node, "axis", 1))
+    rank = None if data.shape is None else len(data.shape)
+    if axis == -1 or (rank is not None and axis % rank == rank - 1):
+        node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        return
+    shape = _emit(node, "Shape", [data])
+    node.replace_input_with(0, _emit(node, "Flatten", [data], axis=axis))
+    node.attributes["axis"] = ir.AttrInt64("axis", -1)
+    output = node.outputs[0]
+    restored = _emit_after(node, "Reshape", [output, shape])
+    _take_over_uses(output, restored, keep=restored.producer())
+    output.type, output.shape = data.type, None
+
+
+@change(16, "RoiAlign")
+def roi_align_coordinates(node: ir.Node) -> None:
+    """The default of the coordinates changed."""
+    if "coordinate_transformation_mode" not in node.attributes:
+        mode = ir.AttrString("coordinate_transformation_mode", "output_half_pixel")
+        node.attributes["coordinate_transformation_mode"] = mode

@@ -1,0 +1,105 @@
+"""Sources to ``onnx_ir.Model``: parsing, the standard's checks, and tensors that belong to the new model alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from burnish.errors import ModelError
+from burnish.importer.external_data import check_external_tensor
+from burnish.importer.lightweight import light_copy, without_payloads
+from burnish.importer.tensors import check_tensors, own_tensors
+
+_AGAIN = "Export the model again, or check that the file was copied whole"
+
+
+def read_model(source: object) -> ir.Model:
+    """Return a checked model that shares nothing mutable with its source.
+
+    Raises:
+        ModelError: see ``burnish.importer.load``.
+    """
+    if isinstance(source, ir.Model):
+        return _read_ir(source)
+    if isinstance(source, onnx.ModelProto):
+        return _read_proto(source, None, "the ModelProto")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _read_proto(_parse(bytes(source), "the bytes"), None, "the bytes")
+    if isinstance(source, (str, os.PathLike)):
+        return _read_path(Path(os.fspath(source)))
+    raise ModelError(
+        f"a model cannot be loaded from {type(source).__name__}: give the path of an ONNX file, its bytes, "
+        "an onnx.ModelProto or an onnx_ir.Model"
+    )
+
+
+def _read_path(path: Path) -> ir.Model:
+    try:
+        if path.is_dir():
+            raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no file '{path}': check the path") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read: {error}. Check the path and its permissions") from error
+    name = f"'{path}'"
+    proto = _parse(content, name)
+    del content
+    return _read_proto(proto, path.parent, name)
+
+
+def _parse(content: bytes, name: str) -> onnx.ModelProto:
+    if not content:
+        raise ModelError(f"{name}: the model is empty (0 bytes). {_AGAIN}")
+    try:
+        proto = onnx.ModelProto.FromString(content)
+    except Exception as error:
+        raise ModelError(f"{name}: not an ONNX model, or a corrupt one ({error}). {_AGAIN}") from error
+    return proto
+
+
+def _read_proto(proto: onnx.ModelProto, folder: Path | None, name: str) -> ir.Model:
+    if not proto.HasField("graph"):
+        raise ModelError(f"{name}: not an ONNX model (it holds no graph). {_AGAIN}")
+    check_tensors(proto, folder)
+    _check(without_payloads(proto), name)
+    try:
+        model = ir.from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, folder or "")
+        own_tensors(model)
+    except Exception as error:
+        raise ModelError(f"{name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
+    return model
+
+
+def _read_ir(source: ir.Model) -> ir.Model:
+    name = "the onnx_ir.Model"
+    for value in source.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            check_external_tensor(value.const_value)
+        if value.const_value is None:
+            raise ModelError(f"{name}: initializer '{value.name}' has no data: load the weights before the model is used")
+    try:
+        model = source.clone()
+        own_tensors(model)
+        light = ir.to_proto(light_copy(model))
+    except Exception as error:
+        raise ModelError(f"{name}: the model cannot be copied ({_first_line(error)}): is it valid ONNX?") from error
+    _check(light, name)
+    return model
+
+
+def _check(light: onnx.ModelProto, name: str) -> None:
+    try:
+        onnx.checker.check_model(light)
+    except Exception as error:
+        raise ModelError(f"{name}: not valid ONNX: {error}. Export the model again; onnx.checker tells the same") from error
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

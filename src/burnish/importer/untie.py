@@ -1,0 +1,38 @@
+"""Parameters that an exporter merged because they were equal become separate again.
+
+At initialization many parameters are equal (scales of one, biases of zero). The TorchScript exporter then writes one
+initializer, and ``Identity`` nodes on it whose outputs carry the names of the others. A model that shares a weight on purpose
+has one initializer with several consumers, and no Identity.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+
+def untie_parameters(model: ir.Model) -> None:
+    """Replace, in place, ``Identity(initializer)`` nodes whose output has a name of its own by initializers of that name."""
+    graph = model.graph
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
+        output = node.outputs[0]
+        if source is None or source.const_value is None or not source.is_initializer() or output.is_graph_output():
+            continue
+        if source.graph is graph and not _names_the_operation(node):
+            _separate(graph, node, source.const_value)
+
+
+def _names_the_operation(node: ir.Node) -> bool:
+    """Whether the output is named after the node, as a computation's is, and not after a parameter."""
+    output = node.outputs[0].name or ""
+    return bool(node.name) and output.startswith((f"{node.name}_output_", f"{node.name}:"))
+
+
+def _separate(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
+    output = node.outputs[0]
+    name, output.name = output.name, None
+    copied = ir.Tensor(tensor.numpy().copy(), tensor.dtype, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=copied)
+    graph.register_initializer(value)
+    output.replace_all_uses_with(value)
+    graph.remove(node, safe=True)
