@@ -1,0 +1,104 @@
+"""Every example runs as a user would run it, and does what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import burnish
+from burnish.models import residual_network
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run(folder: Path, script: str, *arguments: str) -> str:
+    """Run an example in a folder and return what it printed."""
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def digits_model(tmp_path_factory) -> tuple[Path, str]:
+    """The model that training from scratch writes, and what it printed."""
+    folder = tmp_path_factory.mktemp("digits")
+    printed = run(folder, "train_from_scratch.py", "--epochs", "2", "--output", "digits.onnx")
+    return folder / "digits.onnx", printed
+
+
+def test_training_from_scratch_learns_and_writes_a_valid_model(digits_model):
+    path, printed = digits_model
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    accuracies = [float(number) for number in re.findall(r"test accuracy ([\d.]+)", printed)]
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 0.8
+
+
+def test_fine_tuning_raises_accuracy_on_the_new_data(digits_model, tmp_path):
+    path, _ = digits_model
+    printed = run(tmp_path, "fine_tune_onnx.py", str(path), "--epochs", "10")
+    before, after = (float(number) for number in re.findall(r"^(?:before|after): ([\d.]+)", printed, re.MULTILINE))
+    assert after > before + 0.2
+    tuned, original = (
+        {value.name: onnx.numpy_helper.to_array(value) for value in onnx.load(model).graph.initializer}
+        for model in (tmp_path / "tuned.onnx", path)
+    )
+    assert tuned.keys() == original.keys()
+    np.testing.assert_array_equal(tuned["stem.convolution.weight"], original["stem.convolution.weight"])
+
+
+def test_gradients_agree_with_differences(tmp_path):
+    printed = run(tmp_path, "gradients_of_any_graph.py")
+    assert "cotangent:y" in printed
+    assert "grad:x, grad:w" in printed
+
+
+def test_a_program_trains_with_onnxruntime_and_numpy_alone(tmp_path):
+    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9))
+    program.save(tmp_path / "program")
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 10, 64)
+    x = generator.normal(size=(64, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    script = EXAMPLES / "run_step_with_bare_onnxruntime.py"
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['example', 'program', 'data.npz', '--epochs', '8']\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        "print('imported:', sorted({'burnish', 'onnx', 'onnx_ir', 'safetensors', 'torch'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "imported: []" in result.stdout
+    losses = [float(number) for number in re.findall(r"mean loss ([\d.]+) over 2 steps", result.stdout)]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+
+
+def test_bare_steps_equal_those_of_a_session(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from run_step_with_bare_onnxruntime import BareProgram
+
+    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="adam")
+    program.save(tmp_path / "program")
+    bare = BareProgram(tmp_path / "program", seed=7)
+    session = burnish.Session(program, seed=7)
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        batch = {"x": generator.normal(size=(8, 1, 8, 8)).astype(np.float32), "labels": generator.integers(0, 10, 8)}
+        assert float(bare.step(batch)["loss"]) == pytest.approx(session.step(batch)["loss"], rel=1e-6)
+    assert bare.state.keys() == session.state().keys()
+    for name, array in session.state().items():
+        np.testing.assert_allclose(bare.state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_every_example_is_run_here():
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in text] == []
