@@ -1,1 +1,12 @@
 """burnish: a training compiler for ONNX models."""
+
+from burnish import errors, losses, metrics, norms, optim
+from burnish.importer import load
+from burnish.program import Program
+from burnish.program.compile import compile
+from burnish.program.gradient import grad
+from burnish.training import Session
+
+__version__ = "0.1.0"
+
+__all__ = ["Program", "Session", "compile", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]

@@ -14,7 +14,7 @@ from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.importer import ModelSource, load
+from burnish.importer import Source, load
 from burnish.lowering import TARGETS, Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import RunningVariance, default_running_variance, resolve_policies
@@ -28,7 +28,7 @@ PRECISIONS = ("float32",)
 
 
 def compile(
-    source: ModelSource,
+    source: Source,
     *,
     loss: str | losses.Loss = "cross_entropy",
     optimizer: str | optim.Optimizer = "sgd",
@@ -88,9 +88,7 @@ def compile(
     return compilation.program()
 
 
-def _resolve_metrics(
-    requested: Sequence[str | metrics.Metric] | None, loss: losses.Loss
-) -> tuple[metrics.Metric, ...]:
+def _resolve_metrics(requested: Sequence[str | metrics.Metric] | None, loss: losses.Loss) -> tuple[metrics.Metric, ...]:
     if requested is None:
         requested = ("accuracy",) if loss.label_name == "labels" else ()
     if isinstance(requested, str):
@@ -119,15 +117,24 @@ class _Draft:
     def __post_init__(self) -> None:
         self.builder = Builder(self.model.graph)
 
-    def value(self, name: str) -> ir.Value:
-        """The value of this name, wherever it is in the graph."""
-        return self._values[name]
-
-    @property
-    def _values(self) -> dict[str, ir.Value]:
+    def values(self) -> dict[str, ir.Value]:
+        """Every value of the graph, by name."""
         graph = self.model.graph
         values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
         return values | {output.name or "": output for node in graph for output in node.outputs}
+
+    def copy(self) -> _Draft:
+        """A draft of its own that goes on from here."""
+        draft = _Draft(self.model.clone(), list(self.inputs))
+        values = draft.values()
+        draft.outputs = [(values[value.name or ""], entry) for value, entry in self.outputs]
+        return draft
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """Remove the gradients from the outputs and return them by initializer name."""
+        taken = {e.name.removeprefix("grad:"): self.builder.tensor(v) for v, e in self.outputs if e.role is Role.GRADIENT}
+        self.outputs = [(value, entry) for value, entry in self.outputs if entry.role is not Role.GRADIENT]
+        return taken
 
     def add_input(self, entry: Entry) -> Tensor:
         graph = self.model.graph
@@ -180,7 +187,7 @@ class _Compilation:
             "target": self.target.name,
         }
 
-    def copy(self) -> _Draft:
+    def source(self) -> _Draft:
         """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
         draft = _Draft(self.model.clone())
         draft.model.graph.outputs.clear()
@@ -195,9 +202,10 @@ class _Compilation:
         return _Draft(ir.Model(graph, ir_version=self.model.ir_version))
 
     def predict(self) -> _Draft:
-        draft = self.copy()
+        draft = self.source()
         names = [value.name or "" for value in self.model.graph.outputs]
-        draft.model.graph.outputs.extend(draft.value(name) for name in names)
+        values = draft.values()
+        draft.model.graph.outputs.extend(values[name] for name in names)
         bind_inference(draft.model.graph)
         produced = list(draft.model.graph.outputs)
         draft.model.graph.outputs.clear()
@@ -206,10 +214,9 @@ class _Compilation:
         return draft
 
     def evaluate(self) -> _Draft:
-        draft = self.copy()
+        draft = self.source()
         prediction = self._bound_prediction(draft, bind_inference)
         label = self._add_label(draft, prediction)
-        builder = draft.builder
         terms = {"loss": self.loss.terms(prediction, label)}
         terms |= {metric.name: metric.terms(prediction, label, self.loss) for metric in self.metrics}
         for name, (total, count) in terms.items():
@@ -220,16 +227,13 @@ class _Compilation:
         return draft
 
     def grad(self) -> _Draft:
-        draft = self.copy()
-        gradients = self._add_gradients(draft)
-        for name, gradient in gradients.items():
-            draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
-        return draft
+        return self.training.copy()
 
     def step(self) -> _Draft:
-        draft = self.copy()
-        gradients = self._add_gradients(draft)
-        parameters = {name: draft.builder.tensor(draft.value(f"param/{name}")) for name in gradients}
+        draft = self.training.copy()
+        gradients = draft.take_gradients()
+        values = draft.values()
+        parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
         self._add_update(draft, parameters, gradients)
         return draft
 
@@ -253,9 +257,47 @@ class _Compilation:
         return draft
 
     @cached_property
+    def training(self) -> _Draft:
+        """The training graph up to the gradients, which are its last outputs, in the order the reverse pass reaches them.
+
+        Updates are emitted in that order too: a runtime that walks back from the outputs then updates the last layer first,
+        and needs no gradient to wait for that of the first layer.
+        """
+        draft = self.source()
+        builder, graph = draft.builder, draft.model.graph
+        key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
+        policies = resolve_policies(self.norm, batch_normalizations(graph))
+        updated: dict[ir.Value, ir.Value] = {}
+
+        def bind(bound: ir.Graph) -> None:
+            updated.update(bind_training(bound, policies, self.running_variance, key.value))
+
+        prediction = self._bound_prediction(draft, bind)
+        label = self._add_label(draft, prediction)
+        loss = losses.average(*self.loss.terms(prediction, label))
+        draft.add_output(loss, "loss", Role.LOSS)
+        for metric in self.metrics:
+            quotient = _quotient(*metric.terms(prediction, label, self.loss), prediction.dtype)
+            draft.add_output(quotient, metric.name, Role.METRIC)
+        for statistic, following in updated.items():
+            if statistic.is_graph_input():
+                name = statistic.name or ""
+                draft.add_output(builder.tensor(following), f"next:{name}", Role.STATISTIC, updates=name)
+        draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
+        values = draft.values()
+        wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
+        gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
+        reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
+        position = {node: index for index, node in enumerate(graph)}
+        for name in sorted(reached, key=lambda name: position.get(reached[name].value.producer(), 0)):
+            draft.add_output(reached[name], f"grad:{name}", Role.GRADIENT)
+        return draft
+
+    @property
     def trained(self) -> tuple[str, ...]:
         """The trainable parameters that the loss depends on; the others have no gradient and stay as they are."""
-        return tuple(self._add_gradients(self.copy()))
+        gradients = (entry for _, entry in self.training.outputs if entry.role is Role.GRADIENT)
+        return tuple(entry.name.removeprefix("grad:") for entry in gradients)
 
     @cached_property
     def slots(self) -> tuple[Entry, ...]:
@@ -276,7 +318,7 @@ class _Compilation:
     def _bound_prediction(self, draft: _Draft, bind: Callable[[ir.Graph], Any]) -> Tensor:
         """The prediction after the graph was bound to a mode; binding may put another value in its place."""
         outputs = draft.model.graph.outputs
-        outputs.append(draft.value(self.prediction))
+        outputs.append(draft.values()[self.prediction])
         bind(draft.model.graph)
         return draft.builder.tensor(outputs.pop())
 
@@ -293,32 +335,6 @@ class _Compilation:
                 ignored=spec.ignored,
             )
         )
-
-    def _add_gradients(self, draft: _Draft) -> dict[str, Tensor]:
-        """Emit the training graph up to the gradients; loss, metrics and next statistics become outputs."""
-        builder, graph = draft.builder, draft.model.graph
-        key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
-        policies = resolve_policies(self.norm, batch_normalizations(graph))
-        updated: dict[ir.Value, ir.Value] = {}
-
-        def bind(bound: ir.Graph) -> None:
-            updated.update(bind_training(bound, policies, self.running_variance, key.value))
-
-        prediction = self._bound_prediction(draft, bind)
-        label = self._add_label(draft, prediction)
-        total, weight = self.loss.terms(prediction, label)
-        loss = losses.average(total, weight)
-        draft.add_output(loss, "loss", Role.LOSS)
-        for metric in self.metrics:
-            draft.add_output(_quotient(*metric.terms(prediction, label, self.loss), prediction.dtype), metric.name, Role.METRIC)
-        for statistic, following in updated.items():
-            if statistic.is_graph_input():
-                name = statistic.name or ""
-                draft.add_output(builder.tensor(following), f"next:{name}", Role.STATISTIC, updates=name)
-        draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
-        wrt = {name: draft.value(f"param/{name}") for name in self.state.trainable}
-        gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
-        return {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
 
     def _add_update(self, draft: _Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""

@@ -10,14 +10,14 @@ import onnx_ir as ir
 from burnish.autodiff import FLOATING, differentiate
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.importer import ModelSource, load
+from burnish.importer import Source, load
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
 from burnish.optim.base import zeros_like
 from burnish.passes import remove_unused
 
 
-def grad(source: ModelSource, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
+def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
     """Differentiate an output of a model with respect to inputs or initializers.
 
     Args:
