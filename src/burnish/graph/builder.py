@@ -122,7 +122,7 @@ class Builder:
 
     def constant(self, array: np.ndarray) -> Tensor:
         """Emit a constant; equal small constants are emitted once per builder."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")  # ascontiguousarray would turn a scalar into a vector of one
         key = (array.dtype.str + array.dtype.name, array.shape, array.tobytes() if array.size <= 1024 else b"")
         cacheable = array.size <= 1024
         if cacheable and key in self._constants:
