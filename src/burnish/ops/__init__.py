@@ -5,7 +5,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 ``burnish.lowering``. Importing this package registers every rule.
 """
 
-from burnish.ops import convolution, elementwise
+from burnish.ops import convolution, elementwise, loss, random
 from burnish.ops.registry import (
     Operation,
     find_gradient,
@@ -23,5 +23,7 @@ __all__ = [
     "find_lowering",
     "gradient",
     "has_gradient",
+    "loss",
     "lowering",
+    "random",
 ]

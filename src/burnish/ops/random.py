@@ -1,0 +1,40 @@
+"""Random operators of the standard. Drawing masks from a key, as a training program does, is in ``burnish.random``."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import Tensor
+from burnish.ops.registry import Operation, gradient
+
+
+@gradient("Dropout", since=12)
+def dropout(op: Operation, dy: Tensor, d_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The gradient through the mask that the node itself drew: dy * mask / (1 - ratio); dy outside training."""
+    builder = op.builder
+    training = op.optional(2)
+    if training is None or (training.array is not None and not bool(training.array.reshape(()))):
+        return (dy,)
+    ratio = op.optional(1)
+    known = 0.5 if ratio is None else None if ratio.array is None else float(ratio.array.reshape(()))
+    scale: Tensor | float
+    if known is not None and training.array is not None:
+        scale = 1.0 / (1.0 - known) if known < 1.0 else 0.0
+    else:
+        scale = _scale(ratio, known, training, dy)
+    mask = builder.cast(op.with_output(1, ir.DataType.BOOL, op.input), dy.dtype)
+    return (builder.op("Mul", dy, mask * scale, like=op.input),)
+
+
+def _scale(ratio: Tensor | None, known: float | None, training: Tensor, dy: Tensor) -> Tensor:
+    """Emit 1 / (1 - ratio) where the node is in training, 0 where nothing is kept, 1 outside training; a scalar."""
+    builder = dy.builder
+    one, zero = builder.scalar(1.0, dy), builder.scalar(0.0, dy)
+    if known is not None:
+        factor = builder.scalar(1.0 / (1.0 - known) if known < 1.0 else 0.0, dy)
+    else:
+        assert ratio is not None
+        rest = one - builder.op("Reshape", builder.cast(ratio, dy.dtype), builder.integers([]))
+        nothing = builder.op("LessOrEqual", rest, zero)
+        factor = builder.op("Where", nothing, zero, one / builder.op("Where", nothing, one, rest))
+    return builder.op("Where", builder.op("Reshape", training, builder.integers([])), factor, one)
