@@ -52,7 +52,8 @@ def tiny_program(dtype: ir.DataType = ir.DataType.FLOAT, seed: int = 3) -> Progr
     def losses(b: Builder, v: dict[str, Tensor], centred: Tensor) -> dict[str, Tensor]:
         logits = b.op("Add", b.op("MatMul", centred * v["param/scale"], v["param/weight"]), v["param/bias"])
         log_probabilities = b.op("LogSoftmax", logits, axis=1)
-        hot = b.op("OneHot", v["labels"], b.constant(np.asarray(CLASSES, np.int64)), b.constant(np.array([0, 1], dtype=dtype.numpy())), axis=-1)
+        off_on = b.constant(np.array([0, 1], dtype=dtype.numpy()))
+        hot = b.op("OneHot", v["labels"], b.constant(np.asarray(CLASSES, np.int64)), off_on, axis=-1)
         hot.value.dtype = dtype
         losses = -b.op("ReduceSum", log_probabilities * hot, b.integers([1]), keepdims=0)
         right = b.op("Equal", b.op("ArgMax", logits, axis=1, keepdims=0), v["labels"])

@@ -316,27 +316,38 @@ def _share_arena(strategy: int) -> bool:
 
 def _load_failure(graph: str, error: Exception) -> EngineError:
     return EngineError(
-        f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: {error}. "
+        f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: {_reason(error)}. "
         "Update onnxruntime if the graph is newer than it, or try engine='reference', which is slow but complete"
     )
 
 
 def _run_failure(graph: str, error: Exception) -> EngineError:
     return EngineError(
-        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}: {error}. "
-        "The state is as it was before the call. If memory ran out, use a smaller batch; otherwise try "
+        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}: {_reason(error)}. "
+        "No state has changed. If memory ran out, use a smaller batch; otherwise try "
         "OnnxRuntimeEngine(optimization='basic'), which rewrites less of the graph"
     )
 
 
+def _reason(error: Exception) -> str:
+    """Return ONNX Runtime's message without its prefix of codes, on one line."""
+    message = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    return " ".join(message.split()).rstrip(".")
+
+
+NODE_IN_MESSAGE = (
+    r"running (?P<operator>\S+) node\. Name:'(?P<name>[^']*)'",
+    r"implementation for (?P<operator>\w+)\(\d+\) node with name '(?P<name>[^']*)'",
+    r"In Node, \(\"(?P<name>[^\"]*)\", (?P<operator>\w+),",
+    r"of node \(?'?(?P<name>[^'():]+?)'? \((?:\w*::)?(?P<operator>\w+)",
+    r"(?P<name>)\b(?P<operator>\w+:\w+)\(-?\d+\) is not a registered",
+)
+
+
 def _node_of(error: Exception) -> str:
     """Return `` at Conv 'name'`` when ONNX Runtime's message names a node."""
-    message = str(error)
-    running = re.search(r"running (\S+) node\. Name:'([^']*)'", message)
-    if running:
-        return f" at {running[1]} '{running[2]}'"
-    named = re.search(r"[Nn]ode(?: with name)?:? ?\(?'?([\w/.:\-]+)'?\)?.*?[Oo]p(?:_type|Type)?:? ?\(?(\w+)", message)
-    if named:
-        return f" at {named[2]} '{named[1]}'"
-    missing = re.search(r"for (?:the node )?(?:with name '([^']*)'|(\w+)\(\d+\))", message)
-    return f" at '{missing[1] or missing[2]}'" if missing else ""
+    for pattern in NODE_IN_MESSAGE:
+        found = re.search(pattern, str(error))
+        if found:
+            return f" at {found['operator']}" + (f" '{found['name']}'" if found["name"] else "")
+    return ""

@@ -90,7 +90,7 @@ def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
         return ReferenceEvaluator(ir.to_proto(model))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
-        raise EngineError(f"The reference engine cannot load the {graph} graph: {error}. Use engine='onnxruntime'") from error
+        raise EngineError(f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'") from error
 
 
 def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
@@ -99,6 +99,10 @@ def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], g
             results = evaluator.run(None, dict(inputs))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
-            f"The reference engine failed in the {graph} graph: {type(error).__name__}: {error}. Use engine='onnxruntime'"
+            f"The reference engine failed in the {graph} graph: {type(error).__name__}: {_reason(error)}. Use engine='onnxruntime'"
         ) from error
     return {name: np.asarray(result) for name, result in zip(evaluator.output_names, results, strict=True)}
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
