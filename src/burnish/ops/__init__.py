@@ -5,7 +5,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 ``burnish.lowering``. Importing this package registers every rule.
 """
 
-from burnish.ops import convolution, elementwise, loss, random
+from burnish.ops import convolution, elementwise, indexing, local_response, loss, pooling, random, shape
 from burnish.ops.registry import (
     Operation,
     find_gradient,
@@ -23,7 +23,11 @@ __all__ = [
     "find_lowering",
     "gradient",
     "has_gradient",
+    "indexing",
+    "local_response",
     "loss",
     "lowering",
+    "pooling",
     "random",
+    "shape",
 ]

@@ -1,0 +1,137 @@
+"""Operators that read or write elements by index, and their gradients: adding where was read, reading where was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.ops.positions import add_at_positions, count, extent, flat_positions, zeros_like
+from burnish.ops.registry import Operation, gradient, lowering
+
+
+@gradient("Gather")
+def gather(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    data, indices = op.required(0), op.required(1)
+    axis = op.attribute("axis", 0)
+    return (op.builder.op("GatherGrad", dy, indices, data, domain=BURNISH_DOMAIN, like=data, axis=axis),)
+
+
+@lowering("GatherGrad")
+def lower_gather_grad(op: Operation) -> Tensor:
+    """Zeros like data, with dy added at the slices the indices name; a repeated index adds up.
+
+    Inputs: dy [outer, indices' shape, inner], indices, data [outer, axis, inner]. A single constant index needs no addition:
+    dy is padded. Otherwise every element of dy is added at position (outer * extent + index) * inner + offset.
+    """
+    dy, indices, data = op.required(0), op.required(1), op.required(2)
+    builder = op.builder
+    axis = int(op.attribute("axis", 0))
+    if data.rank is not None:
+        axis %= data.rank
+    constant = indices.array
+    size = data.dimension(axis)
+    if constant is not None and constant.ndim <= 1 and constant.size == 1 and size is not None:
+        index = int(constant.reshape(-1)[0]) % size
+        row = builder.op("Unsqueeze", dy, builder.integers([axis])) if constant.ndim == 0 else dy
+        return builder.op("Pad", row, builder.integers([index, size - 1 - index]), None, builder.integers([axis]), like=data)
+    positions = _from_the_front(indices, extent(data, axis))
+    has_inner = axis != -1 and (data.rank is None or axis + 1 < data.rank)
+    if has_inner:
+        inner = count(data, axis + 1)
+        positions = builder.op("Unsqueeze", positions, builder.integers([1])) * inner + _range(inner)
+    if axis != 0:
+        block = count(data, axis)
+        steps = builder.op("Reshape", _range(count(data, 0, axis)), builder.integers([-1] + [1] * (2 if has_inner else 1)))
+        positions = positions + steps * block
+    return add_at_positions(dy, positions, data)
+
+
+@gradient("GatherElements")
+def gather_elements(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    data, indices = op.required(0), op.required(1)
+    axis = op.attribute("axis", 0)
+    return (op.builder.op("ScatterElements", zeros_like(data), indices, dy, axis=axis, reduction="add", like=data),)
+
+
+@gradient("GatherND", "Compress")
+def gather_positions(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    """What the operator reads from data's flat positions is where dy is added."""
+    data, chooser = op.required(0), op.required(1)
+    attributes = {name: op.attribute(name) for name in ("batch_dims", "axis")}
+    return (add_at_positions(dy, op.builder.op(op.node.op_type, flat_positions(data), chooser, **attributes), data),)
+
+
+@gradient("ScatterElements")
+def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """Reduction none overwrites data, whose elements then receive nothing; add keeps it."""
+    indices, updates = op.required(1), op.required(2)
+    builder, axis = op.builder, op.attribute("axis", 0)
+    overwrites = _overwrites(op)
+    ddata = None
+    if op.wants(0):
+        ddata = builder.op("ScatterElements", dy, indices, zeros_like(updates), axis=axis, like=dy) if overwrites else dy
+    dupdates = builder.op("GatherElements", dy, indices, axis=axis, like=updates) if op.wants(2) else None
+    return ddata, None, dupdates
+
+
+@gradient("ScatterND")
+def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """As ScatterElements, by rows."""
+    indices, updates = op.required(1), op.required(2)
+    builder = op.builder
+    overwrites = _overwrites(op)
+    ddata = None
+    if op.wants(0):
+        ddata = builder.op("ScatterND", dy, indices, zeros_like(updates), like=dy) if overwrites else dy
+    dupdates = builder.op("GatherND", dy, indices, like=updates) if op.wants(2) else None
+    return ddata, None, dupdates
+
+
+@gradient("TopK")
+def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
+    """dy goes to the elements that were chosen."""
+    x = op.required(0)
+    axis = op.attribute("axis", -1)
+    indices = op.with_output(1, ir.DataType.INT64, op.output)
+    return (op.builder.op("ScatterElements", zeros_like(x), indices, dy, axis=axis, like=x),)
+
+
+@gradient("OneHot")
+def one_hot(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """values = [off, on]: each receives the sum of dy where it was written."""
+    indices, depth, values = op.required(0), op.required(1), op.required(2)
+    builder = op.builder
+    indicator = builder.constant(np.array([0, 1], values.dtype.numpy()))
+    on_places = builder.op("OneHot", indices, depth, indicator, axis=op.attribute("axis", -1), like=dy)
+    on = builder.op("ReduceSum", dy * on_places, keepdims=0)
+    off = builder.op("ReduceSum", dy * (1 - on_places), keepdims=0)
+    first = builder.integers([0])
+    pair = [builder.op("Unsqueeze", total, first) for total in (off, on)]
+    return None, None, builder.op("Concat", *pair, axis=0, like=values)
+
+
+def _overwrites(op: Operation) -> bool:
+    reduction = op.attribute("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise GradientError(
+            f"{op} has no gradient rule for reduction '{reduction}', only for 'none' and 'add': "
+            "write the reduction in other operators, or freeze what comes before it (trainable=...)"
+        )
+    return reduction == "none"
+
+
+def _from_the_front(indices: Tensor, size: Tensor) -> Tensor:
+    """Indices as a vector, with those that count from the end made to count from the front."""
+    builder = indices.builder
+    constant = indices.array
+    if constant is not None and constant.size and int(constant.min()) >= 0:
+        return builder.constant(constant.reshape(-1).astype(np.int64))
+    vector = builder.cast(builder.op("Reshape", indices, builder.integers([-1])), ir.DataType.INT64)
+    return builder.op("Where", builder.op("Less", vector, 0), vector + size, vector)
+
+
+def _range(number: Tensor) -> Tensor:
+    index = ir.DataType.INT64
+    return number.builder.op("Range", number.builder.scalar(0, index), number, number.builder.scalar(1, index))

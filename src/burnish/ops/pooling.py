@@ -1,0 +1,127 @@
+"""Pooling over windows of the spatial axes, in one to three dimensions.
+
+Two semantic gradient operators in the domain ``burnish`` carry the window in explicit ``kernel_shape``, ``strides``,
+``dilations`` and ``pads``:
+
+- ``MaxPoolGrad(dy, indices, x) -> dx``: indices as the standard's MaxPool returns them, flat over the whole of x.
+- ``AveragePoolGrad(dy, x) -> dx``: of x only the shape is read.
+
+A maximum that occurs several times in a window counts once, at its first place, as in ONNX Runtime and PyTorch.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.ops.pooling_windows import Windows, counts, spread
+from burnish.ops.positions import add_at_positions, count, reshape_as, zeros_like
+from burnish.ops.registry import Operation, gradient, lowering
+
+
+@gradient("MaxPool")
+def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | None:
+    if dy is None:
+        return None
+    if op.attribute("storage_order", 0) != 0:
+        if len(op.outputs) > 1 and (op.node.outputs[1].uses() or op.node.outputs[1].is_graph_output()):
+            raise GradientError(
+                f"{op} has storage_order=1 and its column-major Indices are used: the gradient needs row-major ones. "
+                "Export the model with storage_order=0"
+            )
+        op.node.attributes["storage_order"] = ir.AttrInt64("storage_order", 0)
+    x = op.input
+    indices = op.with_output(1, ir.DataType.INT64, op.output)
+    windows = Windows.of(op)
+    return op.builder.op("MaxPoolGrad", dy, indices, x, domain=BURNISH_DOMAIN, like=x, **windows.attributes())
+
+
+@lowering("MaxPoolGrad")
+def lower_max_pool_grad(op: Operation) -> Tensor:
+    """Each element of dy is added where its maximum was."""
+    return add_at_positions(op.required(0), op.required(1), op.required(2))
+
+
+@gradient("AveragePool")
+def average_pool(op: Operation, dy: Tensor) -> Tensor:
+    windows = Windows.of(op)
+    return op.builder.op(
+        "AveragePoolGrad",
+        dy,
+        op.input,
+        domain=BURNISH_DOMAIN,
+        like=op.input,
+        count_include_pad=op.attribute("count_include_pad", 0),
+        ceil_mode=op.attribute("ceil_mode", 0),
+        **windows.attributes(),
+    )
+
+
+@lowering("AveragePoolGrad")
+def lower_average_pool_grad(op: Operation) -> Tensor:
+    """dy divided by what each average divided by, spread over its window."""
+    dy, x = op.required(0), op.required(1)
+    windows = Windows.of(op)
+    included, rounded_up = bool(op.attribute("count_include_pad", 0)), bool(op.attribute("ceil_mode", 0))
+    return spread(dy / counts(dy, x, windows, included, rounded_up), x, windows)
+
+
+@gradient("LpPool", since=2)
+def lp_pool(op: Operation, dy: Tensor) -> Tensor:
+    """y = (sum |x|^p)^(1/p): dx = sign(x) |x|^(p-1) sum over the windows of dy y^(1-p); zero where y is zero."""
+    x, power = op.input, int(op.attribute("p", 2))
+    return _power_slope(x, power) * spread(_norm_slope(dy, op.output, power), x, Windows.of(op))
+
+
+@gradient("GlobalLpPool", since=2)
+def global_lp_pool(op: Operation, dy: Tensor) -> Tensor:
+    x, power = op.input, int(op.attribute("p", 2))
+    return _power_slope(x, power) * _norm_slope(dy, op.output, power)
+
+
+@gradient("GlobalAveragePool")
+def global_average_pool(op: Operation, dy: Tensor) -> Tensor:
+    x, builder = op.input, op.builder
+    number = (
+        builder.cast(count(x, 2), x.dtype) if x.rank is None or None in [x.dimension(axis) for axis in range(2, x.rank)] else None
+    )
+    if number is None:
+        number = builder.scalar(prod(x.dimension(axis) or 0 for axis in range(2, x.rank or 0)), x)
+    return builder.op("Expand", dy / number, builder.op("Shape", x), like=x)
+
+
+@gradient("GlobalMaxPool")
+def global_max_pool(op: Operation, dy: Tensor) -> Tensor:
+    """dy goes to the first maximum of each channel."""
+    x, builder = op.input, op.builder
+    channels = builder.integers([0, 0, -1])
+    rows = builder.op("Reshape", x, channels)
+    places = builder.op("ArgMax", rows, axis=2, keepdims=1)
+    return reshape_as(builder.op("ScatterElements", zeros_like(rows), places, builder.op("Reshape", dy, channels), axis=2), x)
+
+
+@gradient("MaxUnpool")
+def max_unpool(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    x, indices, builder = op.required(0), op.required(1), op.builder
+    return (builder.op("Gather", builder.op("Reshape", dy, builder.integers([-1])), indices, axis=0, like=x),)
+
+
+def _power_slope(x: Tensor, power: int) -> Tensor:
+    """The derivative of |x|^p / p."""
+    if power == 2:
+        return x
+    sign = x.builder.op("Sign", x)
+    return sign if power == 1 else sign * x.builder.op("Abs", x) ** float(power - 1)
+
+
+def _norm_slope(dy: Tensor, y: Tensor, power: int) -> Tensor:
+    """dy y^(1-p), and zero where y is zero: the subgradient of smallest norm."""
+    if power == 1:
+        return dy
+    builder = y.builder
+    is_zero = builder.op("Equal", y, 0)
+    divisor = builder.op("Where", is_zero, builder.scalar(1, y), y if power == 2 else y ** float(power - 1))
+    return builder.op("Where", is_zero, builder.scalar(0, y), dy / divisor)

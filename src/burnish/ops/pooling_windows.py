@@ -1,0 +1,170 @@
+"""The windows of a pooling operator: where they lie, how many elements each counts, and the adjoint of summing over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import Tensor
+from burnish.ops.positions import INT64_MAX, extents, reshape_as
+from burnish.ops.registry import Operation
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Pooling windows with nothing left to a default; one entry per spatial axis."""
+
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+
+    @staticmethod
+    def of(op: Operation) -> Windows:
+        """Read a pooling node, or a semantic gradient operator; ``auto_pad`` becomes explicit pads.
+
+        Raises:
+            GradientError: ``auto_pad`` needs a spatial size that is not known.
+        """
+        kernel = tuple(int(size) for size in op.attribute("kernel_shape"))
+        rank = len(kernel)
+        strides = op.attribute("strides", (1,) * rank)
+        dilations = op.attribute("dilations", (1,) * rank)
+        pads = op.attribute("pads", (0,) * 2 * rank)
+        begin, end = pads[:rank], pads[rank:]
+        auto_pad = op.attribute("auto_pad", "NOTSET")
+        if auto_pad == "VALID":
+            begin = end = (0,) * rank
+        elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            totals = [_same_padding(op, axis, kernel[axis], strides[axis], dilations[axis]) for axis in range(rank)]
+            small, large = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
+            begin, end = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+        return Windows(kernel, tuple(strides), tuple(dilations), tuple(begin), tuple(end))
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.kernel_shape)
+
+    def span(self, axis: int) -> int:
+        """How many positions a window reaches over along an axis, from its first to its last element."""
+        return (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that say the same on a node."""
+        return {
+            "kernel_shape": self.kernel_shape,
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": self.pads_begin + self.pads_end,
+        }
+
+
+def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_up: bool) -> Tensor:
+    """The number of elements that each average divides by: a scalar, or one number per window [spatial axes of dy].
+
+    A window counts its elements inside x or, with ``include_pads``, inside the padded x: with the output size rounded up
+    the last window may reach past that, and what lies there is never counted.
+    """
+    builder = dy.builder
+    everywhere = prod(windows.kernel_shape)
+    if not rounded_up and (include_pads or not any(windows.pads_begin + windows.pads_end)):
+        return builder.scalar(everywhere, dy)
+    outputs, inputs = extents(dy, 2), extents(x, 2)
+    if outputs is not None and inputs is not None:
+        total = np.ones((), np.int64)
+        for axis in range(windows.rank):
+            total = np.multiply.outer(total, _counts_along(windows, axis, outputs[axis], inputs[axis], include_pads))
+        if (total == total.flat[0]).all():
+            return builder.scalar(int(total.flat[0]), dy)
+        return builder.constant(total.astype(dy.dtype.numpy()))
+    result: Tensor | None = None
+    for axis in range(windows.rank):
+        along = _counts_along_at_run_time(dy, x, windows, axis, include_pads)
+        column = builder.op("Reshape", along, builder.integers([-1] + [1] * (windows.rank - 1 - axis)))
+        result = column if result is None else result * column
+    assert result is not None
+    return result
+
+
+def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
+    """Add every element of dy to all positions of its window, in zeros of the shape of x: the adjoint of summing windows.
+
+    A transposed convolution with a kernel of ones, each channel an image of its own: 5 ms where ONNX Runtime needs 12 ms for
+    spaced zeros and an AveragePool (16x64x56x56, 3x3 windows, stride 2, two cores).
+    """
+    builder = dy.builder
+    rank = windows.rank
+    ones = builder.constant(np.ones((1, 1, *windows.kernel_shape), dy.dtype.numpy()))
+    outputs, inputs = extents(dy, 2), extents(x, 2)
+    if outputs is not None and inputs is not None:
+        images = builder.op("Reshape", dy, builder.integers([-1, 1, *outputs]))
+        full = [(outputs[axis] - 1) * windows.strides[axis] + windows.span(axis) for axis in range(rank)]
+        excess = [full[axis] - windows.pads_begin[axis] - inputs[axis] for axis in range(rank)]
+        image_gradients = builder.op(
+            "ConvTranspose",
+            images,
+            ones,
+            strides=windows.strides,
+            dilations=windows.dilations,
+            pads=[*windows.pads_begin, *(max(number, 0) for number in excess)],
+            output_padding=[max(-number, 0) for number in excess],
+        )
+        return reshape_as(image_gradients, x)
+    shape = builder.op("Concat", builder.integers([-1, 1]), builder.op("Shape", dy, start=2), axis=0)
+    images = builder.op("Reshape", dy, shape)
+    whole = builder.op("ConvTranspose", images, ones, strides=windows.strides, dilations=windows.dilations)
+    axes = builder.integers(range(2, rank + 2))
+    if any(windows.pads_begin):
+        ends = builder.integers([INT64_MAX] * rank)
+        whole = builder.op("Slice", whole, builder.integers(windows.pads_begin), ends, axes)
+    missing = builder.op("Shape", x, start=2) - builder.op("Shape", whole, start=2)
+    fitted = builder.op("Pad", whole, builder.op("Concat", builder.integers([0] * rank), missing, axis=0), None, axes)
+    return reshape_as(fitted, x)
+
+
+def _same_padding(op: Operation, axis: int, kernel: int, stride: int, dilation: int) -> int:
+    span = (kernel - 1) * dilation + 1
+    if stride == 1:
+        return span - 1
+    size = op.required(0).dimension(axis + 2)
+    if size is None:
+        raise GradientError(
+            f"{op} has auto_pad={op.attribute('auto_pad')} and stride {stride} along spatial axis {axis}, whose size is "
+            "symbolic, so its padding changes with the input: fix the spatial size of the model's input, or export the model "
+            "with explicit pads"
+        )
+    return max((-(-size // stride) - 1) * stride + span - size, 0)
+
+
+def _counts_along(windows: Windows, axis: int, outputs: int, size: int, include_pads: bool) -> np.ndarray:
+    """The number of elements each of ``outputs`` windows counts along one axis of x of extent ``size``."""
+    begin, end = windows.pads_begin[axis], windows.pads_end[axis]
+    first = np.arange(outputs)[:, None] * windows.strides[axis] - begin
+    places = first + np.arange(windows.kernel_shape[axis]) * windows.dilations[axis]
+    inside = places < size + end if include_pads else (places >= 0) & (places < size)
+    return inside.sum(axis=1)
+
+
+def _counts_along_at_run_time(dy: Tensor, x: Tensor, windows: Windows, axis: int, include_pads: bool) -> Tensor:
+    builder = dy.builder
+    index = ir.DataType.INT64
+    outputs, size = (
+        builder.op("Squeeze", builder.op("Shape", tensor, start=axis + 2, end=axis + 3), builder.integers([0]))
+        for tensor in (dy, x)
+    )
+    windows_along = builder.op("Range", builder.scalar(0, index), outputs, builder.scalar(1, index))
+    column = builder.op("Unsqueeze", windows_along, builder.integers([1])) * windows.strides[axis]
+    offsets = np.arange(windows.kernel_shape[axis]) * windows.dilations[axis] - windows.pads_begin[axis]
+    places = column + builder.integers([int(offset) for offset in offsets])
+    if include_pads:
+        inside = builder.op("Less", places, size + windows.pads_end[axis])
+    else:
+        inside = builder.op("And", builder.op("GreaterOrEqual", places, 0), builder.op("Less", places, size))
+    return builder.op("ReduceSum", builder.cast(inside, dy.dtype), builder.integers([1]), keepdims=0)

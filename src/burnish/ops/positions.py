@@ -1,0 +1,128 @@
+"""Extents known or computed, and what undoes an operator that only moves elements: adding back at flat positions.
+
+The gradient of any operator that copies elements (a slice, a gather, a reflecting pad) is: apply the operator to the flat
+positions of its input, then add every cotangent element at the position it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor, same_shape
+
+INT64_MAX = int(np.iinfo(np.int64).max)
+INT64_MIN = int(np.iinfo(np.int64).min)
+
+
+def extents(tensor: Tensor, start: int = 0, end: int | None = None) -> tuple[int, ...] | None:
+    """The dimensions ``start:end`` of a tensor as integers, or None when one of them is not known."""
+    if tensor.shape is None:
+        return None
+    dimensions = tensor.shape.dims[start:end]
+    return None if any(not isinstance(dimension, int) for dimension in dimensions) else tuple(map(int, dimensions))  # type: ignore[arg-type]
+
+
+def extent(tensor: Tensor, axis: int) -> Tensor:
+    """The extent along ``axis``, int64 [1]: a constant where it is known, else read at run time."""
+    known = tensor.dimension(axis)
+    if known is not None:
+        return tensor.builder.integers([known])
+    return tensor.builder.op("Shape", tensor, start=axis, end=axis + 1 if axis != -1 else None)
+
+
+def count(tensor: Tensor, start: int = 0, end: int | None = None) -> Tensor:
+    """The number of elements in the dimensions ``start:end``, an int64 scalar."""
+    known = extents(tensor, start, end)
+    if known is not None:
+        return tensor.builder.scalar(prod(known), ir.DataType.INT64)
+    return tensor.builder.op("ReduceProd", tensor.builder.op("Shape", tensor, start=start, end=end), keepdims=0)
+
+
+def joined(builder: Builder, vectors: Sequence[Tensor]) -> Tensor:
+    """Concatenate int64 vectors; a constant when all of them are."""
+    arrays = [vector.array for vector in vectors]
+    if all(array is not None for array in arrays):
+        return builder.integers([int(number) for array in arrays if array is not None for number in array])
+    return builder.op("Concat", *vectors, axis=0)
+
+
+def reshape_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """Reshape to the shape of ``like``: a constant shape when at most one dimension is unknown, else read at run time."""
+    if same_shape(tensor.shape, like.shape):
+        return tensor
+    builder = tensor.builder
+    if like.shape is not None and 0 not in like.shape.dims:
+        target = [dimension if isinstance(dimension, int) else -1 for dimension in like.shape.dims]
+        if target.count(-1) <= 1:
+            return builder.op("Reshape", tensor, builder.integers(target), like=like)
+    return builder.op("Reshape", tensor, builder.op("Shape", like), allowzero=1, like=like)
+
+
+def reshape_to(tensor: Tensor, parts: Sequence[int | Tensor]) -> Tensor:
+    """Reshape to extents of which some are computed at run time (int64 [1]); a single one of these becomes -1."""
+    builder = tensor.builder
+    computed = [part for part in parts if isinstance(part, Tensor)]
+    if len(computed) <= 1 and 0 not in [part for part in parts if not isinstance(part, Tensor)]:
+        target = [-1 if isinstance(part, Tensor) else part for part in parts]
+        return builder.op("Reshape", tensor, builder.integers(target))
+    pieces = [part if isinstance(part, Tensor) else builder.integers([part]) for part in parts]
+    return builder.op("Reshape", tensor, builder.op("Concat", *pieces, axis=0), allowzero=1)
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """Zeros of the dtype and shape of a tensor, made at run time."""
+    zero = ir.tensor(np.zeros(1, tensor.dtype.numpy()))
+    return tensor.builder.op("ConstantOfShape", tensor.builder.op("Shape", tensor), value=zero, like=tensor)
+
+
+def flat_positions(tensor: Tensor) -> Tensor:
+    """For each element its position in row-major order: int64, of the tensor's shape."""
+    builder = tensor.builder
+    index = ir.DataType.INT64
+    positions = builder.op("Range", builder.scalar(0, index), builder.op("Size", tensor), builder.scalar(1, index))
+    shape = None if tensor.shape is None else ir.Shape(tensor.shape.dims)
+    return builder.op("Reshape", positions, builder.op("Shape", tensor), allowzero=1, shape=shape, dtype=index)
+
+
+def add_at_positions(updates: Tensor, positions: Tensor, like: Tensor) -> Tensor:
+    """Zeros of the shape of ``like``, with ``updates`` added at flat ``positions`` (int64, not negative, repeats add up).
+
+    One-dimensional ScatterElements, because ONNX Runtime runs it in order, on one thread, at about 6 ns an element: its
+    ScatterND adds from several threads at once and loses updates of a repeated index.
+    """
+    builder = updates.builder
+    flat = builder.integers([-1])
+    size = builder.op("Reshape", builder.op("Size", like), flat)
+    zeros = builder.op("ConstantOfShape", size, value=ir.tensor(np.zeros(1, updates.dtype.numpy())), dtype=updates.dtype)
+    total = builder.op(
+        "ScatterElements",
+        zeros,
+        builder.op("Reshape", positions, flat),
+        builder.op("Reshape", updates, flat),
+        axis=0,
+        reduction="add",
+    )
+    return reshape_as(total, like)
+
+
+def pad_or_crop(tensor: Tensor, axes: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Tensor:
+    """Add zeros before and after along ``axes``; a negative number crops."""
+    builder = tensor.builder
+    cropped = [index for index in range(len(axes)) if begins[index] < 0 or ends[index] < 0]
+    if cropped:
+        tensor = builder.op(
+            "Slice",
+            tensor,
+            builder.integers([max(-begins[index], 0) for index in cropped]),
+            builder.integers([min(ends[index], 0) or INT64_MAX for index in cropped]),
+            builder.integers([axes[index] for index in cropped]),
+        )
+    padded = [index for index in range(len(axes)) if begins[index] > 0 or ends[index] > 0]
+    if padded:
+        amounts = [max(begins[index], 0) for index in padded] + [max(ends[index], 0) for index in padded]
+        tensor = builder.op("Pad", tensor, builder.integers(amounts), None, builder.integers([axes[index] for index in padded]))
+    return tensor
