@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from burnish.data.csv import open_csv
-from burnish.data.dataset import Dataset
+from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.npz import open_npz
 from burnish.data.parquet import open_parquet
 from burnish.data.wanted import Wanted
 from burnish.errors import DataError
+
+DataSource = Dataset | str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]
 
 FORMATS = (
     "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
@@ -58,3 +62,29 @@ def open_dataset(
     if suffix == ".parquet":
         return open_parquet(path, wanted, label, classes)
     raise DataError(f"{source}: burnish does not read '{suffix or path.name}' files; data are {FORMATS}")
+
+
+def as_dataset(source: DataSource, wanted: Wanted, classes: Sequence[str] | None = None) -> Dataset:
+    """Return a data set as it is, or make one.
+
+    Args:
+        source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; or arrays by input name, which
+            are taken as they are.
+        wanted: what the program takes.
+        classes: as in ``open_dataset``.
+
+    Raises:
+        DataError: something else, or what cannot be read or does not fit.
+    """
+    if isinstance(source, str | Path):
+        return open_dataset(source, wanted, classes=classes)
+    if isinstance(source, Mapping):
+        return ArrayDataset(source)
+    if isinstance(source, tuple) and len(source) == 2:
+        return wanted.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes)
+    if isinstance(source, Dataset):
+        return source
+    raise DataError(
+        f"a {type(source).__name__} is no data set: give (x, y), arrays by input name, an object with __len__ and "
+        f"batch(indices), or {FORMATS}"
+    )

@@ -1,0 +1,202 @@
+"""What a person sees while a model trains: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+LINE_EVERY_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far a run is.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        epochs: number of epochs.
+        step: steps done since the run first started.
+        steps: steps of the whole run.
+        samples: samples seen by this process.
+        metrics: loss and metrics, averaged since the epoch began.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    samples: int
+    metrics: Mapping[str, float]
+
+
+class Progress(Protocol):
+    """Where a trainer reports to."""
+
+    def start(self, step: int, steps: int) -> None:
+        """The run begins, or goes on, at ``step`` of ``steps``."""
+        ...
+
+    def step(self, reached: Reached) -> None:
+        """A step is done."""
+        ...
+
+    def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
+        """An epoch is done; ``evaluation`` is empty where there is no evaluation data."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something a person wants to know."""
+        ...
+
+    def close(self) -> None:
+        """The run is over, or stopped."""
+        ...
+
+
+class Silent:
+    """Reports nothing."""
+
+    def start(self, step: int, steps: int) -> None:
+        pass
+
+    def step(self, reached: Reached) -> None:
+        pass
+
+    def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Lines:
+    """One line an epoch, and one every 30 seconds within it: for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._speed = _Speed()
+        self._last_line = time.monotonic()
+
+    def start(self, step: int, steps: int) -> None:
+        self._speed.start(step)
+
+    def step(self, reached: Reached) -> None:
+        self._speed.step(reached)
+        if time.monotonic() - self._last_line >= LINE_EVERY_SECONDS:
+            self._print(f"step {reached.step}/{reached.steps}, {self._described(reached)}")
+
+    def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
+        self._print(epoch_line(reached, evaluation) + f"  {self._speed.text(reached)}")
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def close(self) -> None:
+        pass
+
+    def _described(self, reached: Reached) -> str:
+        return f"{figures(reached.metrics)}  {self._speed.text(reached)}"
+
+    def _print(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        print(text, flush=True)
+
+
+class Bar:
+    """A bar with loss, metrics, samples per second and time left; one line stays for each epoch."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._speed = _Speed()
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("[dim]{task.fields[speed]}"),
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None, figures="", speed="")
+
+    def start(self, step: int, steps: int) -> None:
+        self._speed.start(step)
+        self._bar.start()
+        self._bar.update(self._task, total=steps, completed=step)
+
+    def step(self, reached: Reached) -> None:
+        self._speed.step(reached)
+        self._bar.update(
+            self._task,
+            completed=reached.step,
+            description=f"epoch {reached.epoch}/{reached.epochs}",
+            figures=figures(reached.metrics),
+            speed=self._speed.text(reached),
+        )
+
+    def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
+        self._bar.console.print(epoch_line(reached, evaluation), highlight=False)
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class _Speed:
+    """Samples per second and time left, from the steps of this process."""
+
+    def __init__(self) -> None:
+        self._begin: float | None = None
+        self._first_step = 0
+        self._samples_before = 0
+
+    def start(self, step: int) -> None:
+        self._first_step = step
+
+    def step(self, reached: Reached) -> None:
+        # The first step also loads the graph: timing begins behind it.
+        if self._begin is None:
+            self._begin, self._first_step, self._samples_before = time.monotonic(), reached.step, reached.samples
+
+    def text(self, reached: Reached) -> str:
+        done = reached.step - self._first_step
+        if self._begin is None or done < 1:
+            return ""
+        elapsed = max(time.monotonic() - self._begin, 1e-9)
+        rate = (reached.samples - self._samples_before) / elapsed
+        left = (reached.steps - reached.step) * elapsed / done
+        return f"{rate:,.0f} samples/s, {duration(left)} left"
+
+
+def automatic() -> Progress:
+    """Return a bar where standard output is a terminal, lines elsewhere."""
+    return Bar() if sys.stdout.isatty() else Lines()
+
+
+def epoch_line(reached: Reached, evaluation: Mapping[str, float]) -> str:
+    """Return one epoch's figures on a line."""
+    width = len(str(reached.epochs))
+    line = f"epoch {reached.epoch:>{width}}/{reached.epochs}  train {figures(reached.metrics)}"
+    return line + (f"  evaluation {figures(evaluation)}" if evaluation else "")
+
+
+def figures(metrics: Mapping[str, float]) -> str:
+    """Return ``loss 0.1234 accuracy 0.9870``."""
+    return " ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def duration(seconds: float) -> str:
+    """Return ``7 s``, ``2:05`` (minutes) or ``1:02:05`` (hours)."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

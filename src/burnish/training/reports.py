@@ -1,0 +1,111 @@
+"""What a run leaves for a reader: ``metrics.csv`` and ``curves.png``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import CheckpointError
+from burnish.program.state import replacing
+
+Row = dict[str, int | float | None]
+
+COUNTS = frozenset({"step", "epoch", "samples"})
+POSITION_COLUMNS = ("step", "epoch", "samples", "seconds", "lr")
+EVALUATION_PREFIX = "eval_"
+
+
+class MetricsTable:
+    """The file ``metrics.csv``: a row is appended as soon as it is known. Numbers are written so that they read back exactly.
+
+    Columns: ``step`` and ``samples`` done so far, ``epoch`` from 1, ``seconds`` of training, ``lr``; loss and metrics of the
+    training batches since the row before; in the last row of an epoch ``eval_...``, the same figures on the evaluation data.
+
+    Args:
+        path: the file.
+        names: loss and metrics.
+        last_step: keep the rows of an earlier file up to this step, and drop later ones; None starts a new file.
+
+    Raises:
+        CheckpointError: the earlier file is no such table, or the file cannot be written.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str], last_step: int | None = None):
+        self.path = path
+        self.columns = (*POSITION_COLUMNS, *names, *(EVALUATION_PREFIX + name for name in names))
+        earlier = [] if last_step is None else self._read()
+        self.rows: list[Row] = [row for row in earlier if last_step is not None and (row["step"] or 0) <= last_step]
+        with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(self.columns)
+            writer.writerows(self._values(row) for row in self.rows)
+
+    def append(self, row: Mapping[str, int | float | None]) -> None:
+        """Add a row; columns that it lacks stay empty."""
+        whole: Row = {name: row.get(name) for name in self.columns}
+        self.rows.append(whole)
+        try:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file, lineterminator="\n").writerow(self._values(whole))
+        except OSError as error:
+            raise CheckpointError(f"'{self.path}' cannot be written: {error}. Free space on the disk, then resume") from error
+
+    def _values(self, row: Row) -> list[str]:
+        return ["" if row[name] is None else repr(row[name]) for name in self.columns]
+
+    def _read(self) -> list[Row]:
+        if not self.path.exists():
+            return []
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                if tuple(reader.fieldnames or ()) != self.columns:
+                    raise ValueError(f"its columns are {', '.join(reader.fieldnames or ())}")
+                # A crash may have left a last row without its end: it lies behind the checkpoint and is written again.
+                return [
+                    {name: _number(name, text) for name, text in values.items()}
+                    for values in reader
+                    if None not in values.values()
+                ]
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"'{self.path}' is not the table of this run ({error}): move it away, and training resumes with a new one"
+            ) from error
+
+
+def _number(name: str, text: str) -> int | float | None:
+    if text == "":
+        return None
+    return int(text) if name in COUNTS else float(text)
+
+
+def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | None:
+    """Draw loss and metrics over the steps, training and evaluation, as a PNG file.
+
+    Returns:
+        None, or why nothing was drawn.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return (
+            f"'{path.name}' was not drawn, as matplotlib is not installed (pip install 'burnish[demo]'); "
+            "metrics.csv holds the same figures"
+        )
+    figure = Figure(figsize=(5.0 * len(names), 3.6), layout="constrained")
+    axes: Any = figure.subplots(1, len(names), squeeze=False)[0]
+    for panel, name in zip(axes, names, strict=True):
+        for column, label in ((name, "training"), (EVALUATION_PREFIX + name, "evaluation")):
+            points = [(row["step"], row[column]) for row in rows if row[column] is not None]
+            if points:
+                steps, values = zip(*points, strict=True)
+                panel.plot(steps, values, label=label, marker="." if len(points) < 40 else None)
+        panel.set_xlabel("step")
+        panel.set_title(name.replace("_", " "))
+        panel.grid(alpha=0.3)
+        panel.legend()
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png", dpi=120)
+    return None
