@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -80,21 +81,24 @@ class Engine(Protocol):
         ...
 
 
-def check_finite_loss(signature: GraphSignature, outputs: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> None:
+def check_finite_loss(
+    signature: GraphSignature, outputs: Mapping[str, np.ndarray], held: Callable[[], Mapping[str, np.ndarray]]
+) -> None:
     """Raise NonFiniteLossError when a loss among ``outputs`` is NaN or infinite.
 
     Args:
         signature: of the step graph.
         outputs: what the step returned.
-        state: the state before the step, for the message: whether it was damaged already, and the number of the step.
+        held: gives the state from before the step, for the message: its step, and whether it was damaged already.
     """
     for entry in signature.outputs_of(Role.LOSS):
         loss = outputs.get(entry.name)
-        if loss is None or np.isfinite(np.asarray(loss, dtype=np.float64)).all():
+        if loss is None or math.isfinite(loss.item()):
             continue
+        state = held()
         step = next((int(state[item.name]) for item in signature.inputs_of(Role.STEP) if item.name in state), None)
         place = "" if step is None else f" at step {step}"
-        message = f"The {entry.name}{place} is {np.asarray(loss, dtype=np.float64).item()}. "
+        message = f"The {entry.name}{place} is {loss.item()}. "
         damaged = first_non_finite(state)
         if damaged is None:
             raise NonFiniteLossError(

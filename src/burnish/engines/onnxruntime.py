@@ -173,7 +173,7 @@ class OnnxRuntimeRunner:
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
         outputs = self._graph("step").run(self._current, inputs)
-        check_finite_loss(signature, outputs, self._arrays())
+        check_finite_loss(signature, outputs, self._arrays)
         self._current = 1 - self._current
         return outputs
 
@@ -243,7 +243,8 @@ class _BoundGraph:
     ):
         self._graph = graph
         self._session = session
-        self._fed = tuple(entry for entry in signature.inputs if not entry.is_state)
+        self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._hyperparameters = {entry.name: _Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         results = tuple(entry for entry in signature.outputs if entry.updates is None)
         scalars = (entry for entry in results if entry.role in (Role.LOSS, Role.METRIC) and entry.shape == ())
         self._fixed = {entry.name: _Buffer.empty((), entry) for entry in scalars}
@@ -257,6 +258,8 @@ class _BoundGraph:
         for entry in signature.inputs:
             if entry.is_state:
                 binding.bind_ortvalue_input(entry.name, held[entry.name].value)
+        for name, buffer in self._hyperparameters.items():
+            binding.bind_ortvalue_input(name, buffer.value)
         for name, output in updates.items():
             binding.bind_ortvalue_output(output, following[name].value)
         for name, buffer in self._fixed.items():
@@ -267,6 +270,8 @@ class _BoundGraph:
         """Run on state set ``current``; returns the outputs that are not state."""
         binding = self._bindings[current]
         try:
+            for name, buffer in self._hyperparameters.items():
+                buffer.array[...] = inputs[name]
             for entry in self._fed:
                 binding.bind_ortvalue_input(entry.name, _ort_value(inputs[entry.name], entry))
             for entry in self._varying:

@@ -58,7 +58,7 @@ class ReferenceRunner:
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         outputs = self._run("step", inputs)
         signature = self._program.signature["step"]
-        check_finite_loss(signature, outputs, self._state)
+        check_finite_loss(signature, outputs, lambda: self._state)
         for name, output in signature.updates.items():
             self._state[name] = np.array(outputs.pop(output))
         return outputs
@@ -90,7 +90,9 @@ def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
         return ReferenceEvaluator(ir.to_proto(model))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
-        raise EngineError(f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'") from error
+        raise EngineError(
+            f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"
+        ) from error
 
 
 def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
@@ -99,7 +101,8 @@ def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], g
             results = evaluator.run(None, dict(inputs))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
-            f"The reference engine failed in the {graph} graph: {type(error).__name__}: {_reason(error)}. Use engine='onnxruntime'"
+            f"The reference engine failed in the {graph} graph: {type(error).__name__}: {_reason(error)}. "
+            "Use engine='onnxruntime'"
         ) from error
     return {name: np.asarray(result) for name, result in zip(evaluator.output_names, results, strict=True)}
 

@@ -104,6 +104,10 @@ def _extents(shape: tuple[int | str | None, ...]) -> str:
     return ", ".join("?" if extent is None else str(extent) for extent in shape)
 
 
+def _expected(entry: Entry, array: np.ndarray) -> str:
+    return f"expected shape [{_extents(entry.shape)}], got [{_extents(array.shape)}]"
+
+
 def _as_array(entry: Entry, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
@@ -118,26 +122,27 @@ def _as_array(entry: Entry, value: Any) -> np.ndarray:
 
 
 def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]]) -> None:
-    got = f"got [{_extents(array.shape)}]"
     if array.ndim != len(entry.shape):
         raise InputError(
             f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.shape)}: "
-            f"expected shape [{_extents(entry.shape)}], {got}"
+            f"{_expected(entry, array)}"
         )
     for axis, (extent, wanted) in enumerate(zip(array.shape, entry.shape, strict=True)):
         if isinstance(wanted, int) and extent != wanted:
             raise InputError(
                 f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {wanted}: "
-                f"expected shape [{_extents(entry.shape)}], {got}"
+                f"{_expected(entry, array)}"
             )
         if not isinstance(wanted, int) and extent == 0:
-            raise InputError(f"The input '{entry.name}' is empty along axis {axis} ({got}): leave empty batches out")
+            raise InputError(
+                f"The input '{entry.name}' is empty along axis {axis} (got [{_extents(array.shape)}]): leave empty batches out"
+            )
         if isinstance(wanted, str):
             earlier, other = extents.setdefault(wanted, (extent, entry.name))
             if earlier != extent:
                 raise InputError(
                     f"The inputs '{other}' and '{entry.name}' disagree about '{wanted}': {earlier} and {extent} "
-                    f"('{entry.name}': expected shape [{_extents(entry.shape)}], {got}). Give both for the same samples"
+                    f"('{entry.name}': {_expected(entry, array)}). Give both for the same samples"
                 )
 
 
