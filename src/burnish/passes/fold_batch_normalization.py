@@ -1,0 +1,241 @@
+"""Folding of inference-mode batch normalization into the layer before it.
+
+Batch normalization at inference is ``y = a * x + b`` per channel, with ``a = scale / sqrt(variance + epsilon)`` and
+``b = bias - mean * a`` (Ioffe and Szegedy 2015, section 3.1). Behind a linear layer with output channels the same numbers
+come from weights ``a * W`` and the bias ``a * c + b``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import constant_array, replace_value
+
+EPSILON = 1e-5
+"""The standard's default of the attribute ``epsilon``."""
+
+
+def fold_batch_normalization(model: ir.Model) -> ir.Model:
+    """Fold, in place, inference-mode BatchNormalization into a Conv, ConvTranspose, Gemm or MatMul with Add before it.
+
+    A layer is folded when the normalization is the only reader of its output and every operand is an initializer or
+    constant. Computed in float64 and rounded once to the weight's dtype. Weights keep their names; one that other nodes
+    read too is copied, and the copy gets a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight
+    ``<layer>.weight``, else the name of the normalization's bias. Initializers that nothing reads any more are removed.
+
+    Returns:
+        The same model.
+    """
+    for node in list(model.graph):
+        if _is_inference_batch_normalization(node):
+            _fold(model.graph, node)
+    return model
+
+
+def _is_inference_batch_normalization(node: ir.Node) -> bool:
+    if node.op_type != "BatchNormalization" or node.domain != "":
+        return False
+    mode = node.attributes.get("training_mode")
+    in_use = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+    return not in_use and (mode is None or mode.value == 0)
+
+
+def _fold(graph: ir.Graph, normalization: ir.Node) -> None:
+    value = normalization.inputs[0]
+    layer = None if value is None else value.producer()
+    if value is None or layer is None or layer.domain != "" or layer.graph is not graph or not _read_once(value):
+        return
+    rule = _RULES.get(layer.op_type)
+    factors = _factors(normalization)
+    if rule is None or factors is None or not rule(graph, layer, normalization, *factors):
+        return
+    operands = [operand for operand in normalization.inputs[1:] if operand is not None]
+    replace_value(normalization.outputs[0], value)
+    graph.remove(normalization, safe=True)
+    for operand in operands:
+        _remove_unread(graph, operand)
+
+
+def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return ``a`` and ``b`` of each channel in float64, or None when they are not constant and finite."""
+    arrays = [constant_array(operand) for operand in normalization.inputs[1:5]]
+    if any(array is None for array in arrays):
+        return None
+    scale, bias, mean, variance = (np.asarray(array, dtype=np.float64) for array in arrays)
+    attribute = normalization.attributes.get("epsilon")
+    epsilon = EPSILON if attribute is None else attribute.as_float()
+    with np.errstate(all="ignore"):
+        a = scale / np.sqrt(variance + epsilon)
+        b = bias - mean * a
+    return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
+
+
+def _fold_convolution(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+    weight = constant_array(layer.inputs[1])
+    if weight is None:
+        return False
+    scaled = weight.astype(np.float64) * a.reshape(-1, *[1] * (weight.ndim - 1))
+    return _fold_with_bias(graph, layer, normalization, scaled, a, b)
+
+
+def _fold_transposed_convolution(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+    weight = constant_array(layer.inputs[1])
+    if weight is None:
+        return False
+    # The weight is (channels in, channels out of a group, ...): output channel o of group g is g * (out of a group) + o.
+    groups = layer.attributes["group"].as_int() if "group" in layer.attributes else 1
+    grouped = weight.astype(np.float64).reshape(groups, -1, *weight.shape[1:])
+    scaled = grouped * a.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
+    return _fold_with_bias(graph, layer, normalization, scaled.reshape(weight.shape), a, b)
+
+
+def _fold_with_bias(
+    graph: ir.Graph, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> bool:
+    present = layer.inputs[2] if len(layer.inputs) > 2 else None
+    bias = constant_array(present)
+    if present is not None and bias is None:
+        return False
+    shifted = b if bias is None else bias.astype(np.float64) * a + b
+    return _replace_weight_and_bias(graph, layer, normalization, scaled, shifted)
+
+
+def _fold_gemm(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+    weight = constant_array(layer.inputs[1])
+    present = layer.inputs[2] if len(layer.inputs) > 2 else None
+    bias = constant_array(present)
+    if weight is None or (present is not None and bias is None):
+        return False
+    transposed = "transB" in layer.attributes and layer.attributes["transB"].as_int() != 0
+    beta = layer.attributes["beta"].as_float() if "beta" in layer.attributes else 1.0
+    scaled = weight.astype(np.float64) * (a[:, None] if transposed else a[None, :])
+    shifted = b if bias is None else beta * bias.astype(np.float64) * a + b
+    if not _replace_weight_and_bias(graph, layer, normalization, scaled, shifted):
+        return False
+    layer.attributes.pop("beta", None)
+    return True
+
+
+def _replace_weight_and_bias(
+    graph: ir.Graph, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shifted: np.ndarray
+) -> bool:
+    dtype = _dtype_of(layer.inputs[1])
+    weight, bias = _rounded(scaled, dtype), _rounded(shifted, dtype)
+    if weight is None or bias is None:
+        return False
+    _put(graph, layer, 1, weight)
+    if len(layer.inputs) > 2 and layer.inputs[2] is not None:
+        _put(graph, layer, 2, bias)
+    else:
+        layer.resize_inputs(3)
+        layer.replace_input_with(2, _add_initializer(graph, _new_bias_name(graph, layer, normalization), bias))
+    return True
+
+
+def _fold_added_bias(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+    """MatMul and Add: a dense layer whose output is (batch, channels), the only case where channels are the last axis."""
+    for position in (0, 1):
+        product = layer.inputs[1 - position]
+        bias = constant_array(layer.inputs[position])
+        producer = None if product is None else product.producer()
+        if bias is None or product is None or producer is None or producer.op_type != "MatMul" or producer.domain != "":
+            continue
+        weight = constant_array(producer.inputs[1])
+        shape = layer.outputs[0].shape
+        if weight is None or weight.ndim != 2 or shape is None or len(shape) != 2 or not _read_once(product):
+            continue
+        if bias.ndim > 2 or producer.graph is not graph:
+            continue
+        dtype = _dtype_of(producer.inputs[1])
+        scaled = _rounded(weight.astype(np.float64) * a[None, :], dtype)
+        shifted = _rounded(bias.astype(np.float64) * a + b, dtype)
+        if scaled is None or shifted is None:
+            return False
+        _put(graph, producer, 1, scaled)
+        _put(graph, layer, position, shifted)
+        return True
+    return False
+
+
+_Rule = Callable[[ir.Graph, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
+_RULES: dict[str, _Rule] = {
+    "Add": _fold_added_bias,
+    "Conv": _fold_convolution,
+    "ConvTranspose": _fold_transposed_convolution,
+    "Gemm": _fold_gemm,
+}
+
+
+def _dtype_of(value: ir.Value | None) -> np.dtype:
+    array = constant_array(value)
+    assert array is not None
+    return array.dtype
+
+
+def _rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Cast, or None where a narrow dtype cannot hold a number."""
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    return result if np.isfinite(result.astype(np.float64)).all() else None
+
+
+def _read_once(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray) -> None:
+    """Give an operand of a node new numbers; under its name, unless others read the old ones."""
+    old = node.inputs[index]
+    assert old is not None
+    if _read_once(old) and old.is_initializer():
+        old.const_value = ir.Tensor(array, name=old.name)
+        old.shape = ir.Shape(array.shape)
+        return
+    node.replace_input_with(index, _add_initializer(graph, _unused_name(graph, old.name or "weight"), array))
+    producer = old.producer()
+    if producer is not None and not old.uses() and not old.is_graph_output():
+        graph.remove(producer, safe=True)
+
+
+def _new_bias_name(graph: ir.Graph, layer: ir.Node, normalization: ir.Node) -> str:
+    weight, bias = layer.inputs[1], normalization.inputs[2]
+    assert weight is not None
+    assert bias is not None
+    stem = (weight.name or "").removesuffix(".weight")
+    if stem != weight.name:
+        return _unused_name(graph, f"{stem}.bias")
+    name = bias.name or "bias"
+    if _read_once(bias) and bias.is_initializer():
+        graph.initializers.pop(name)
+        bias.name = None
+    return _unused_name(graph, name)
+
+
+def _unused_name(graph: ir.Graph, wanted: str) -> str:
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    taken.update(output.name for node in graph.all_nodes() for output in node.outputs)
+    name, counter = wanted, 0
+    while name in taken:
+        counter += 1
+        name = f"{wanted}_{counter}"
+    return name
+
+
+def _add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    tensor = ir.Tensor(array, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
+    if value.uses() or value.is_graph_output():
+        return
+    producer = value.producer()
+    if producer is not None:
+        graph.remove(producer, safe=True)
+    elif value.is_initializer():
+        graph.initializers.pop(value.name)  # type: ignore[arg-type]
