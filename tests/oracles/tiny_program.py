@@ -52,9 +52,8 @@ def tiny_program(dtype: ir.DataType = ir.DataType.FLOAT, seed: int = 3) -> Progr
     def losses(b: Builder, v: dict[str, Tensor], centred: Tensor) -> dict[str, Tensor]:
         logits = b.op("Add", b.op("MatMul", centred * v["param/scale"], v["param/weight"]), v["param/bias"])
         log_probabilities = b.op("LogSoftmax", logits, axis=1)
-        off_on = b.constant(np.array([0, 1], dtype=dtype.numpy()))
-        hot = b.op("OneHot", v["labels"], b.constant(np.asarray(CLASSES, np.int64)), off_on, axis=-1)
-        hot.value.dtype = dtype
+        is_class = b.op("Equal", b.op("Unsqueeze", v["labels"], b.integers([1])), b.integers(range(CLASSES)))
+        hot = b.op("Cast", is_class, to=int(dtype), dtype=dtype)
         losses = -b.op("ReduceSum", log_probabilities * hot, b.integers([1]), keepdims=0)
         right = b.op("Equal", b.op("ArgMax", logits, axis=1, keepdims=0), v["labels"])
         return {
@@ -166,9 +165,7 @@ def tiny_batch(size: int = 8, seed: int = 0, dtype: type = np.float32) -> dict[s
     return {"x": (centres[labels] + rng.normal(size=(size, FEATURES))).astype(dtype), "labels": labels.astype(np.int64)}
 
 
-def numpy_step(
-    state: dict[str, np.ndarray], batch: dict[str, np.ndarray], lr: float = LR
-) -> tuple[float, dict[str, np.ndarray]]:
+def numpy_step(state: dict[str, np.ndarray], batch: dict[str, np.ndarray], lr: float = LR) -> tuple[float, dict[str, np.ndarray]]:
     """The loss and the next state, in float64."""
     s = {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in state.items()}
     x, labels = batch["x"].astype(np.float64), batch["labels"]

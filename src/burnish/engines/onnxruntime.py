@@ -39,7 +39,6 @@ _LEVELS = {
 _ORDERS = {
     "default": onnxruntime.ExecutionOrder.DEFAULT,
     "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
-    "memory": onnxruntime.ExecutionOrder.MEMORY_EFFICIENT,
 }
 _ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
 
@@ -55,7 +54,7 @@ class OnnxRuntimeEngine:
             system less often, ``none`` returns every buffer at once. The arena is shared by all sessions of the process,
             so the first engine that opens a session decides between the first two.
         memory_pattern: plan the buffers of a step as one block when shapes repeat; faster, and costs memory.
-        execution_order: order of independent nodes: ``default``, ``priority`` or ``memory``.
+        execution_order: order of independent nodes: ``default`` or ``priority``.
         spinning: let idle threads wait actively; faster steps, at the cost of what else runs on the machine.
         config: further ONNX Runtime session configuration entries, by key.
     """
@@ -68,7 +67,7 @@ class OnnxRuntimeEngine:
         *,
         arena: Literal["same_as_requested", "next_power_of_two", "none"] = "same_as_requested",
         memory_pattern: bool = False,
-        execution_order: Literal["default", "priority", "memory"] = "default",
+        execution_order: Literal["default", "priority"] = "default",
         spinning: bool = True,
         config: Mapping[str, str] | None = None,
     ):
