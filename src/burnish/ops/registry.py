@@ -69,6 +69,10 @@ class Operation:
         """Output ``index``, added to the node when the model left this optional output out (a mask, max-pool indices)."""
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
+        # An output that was left out has no name, and a node that is in a graph already gives it none.
+        for position, output in enumerate(self.node.outputs):
+            if output.name is None or (position == index and not output.name):
+                output.name = f"{self.output.name}:{position}" if position == index else ""
         value = self.node.outputs[index]
         if value.type is None:
             value.dtype = dtype
