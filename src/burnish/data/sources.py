@@ -85,6 +85,6 @@ def as_dataset(source: DataSource, wanted: Wanted, classes: Sequence[str] | None
     if isinstance(source, Dataset):
         return source
     raise DataError(
-        f"a {type(source).__name__} is no data set: give (x, y), arrays by input name, an object with __len__ and "
-        f"batch(indices), or {FORMATS}"
+        f"no data set is made of a value of type {type(source).__name__}: give (x, y), arrays by input name, "
+        f"an object with __len__ and batch(indices), or {FORMATS}"
     )
