@@ -5,8 +5,8 @@ from burnish.importer import load
 from burnish.program import Program
 from burnish.program.compile import compile
 from burnish.program.gradient import grad
-from burnish.training import Session
+from burnish.training import Session, Trainer
 
 __version__ = "0.1.0"
 
-__all__ = ["Program", "Session", "compile", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]
+__all__ = ["Program", "Session", "Trainer", "compile", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]

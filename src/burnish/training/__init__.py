@@ -5,5 +5,14 @@ What a step computes is the program's; how a graph is run is the engine's; where
 
 from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.session import Session
+from burnish.training.trainer import Trainer, TrainingInterrupted, TrainingResult
 
-__all__ = ["Checkpoint", "Session", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "Session",
+    "Trainer",
+    "TrainingInterrupted",
+    "TrainingResult",
+    "read_checkpoint",
+    "write_checkpoint",
+]
