@@ -5,7 +5,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 ``burnish.lowering``. Importing this package registers every rule.
 """
 
-from burnish.ops import convolution, elementwise, indexing, local_response, loss, pooling, random, shape
+from burnish.ops import activation, convolution, elementwise, indexing, local_response, loss, matmul, pooling, random, reduction, shape
 from burnish.ops.registry import (
     Operation,
     find_gradient,
@@ -17,6 +17,7 @@ from burnish.ops.registry import (
 
 __all__ = [
     "Operation",
+    "activation",
     "convolution",
     "elementwise",
     "find_gradient",
@@ -27,7 +28,9 @@ __all__ = [
     "local_response",
     "loss",
     "lowering",
+    "matmul",
     "pooling",
     "random",
+    "reduction",
     "shape",
 ]

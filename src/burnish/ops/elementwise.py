@@ -1,8 +1,13 @@
-"""Elementwise operators: arithmetic with broadcasting and activations."""
+"""Elementwise arithmetic with broadcasting, powers, exponentials, trigonometry, selection and casts.
+
+Activation functions live in ``activation.py``.
+"""
 
 from __future__ import annotations
 
-from burnish.graph import Tensor
+import math
+
+from burnish.graph import Tensor, same_shape, unbroadcast
 from burnish.ops.registry import Operation, gradient
 
 
@@ -16,13 +21,225 @@ def add(op: Operation, dy: Tensor) -> tuple[Tensor, Tensor]:
     return dy, dy
 
 
+@gradient("Sub")
+def sub(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    return dy, -unbroadcast(dy, op.required(1)) if op.wants(1) else None
+
+
 @gradient("Mul")
 def mul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = op.required(0), op.required(1)
     return dy * b if op.wants(0) else None, dy * a if op.wants(1) else None
 
 
+@gradient("Div")
+def div(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """d(a/b)/db = -y/b; a divisor that was broadcast divides after the sum, where the tensor is small again."""
+    b, y = op.required(1), op.output
+    da = dy / b if op.wants(0) else None
+    if not op.wants(1):
+        return da, None
+    if da is not None and same_shape(y.shape, b.shape):
+        return da, -(da * y)
+    return da, -(unbroadcast(dy * y, b) / b)
+
+
+@gradient("Mod")
+def mod(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """y = a - q·b with a whole quotient q, constant between its jumps."""
+    if not op.wants(1):
+        return dy, None
+    a, b = op.required(0), op.required(1)
+    quotient = op.builder.op("Round", (a - op.output) / b)
+    return dy, -(dy * quotient)
+
+
+@gradient("Sum")
+def sum_(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
+    return (dy,) * len(op.inputs)
+
+
+@gradient("Mean")
+def mean(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
+    count = len(op.inputs)
+    return (dy if count == 1 else dy * (1 / count),) * count
+
+
+@gradient("Max", "Min")
+def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The cotangent goes to the operand that was taken; operands that tie share it evenly, as in PyTorch's maximum."""
+    if len(op.inputs) == 1:
+        return (dy,)
+    builder, y = op.builder, op.output
+    taken = [builder.cast(builder.op("Equal", op.required(index), y), y.dtype) for index in range(len(op.inputs))]
+    share = dy / builder.op("Sum", *taken)
+    return tuple(share * mask if op.wants(index) else None for index, mask in enumerate(taken))
+
+
+@gradient("Neg")
+def neg(op: Operation, dy: Tensor) -> Tensor:
+    return -dy
+
+
+@gradient("Abs")
+def abs_(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Sign", op.input)
+
+
+@gradient("Floor", "Ceil", "Round", "Sign")
+def piecewise_constant(op: Operation, dy: Tensor) -> None:
+    """The derivative is zero wherever it exists: no gradient flows."""
+    return
+
+
+@gradient("Exp")
+def exp(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.output
+
+
+@gradient("Log")
+def log(op: Operation, dy: Tensor) -> Tensor:
+    return dy / op.input
+
+
+@gradient("Sqrt")
+def sqrt(op: Operation, dy: Tensor) -> Tensor:
+    return dy / (op.output * 2)
+
+
+@gradient("Reciprocal")
+def reciprocal(op: Operation, dy: Tensor) -> Tensor:
+    y = op.output
+    return -(dy * y * y)
+
+
+@gradient("Erf")
+def erf(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy * (op.builder.op("Exp", -(x * x)) * (2 / math.sqrt(math.pi)))
+
+
+@gradient("Pow")
+def pow_(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """d(xᵖ)/dx = p·xᵖ⁻¹ and d(xᵖ)/dp = xᵖ·ln x.
+
+    Where p = 0 the first is 0 at every x, and where x = 0 and p >= 0 the second is 0: the products would be 0·∞. A negative
+    base has no derivative by the exponent (NaN).
+    """
+    return _pow_base(op, dy) if op.wants(0) else None, _pow_exponent(op, dy) if op.wants(1) else None
+
+
+def _pow_base(op: Operation, dy: Tensor) -> Tensor | None:
+    builder, x, exponent = op.builder, op.required(0), op.required(1)
+    array = exponent.array
+    if array is not None and array.size == 1 and exponent.rank is not None and exponent.rank <= (x.rank or 0):
+        number = float(array.reshape(()))
+        if number == 0:
+            return None
+        if number == 1:
+            return dy
+        if number == 2:
+            return dy * (x * 2)
+        if number == 0.5:
+            return dy / (op.output * 2)
+        return dy * (x ** (number - 1) * number)
+    p = builder.cast(exponent, x.dtype)
+    slope = p * x ** (p - 1)
+    constant = builder.op("Equal", p, builder.scalar(0, p))
+    return dy * builder.op("Where", constant, builder.scalar(0, slope), slope)
+
+
+def _pow_exponent(op: Operation, dy: Tensor) -> Tensor:
+    builder, x, exponent, y = op.builder, op.required(0), op.required(1), op.output
+    slope = y * builder.op("Log", x)
+    base_is_zero = builder.op("Equal", x, builder.scalar(0, x))
+    constant = builder.op("And", base_is_zero, builder.op("GreaterOrEqual", exponent, builder.scalar(0, exponent)))
+    slope = builder.op("Where", constant, builder.scalar(0, slope), slope)
+    return builder.cast(dy * slope, exponent.dtype)
+
+
+@gradient("Sin")
+def sin(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Cos", op.input)
+
+
+@gradient("Cos")
+def cos(op: Operation, dy: Tensor) -> Tensor:
+    return -(dy * op.builder.op("Sin", op.input))
+
+
+@gradient("Tan")
+def tan(op: Operation, dy: Tensor) -> Tensor:
+    y = op.output
+    return dy * (y * y + 1)
+
+
+@gradient("Asin")
+def asin(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / op.builder.op("Sqrt", 1 - x * x)
+
+
+@gradient("Acos")
+def acos(op: Operation, dy: Tensor) -> Tensor:
+    return -asin(op, dy)
+
+
+@gradient("Atan")
+def atan(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / (x * x + 1)
+
+
+@gradient("Sinh")
+def sinh(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Cosh", op.input)
+
+
+@gradient("Cosh")
+def cosh(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Sinh", op.input)
+
+
 @gradient("Tanh")
 def tanh(op: Operation, dy: Tensor) -> Tensor:
     y = op.output
     return dy * (1 - y * y)
+
+
+@gradient("Asinh")
+def asinh(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / op.builder.op("Sqrt", x * x + 1)
+
+
+@gradient("Acosh")
+def acosh(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / op.builder.op("Sqrt", x * x - 1)
+
+
+@gradient("Atanh")
+def atanh(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / (1 - x * x)
+
+
+@gradient("Where")
+def where(op: Operation, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    condition, zero = op.required(0), op.builder.scalar(0, dy)
+    return (
+        None,
+        op.builder.op("Where", condition, dy, zero) if op.wants(1) else None,
+        op.builder.op("Where", condition, zero, dy) if op.wants(2) else None,
+    )
+
+
+@gradient("Cast")
+def cast(op: Operation, dy: Tensor) -> Tensor:
+    return op.builder.cast(dy, op.input.dtype)
+
+
+@gradient("CastLike")
+def cast_like(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    return op.builder.cast(dy, op.input.dtype), None

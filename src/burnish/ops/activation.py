@@ -1,0 +1,203 @@
+"""Activation functions, Clip, Softmax and LogSoftmax."""
+
+from __future__ import annotations
+
+import math
+
+from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.ops.registry import Operation, gradient, lowering
+
+SELU_ALPHA = 1.67326319217681884765625
+SELU_GAMMA = 1.05070102214813232421875
+
+
+def _masked(condition: Tensor, dy: Tensor) -> Tensor:
+    """``dy`` where ``condition`` holds, else 0, as a product: on CPU a Where costs twice as much as a cast and a product."""
+    return dy * dy.builder.cast(condition, dy.dtype)
+
+
+@gradient("Relu")
+def relu(op: Operation, dy: Tensor) -> Tensor:
+    """The output tells where the input was positive; the input need not be kept."""
+    return op.builder.op("ReluGrad", dy, op.output, domain=BURNISH_DOMAIN, like=dy)
+
+
+@lowering("ReluGrad")
+def lower_relu_grad(op: Operation) -> Tensor:
+    """Inputs dY, Y; output dX = dY where Y > 0, else 0."""
+    dy, y = op.required(0), op.required(1)
+    return _masked(op.builder.op("Greater", y, 0), dy)
+
+
+@gradient("Clip")
+def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """Zero outside the bounds and, as for PyTorch's relu6 and hardtanh, exactly on them, so that the output alone decides
+    and the input need not be kept. When a gradient of a bound is asked for, PyTorch's clamp is followed: on the bound the
+    cotangent goes to the input, beyond it to the bound; where the bounds cross, to the upper one.
+    """
+    builder, x, y, low, high = op.builder, op.input, op.output, op.optional(1), op.optional(2)
+    if not (op.wants(1) or op.wants(2)):
+        inside = [builder.op("Greater", y, low)] if low is not None else []
+        inside += [builder.op("Less", y, high)] if high is not None else []
+        if not inside:
+            return (dy,)
+        return (_masked(inside[0] if len(inside) == 1 else builder.op("And", *inside), dy),)
+    below = builder.op("Less", x, low) if low is not None else None
+    above = builder.op("Greater", x, high) if high is not None else None
+    if below is not None and above is not None:
+        crossed = builder.op("Less", high, low)
+        below = builder.op("And", below, builder.op("Not", crossed))
+        above = builder.op("Or", above, crossed)
+    outside = builder.op("Or", below, above) if below is not None and above is not None else below or above
+    assert outside is not None
+    return (
+        _masked(builder.op("Not", outside), dy) if op.wants(0) else None,
+        _masked(below, dy) if below is not None and op.wants(1) else None,
+        _masked(above, dy) if above is not None and op.wants(2) else None,
+    )
+
+
+@gradient("LeakyRelu")
+def leaky_relu(op: Operation, dy: Tensor) -> Tensor:
+    """The output has the sign of the input while alpha >= 0; for alpha in [0, 1] the slope is max([y > 0], alpha)."""
+    builder, alpha = op.builder, op.attribute("alpha", 0.01)
+    positive = builder.op("Greater", op.output if alpha >= 0 else op.input, 0)
+    if 0 <= alpha <= 1:
+        slope = builder.cast(positive, dy.dtype)
+        return dy * builder.op("Clip", slope, builder.scalar(alpha, dy))
+    return builder.op("Where", positive, dy, dy * alpha)
+
+
+@gradient("PRelu")
+def prelu(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    builder, x, slope = op.builder, op.required(0), op.required(1)
+    positive = builder.op("Greater", x, 0)
+    return (
+        builder.op("Where", positive, dy, dy * slope) if op.wants(0) else None,
+        builder.op("Where", positive, builder.scalar(0, dy), dy * x) if op.wants(1) else None,
+    )
+
+
+@gradient("Elu")
+def elu(op: Operation, dy: Tensor) -> Tensor:
+    builder, x, alpha = op.builder, op.input, op.attribute("alpha", 1.0)
+    negative_side = dy * builder.op("Exp", builder.op("Min", x, 0))
+    if alpha == 1:
+        return negative_side
+    return builder.op("Where", builder.op("Greater", x, 0), dy, negative_side * alpha)
+
+
+@gradient("Selu")
+def selu(op: Operation, dy: Tensor) -> Tensor:
+    builder, x = op.builder, op.input
+    alpha, gamma = op.attribute("alpha", SELU_ALPHA), op.attribute("gamma", SELU_GAMMA)
+    negative_side = dy * (builder.op("Exp", builder.op("Min", x, 0)) * (alpha * gamma))
+    return builder.op("Where", builder.op("Greater", x, 0), dy * gamma, negative_side)
+
+
+@gradient("Celu")
+def celu(op: Operation, dy: Tensor) -> Tensor:
+    """y = max(0, x) + min(0, α(exp(x/α) - 1)), of slope exp(min(x, 0)/α) for α > 0."""
+    builder, alpha = op.builder, op.attribute("alpha", 1.0)
+    bounded = builder.op("Min", op.input, 0)
+    return dy * builder.op("Exp", bounded if alpha == 1 else bounded * (1 / alpha))
+
+
+@gradient("Softplus")
+def softplus(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Sigmoid", op.input)
+
+
+@gradient("Softsign")
+def softsign(op: Operation, dy: Tensor) -> Tensor:
+    scale = op.builder.op("Abs", op.input) + 1
+    return dy / (scale * scale)
+
+
+@gradient("Sigmoid")
+def sigmoid(op: Operation, dy: Tensor) -> Tensor:
+    y = op.output
+    return dy * (y * (1 - y))
+
+
+@gradient("HardSigmoid")
+def hard_sigmoid(op: Operation, dy: Tensor) -> Tensor:
+    builder, y = op.builder, op.output
+    inside = builder.op("And", builder.op("Greater", y, 0), builder.op("Less", y, 1))
+    return _masked(inside, dy * op.attribute("alpha", 0.2))
+
+
+@gradient("HardSwish")
+def hard_swish(op: Operation, dy: Tensor) -> Tensor:
+    """y = x·h with h = HardSigmoid(x; 1/6, 1/2); the slope is 2h - 1/2 where 0 < h < 1, and h (0 or 1) elsewhere."""
+    builder = op.builder
+    h = builder.op("HardSigmoid", op.input, alpha=1 / 6, beta=0.5)
+    inside = builder.op("And", builder.op("Greater", h, 0), builder.op("Less", h, 1))
+    return dy * builder.op("Where", inside, h * 2 - 0.5, h)
+
+
+@gradient("ThresholdedRelu")
+def thresholded_relu(op: Operation, dy: Tensor) -> Tensor:
+    return _masked(op.builder.op("Greater", op.input, op.attribute("alpha", 1.0)), dy)
+
+
+@gradient("Shrink")
+def shrink(op: Operation, dy: Tensor) -> Tensor:
+    """Beyond ±lambd the input is shifted by a constant, between them the output is 0."""
+    builder = op.builder
+    return _masked(builder.op("Greater", builder.op("Abs", op.input), op.attribute("lambd", 0.5)), dy)
+
+
+@gradient("Gelu")
+def gelu(op: Operation, dy: Tensor) -> Tensor:
+    """With Φ the normal distribution function and φ its density, d(x·Φ(x)) = Φ(x) + x·φ(x), and for the tanh approximation
+    ½(1 + t) + ½x(1 - t²)·u' with t = tanh(u), u = √(2/π)(x + 0.044715x³).
+    """
+    builder, x = op.builder, op.input
+    if op.attribute("approximate", "none") == "tanh":
+        scale, cubic = math.sqrt(2 / math.pi), 0.044715
+        square = x * x
+        t = builder.op("Tanh", x * (square * (scale * cubic) + scale))
+        slope_of_u = square * (3 * scale * cubic) + scale
+        return dy * (((1 - t * t) * slope_of_u * x + t + 1) * 0.5)
+    distribution = (builder.op("Erf", x * math.sqrt(0.5)) + 1) * 0.5
+    density = builder.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return dy * (distribution + x * density)
+
+
+@gradient("Mish")
+def mish(op: Operation, dy: Tensor) -> Tensor:
+    """y = x·t with t = tanh(softplus(x)); dy/dx = t + x(1 - t²)·sigmoid(x)."""
+    builder, x = op.builder, op.input
+    t = builder.op("Tanh", builder.op("Softplus", x))
+    return dy * (t + x * (1 - t * t) * builder.op("Sigmoid", x))
+
+
+@gradient("Swish")
+def swish(op: Operation, dy: Tensor) -> Tensor:
+    """y = x·s with s = sigmoid(αx); dy/dx = s(1 + αx(1 - s))."""
+    alpha = op.attribute("alpha", 1.0)
+    scaled = op.input if alpha == 1 else op.input * alpha
+    s = op.builder.op("Sigmoid", scaled)
+    return dy * (s * (scaled * (1 - s) + 1))
+
+
+@gradient("Softmax", since=13)
+def softmax(op: Operation, dy: Tensor) -> Tensor:
+    """dx = y(dy - Σ dy·y), the sum along the axis."""
+    y = op.output
+    along = op.builder.integers([op.attribute("axis", -1)])
+    return (dy - op.builder.op("ReduceSum", dy * y, along, keepdims=1)) * y
+
+
+@gradient("LogSoftmax", since=13)
+def log_softmax(op: Operation, dy: Tensor) -> Tensor:
+    """dx = dy - softmax(x)·Σ dy, the sum along the axis; softmax(x) = exp(y) is accurate since y <= 0."""
+    along = op.builder.integers([op.attribute("axis", -1)])
+    return dy - op.builder.op("Exp", op.output) * op.builder.op("ReduceSum", dy, along, keepdims=1)
+
+
+@gradient("Hardmax", since=13)
+def hardmax(op: Operation, dy: Tensor) -> None:
+    """Constant wherever it is continuous: no gradient flows."""
+    return
