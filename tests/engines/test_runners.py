@@ -7,13 +7,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from oracles.tiny_program import CLASSES, FEATURES, LR, TRAINED, numpy_step, tiny_batch, tiny_program
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.graph import Builder
 from burnish.program import persistence
+from oracles.tiny_program import CLASSES, FEATURES, LR, TRAINED, numpy_step, tiny_batch, tiny_program
 
 ENGINES = [OnnxRuntimeEngine, ReferenceEngine]
 
@@ -256,7 +256,7 @@ def test_a_failing_node_is_named(capfd):
     [
         (
             helper.make_node("Det", ["x"], ["y"], name="volume"),
-            r"cannot load the model graph at Det 'volume'.*Update onnxruntime",
+            r"load the model graph at Det 'volume'.*Update onnxruntime",
         ),
         (helper.make_node("Foo", ["x"], ["y"], name="odd"), r"cannot load the model graph at Foo 'odd'"),
     ],

@@ -16,6 +16,7 @@ from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.program import Program, Role
+from burnish.program.export import export_inference, save_inference
 from burnish.program.state import check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import check_batch, check_hyperparameters
@@ -185,6 +186,21 @@ class Session:
         check_checkpoint(path, checkpoint, self.program, self._identity)
         self._open_runner().load_state(checkpoint.state)
         return checkpoint.extra
+
+    def export(self, path: str | Path, fold_norm: bool = True) -> Path:
+        """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
+
+        Args:
+            path: the ``.onnx`` file; written whole or not at all.
+            fold_norm: fold batch normalization into the layers before it where that is exact up to rounding.
+
+        Returns:
+            The path.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        return save_inference(export_inference(self.program, self.state(), fold_norm), path)
 
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
