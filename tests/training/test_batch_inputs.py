@@ -1,0 +1,163 @@
+"""Checks of a batch, before anything runs."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from burnish.errors import ConfigurationError, InputError
+from burnish.program import Entry, GraphSignature, Role
+from burnish.training.inputs import check_batch, check_hyperparameters
+
+SIGNATURE = GraphSignature(
+    (
+        Entry("image", Role.DATA, ir.DataType.FLOAT, ("batch", 3, 4, 4)),
+        Entry("mask", Role.DATA, ir.DataType.BOOL, ("batch", None)),
+        Entry("labels", Role.LABEL, ir.DataType.INT64, ("batch",), minimum=0, maximum=9, ignored=-100),
+        Entry("lr", Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=0.1),
+        Entry("decay", Role.HYPERPARAMETER, ir.DataType.FLOAT, ()),
+        Entry("param/w", Role.PARAMETER, ir.DataType.FLOAT, (3,)),
+    ),
+    (),
+)
+
+
+class Unreadable:
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("call detach first")
+
+
+def batch(**changes):
+    values = {
+        "image": np.zeros((2, 3, 4, 4), np.float32),
+        "mask": np.ones((2, 7), bool),
+        "labels": np.array([3, 9]),
+    }
+    values |= changes
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def test_a_fitting_batch_is_not_copied():
+    given = batch()
+    checked = check_batch(SIGNATURE, given)
+    assert list(checked) == ["image", "mask", "labels"]
+    for name, array in checked.items():
+        assert array is given[name]
+
+
+def test_nothing_else_than_a_dict_is_a_batch():
+    with pytest.raises(InputError, match=r"dict of arrays by input name, not a tuple: give \{'image': \.\.\., 'mask'"):
+        check_batch(SIGNATURE, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": None}, r"lacks the input 'labels' \(int64 of shape \[batch\]\): add it"),
+        ({"image": None, "x": 1}, r"lacks the input 'image' \(float32 of shape \[batch, 3, 4, 4\]\); instead it has 'x'"),
+        ({"label": np.zeros(2)}, r"unexpected input 'label' \(did you mean 'labels'\?\): expected 'image', 'mask', 'labels'"),
+        ({"param/w": np.zeros(3)}, r"unexpected input 'param/w'"),
+        ({"image": np.zeros((3, 4, 4), np.float32)}, r"'image' has 3 dimensions, and the program takes 4: .*got \[3, 4, 4\]"),
+        ({"labels": np.zeros((2, 1), int)}, r"'labels' has 2 dimensions.*expected shape \[batch\], got \[2, 1\]"),
+        ({"image": np.zeros((2, 3, 4, 5), np.float32)}, r"'image' has extent 5 along axis 3, and the program takes 4"),
+        ({"labels": np.zeros(3, int)}, r"'image' and 'labels' disagree about 'batch': 2 and 3"),
+        ({"image": np.zeros((0, 3, 4, 4), np.float32)}, r"'image' is empty along axis 0.*leave empty batches out"),
+        ({"mask": np.zeros((2, 0), bool)}, r"'mask' is empty along axis 1"),
+        ({"image": np.zeros((2, 3, 4, 4), np.uint8)}, r"'image' has dtype uint8, expected float32; scale integers .*astype"),
+        ({"image": np.full((2, 3, 4, 4), "a")}, r"'image' has dtype <U1, which is not numeric"),
+        ({"image": np.zeros((2, 3, 4, 4), complex)}, r"'image' has dtype complex128, expected float32"),
+        ({"labels": np.array([1.0, 2.0])}, r"'labels' has dtype float64, expected int64; class indices are integers"),
+        ({"labels": np.array(["cat", "dog"])}, r"'labels' has dtype <U3, which is not numeric: give int64"),
+        ({"labels": np.array([1, None])}, r"'labels' has dtype object, which is not numeric"),
+        ({"labels": np.array([True, False])}, r"'labels' has dtype bool, expected int64"),
+        ({"labels": [[1, 2], [3]]}, r"'labels' is a list that is not an array"),
+        ({"labels": Unreadable()}, r"'labels' is a Unreadable that is not an array \(call detach first\)"),
+        ({"mask": np.ones((2, 7), int)}, r"'mask' has dtype int64, expected bool"),
+        ({"labels": np.array([3, 10])}, r"'labels' holds 10 at \[1\], out of range: valid are 0\.\.9 or -100, which is ignored"),
+        ({"labels": np.array([-1, 99])}, r"'labels' holds -1 at \[0\], out of range"),
+        ({"labels": np.array([-100, 99])}, r"'labels' holds 99 at \[1\], out of range"),
+        (
+            {"labels": np.array([1, 2**64 - 1], np.uint64)},
+            r"'labels' holds 18446744073709551615 at \[1\], which int64 cannot",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        check_batch(SIGNATURE, batch(**changes))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.uint64, ">i8", ">i4"])
+def test_integers_are_widened(dtype):
+    labels = check_batch(SIGNATURE, batch(labels=np.array([3, 9], dtype)))["labels"]
+    assert labels.dtype == np.int64
+    assert labels.dtype.isnative
+    np.testing.assert_array_equal(labels, [3, 9])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ">f4", ir.DataType.BFLOAT16.numpy()])
+def test_floats_are_rounded_to_the_programs_type(dtype):
+    values = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(dtype)
+    image = check_batch(SIGNATURE, batch(image=values))["image"]
+    assert image.dtype == np.float32
+    assert image.dtype.isnative
+    np.testing.assert_array_equal(image, values.astype(np.float32))
+
+
+def test_a_value_too_large_for_the_programs_type_is_refused():
+    values = np.zeros((2, 3, 4, 4))
+    values[1, 2, 0, 3] = -1e39
+    with pytest.raises(InputError, match=re.escape("'image' holds -1e+39 at [1, 2, 0, 3], too large for float32")):
+        check_batch(SIGNATURE, batch(image=values))
+
+
+def test_nan_and_infinity_in_data_are_left_to_the_check_of_the_loss():
+    values = np.zeros((2, 3, 4, 4))
+    values[0, 0, 0, 0], values[0, 0, 0, 1] = np.nan, np.inf
+    image = check_batch(SIGNATURE, batch(image=values))["image"]
+    assert np.isnan(image[0, 0, 0, 0])
+    assert np.isinf(image[0, 0, 0, 1])
+
+
+def test_a_strided_array_is_made_contiguous():
+    values = np.zeros((2, 4, 4, 3), np.float32).transpose(0, 3, 1, 2)
+    assert check_batch(SIGNATURE, batch(image=values))["image"].flags.c_contiguous
+
+
+def test_lists_and_ignored_labels_are_taken():
+    labels = check_batch(SIGNATURE, batch(labels=[-100, 4]))["labels"]
+    np.testing.assert_array_equal(labels, [-100, 4])
+
+
+def test_names_can_be_ignored():
+    signature = GraphSignature(SIGNATURE.inputs[:1], ())
+    assert list(check_batch(signature, {"image": batch()["image"], "labels": "unused"}, ignored=("labels",))) == ["image"]
+
+
+def test_a_scalar_input_keeps_its_rank():
+    signature = GraphSignature((Entry("temperature", Role.DATA, ir.DataType.FLOAT, ()),), ())
+    assert check_batch(signature, {"temperature": 2.0})["temperature"].shape == ()
+
+
+def test_hyperparameters_have_defaults_and_can_be_given():
+    values = check_hyperparameters(SIGNATURE, {"decay": 1})
+    assert values == {"lr": np.float32(0.1), "decay": np.float32(1)}
+    assert check_hyperparameters(SIGNATURE, {"decay": 0.5, "lr": np.float64(3)})["lr"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"'decay' has no default: give it with every step, decay="),
+        ({"decays": 1}, r"no hyperparameter 'decays' \(did you mean 'decay'\?\); a step of this program takes lr, decay"),
+        ({"decay": "fast"}, r"'decay' is 'fast': give a number"),
+        ({"decay": float("nan")}, r"'decay' is nan: give one finite number"),
+        ({"decay": [1.0, 2.0]}, r"'decay' is \[1.0, 2.0\]: give one finite number"),
+    ],
+)
+def test_hyperparameters_that_do_not_fit_are_refused(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_hyperparameters(SIGNATURE, given)
