@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftSubgraphInitializersToMainGraphPass
 
 from burnish.graph import constant_array
 from burnish.importer.operands import FLOATING, WEIGHT_OPERANDS
@@ -20,7 +19,9 @@ def gather_initializers(model: ir.Model) -> None:
     kept = [value for value in graph.inputs if value not in weights]
     graph.inputs.clear()
     graph.inputs.extend(kept)
-    LiftSubgraphInitializersToMainGraphPass()(model)
+    for subgraph in list(model.graphs()):
+        if subgraph is not graph:
+            _lift_from_subgraph(graph, subgraph)
     for node in list(graph):
         for index in WEIGHT_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
             operand = node.inputs[index] if index < len(node.inputs) else None
@@ -28,6 +29,24 @@ def gather_initializers(model: ir.Model) -> None:
                 _lift(graph, operand)
         if node.op_type == "Add" and node.domain == "":
             _lift_bias(graph, node)
+
+
+def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph) -> None:
+    """Move the floating-point tensors of a branch or loop body; axes and shapes stay where inference sees them."""
+    for name, value in list(subgraph.initializers.items()):
+        if value.dtype not in FLOATING or value.shape is None or len(value.shape) == 0:
+            continue
+        if value.is_graph_input() or value.is_graph_output():
+            continue
+        del subgraph.initializers[name]
+        taken = {other.name for other in (*graph.inputs, *graph.initializers.values())}
+        taken.update(output.name for node in graph.all_nodes() for output in node.outputs)
+        unique, counter = name, 0
+        while unique in taken:
+            counter += 1
+            unique = f"{name}_{counter}"
+        value.name = unique
+        graph.register_initializer(value)
 
 
 def _lift_bias(graph: ir.Graph, node: ir.Node) -> None:

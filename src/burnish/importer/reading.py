@@ -93,6 +93,10 @@ def _read_ir(source: ir.Model) -> ir.Model:
 
 
 def _check(light: onnx.ModelProto, name: str) -> None:
+    """Check a copy without weights; it is changed. An output may leave out its shape, which is inferred later."""
+    for output in light.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(light)
     except Exception as error:
