@@ -13,6 +13,7 @@ convolution and its weight gradient. Both semantic operators are bilinear, and d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, Tensor
@@ -100,7 +101,7 @@ class ConvolutionAttributes:
             begin, end = _split([max(total, 0) for total in totals], more_at_end=auto_pad == "SAME_UPPER")
         return ConvolutionAttributes(kernel, strides, dilations, begin, end, group), extra
 
-    def as_attributes(self) -> dict[str, list[int] | int]:
+    def as_attributes(self) -> dict[str, Any]:
         """The attributes of a Conv node or of a semantic gradient operator."""
         return {
             "kernel_shape": list(self.kernel_shape),
