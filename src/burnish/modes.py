@@ -83,7 +83,8 @@ def _bind_batch_statistics(
     y, mean, _, variance = batch_norm_training(builder, x, scale, bias, float(_attribute(node, "epsilon", 1e-5)))
     if running_variance is RunningVariance.PYTORCH:
         count = elements_per_channel(x)
-        variance = variance * (count / (count - 1))
+        # A single element per channel has variance 0; dividing by N - 1 = 0 would make it NaN.
+        variance = variance * (count / builder.op("Max", count - 1, 1))
     following = []
     for running, batch in ((running_mean, mean), (running_var, variance)):
         current = updated.get(running.value, running.value)
