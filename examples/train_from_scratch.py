@@ -49,7 +49,8 @@ def main() -> None:
             step += 1
         result = session.evaluate({"x": images[test], "labels": labels[test]})
         print(f"epoch {epoch}: training loss {metrics['loss']:.4f}, test accuracy {result['accuracy']:.4f}")
-    session.export(arguments.output)
+    # Normalization stays a layer of its own, so that the file can be trained on; by default it is folded into the convolutions.
+    session.export(arguments.output, fold_norm=False)
     print(f"wrote {arguments.output}")
 
 

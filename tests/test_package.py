@@ -17,7 +17,6 @@ PUBLIC = (
     "Program",
     "Session",
     "Trainer",
-    "__version__",
     "compile",
     "errors",
     "grad",
