@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
@@ -246,11 +247,14 @@ def _read_model(directory: Path, name: str, files: dict[str, Any]) -> ir.Model:
         raise _damaged(directory, f"{name} cannot be read as an ONNX model: {error}") from error
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and str(tensor.location) not in files:
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        if str(tensor.location) not in files:
             raise CheckpointError(
                 f"'{directory / name}' reads '{value.name}' from '{tensor.location}', which is not a file of this program, "
                 "and was not opened. Do not use this folder, or save the program again"
             )
+        value.const_value = ir.Tensor(np.array(tensor.numpy()), tensor.dtype, name=value.name)
     return model
 
 
