@@ -41,9 +41,9 @@ class Adam:
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        betas = tuple(float(beta) for beta in self.betas)
-        if len(betas) != 2:
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ConfigurationError(f"{self.name}: betas must be two numbers, not {self.betas}")
+        betas = tuple(self.betas)
         object.__setattr__(self, "betas", betas)
         check_fraction(self.name, **{"betas[0]": betas[0], "betas[1]": betas[1]})
 

@@ -91,15 +91,26 @@ def zeros_like(builder: Builder, tensor: Tensor) -> Tensor:
     return builder.op("ConstantOfShape", extents, value=value, like=tensor)
 
 
-def check_not_negative(optimizer: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for a number that is negative, infinite or NaN."""
+def check_finite(optimizer: str, **numbers: float) -> None:
+    """Raise ConfigurationError, naming the argument, for what is not a finite number."""
     for name, number in numbers.items():
-        if not (math.isfinite(number) and number >= 0.0):
-            raise ConfigurationError(f"{optimizer}: {name} must be a finite number that is not negative, not {number}")
+        if not _is_number(number):
+            raise ConfigurationError(f"{optimizer}: {name} must be a finite number, not {number!r}")
+
+
+def check_not_negative(optimizer: str, **numbers: float) -> None:
+    """Raise ConfigurationError, naming the argument, for what is not a finite number or is negative."""
+    for name, number in numbers.items():
+        if not _is_number(number) or number < 0.0:
+            raise ConfigurationError(f"{optimizer}: {name} must be a finite number that is not negative, not {number!r}")
 
 
 def check_fraction(optimizer: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for a number outside [0, 1)."""
+    """Raise ConfigurationError, naming the argument, for what is not a number in [0, 1)."""
     for name, number in numbers.items():
-        if not 0.0 <= number < 1.0:
-            raise ConfigurationError(f"{optimizer}: {name} must be at least 0 and less than 1, not {number}")
+        if not _is_number(number) or not 0.0 <= number < 1.0:
+            raise ConfigurationError(f"{optimizer}: {name} must be at least 0 and less than 1, not {number!r}")
+
+
+def _is_number(number: object) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)

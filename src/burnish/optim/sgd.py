@@ -8,7 +8,7 @@ from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Scalars, Tensors, check_not_negative, zeros_like
+from burnish.optim.base import Scalars, Tensors, check_finite, check_not_negative, zeros_like
 
 MOMENTUM = "momentum"
 
@@ -37,8 +37,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        if not -float("inf") < self.dampening < float("inf"):
-            raise ConfigurationError(f"{self.name}: dampening must be a finite number, not {self.dampening}")
+        check_finite(self.name, dampening=self.dampening)
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise ConfigurationError(
                 f"{self.name}: nesterov needs a momentum above 0 and no dampening, "

@@ -1,0 +1,315 @@
+"""Every optimizer against PyTorch's, step for step, and what holds for all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from burnish import optim
+from burnish.errors import ConfigurationError
+from oracles.small_graphs import Session, SmallGraph
+
+SHAPES = {"weight": (3, 4), "bias": (4,), "scale": ()}
+# Powers of two: the learning rate goes through a float32 input and is the same number in float64.
+LR = 2.0**-6
+
+SGD_OPTIONS = [
+    {"momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": decay}
+    for momentum, dampening, nesterov, decay in itertools.product((0.0, 0.9), (0.0, 0.3), (False, True), (0.0, 0.05))
+    if not nesterov or (momentum and not dampening)
+]
+ADAM_OPTIONS = [
+    {"betas": betas, "eps": eps, "weight_decay": decay, "amsgrad": amsgrad}
+    for betas, eps, decay, amsgrad in itertools.product(
+        ((0.9, 0.999), (0.5, 0.9), (0.0, 0.0)), (1e-8, 1e-3), (0.0, 0.05), (False, True)
+    )
+]
+CASES = [
+    *(("sgd", torch.optim.SGD, options) for options in SGD_OPTIONS),
+    *(("adam", torch.optim.Adam, options) for options in ADAM_OPTIONS),
+    *(("adamw", torch.optim.AdamW, options) for options in ADAM_OPTIONS),
+]
+every_case = pytest.mark.parametrize(
+    ("name", "torch_optimizer", "options"), CASES, ids=[f"{name}-{list(options.values())}" for name, _, options in CASES]
+)
+every_optimizer = pytest.mark.parametrize(
+    "optimizer", [optim.sgd(momentum=0.9), optim.adam(amsgrad=True), optim.adamw()], ids=lambda optimizer: optimizer.name
+)
+
+
+class UpdateGraph:
+    """The graphs init and apply of an optimizer over some parameters."""
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        shapes: dict[str, tuple[int, ...]],
+        dtype: str,
+        known: bool = True,
+        dtypes: dict[str, str] | None = None,
+    ):
+        declared = {
+            name: ((dtypes or {}).get(name, dtype), shape if known else [None] * len(shape)) for name, shape in shapes.items()
+        }
+        parameters = {f"param/{name}": entry for name, entry in declared.items()}
+        self.initial = SmallGraph(parameters)
+        slots = optimizer.init(self.initial.builder, {name: self.initial[f"param/{name}"] for name in shapes})
+        for name, tensor in slots.items():
+            self.initial.output(f"opt/{name}", tensor)
+        slot_entries = {f"opt/{name}": declared[name.partition("/")[2]] for name in slots}
+        gradients = {f"grad:{name}": entry for name, entry in declared.items()}
+        scalars = {"step": ("int64", ()), **{name: ("float32", ()) for name in optimizer.hyperparameters()}}
+        self.apply = SmallGraph(parameters | gradients | slot_entries | scalars)
+        self.next_params, self.next_state = optimizer.update(
+            self.apply.builder,
+            {name: self.apply[f"param/{name}"] for name in shapes},
+            {name: self.apply[f"grad:{name}"] for name in shapes},
+            {name: self.apply[f"opt/{name}"] for name in slots},
+            self.apply["step"],
+            {name: self.apply[name] for name in optimizer.hyperparameters()},
+        )
+        assert list(self.next_params) == list(shapes)
+        assert set(self.next_state) == set(slots)
+        for name, tensor in self.next_params.items():
+            self.apply.output(f"next:param/{name}", tensor)
+        for name, tensor in self.next_state.items():
+            self.apply.output(f"next:opt/{name}", tensor)
+
+
+def next_state(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix("next:"): array for name, array in results.items()}
+
+
+def run_steps(
+    optimizer: optim.Optimizer, initial: dict[str, np.ndarray], gradient: Callable[[int, dict], dict], steps: int
+) -> list[dict[str, np.ndarray]]:
+    """Run ``steps`` updates on ONNX Runtime; the whole state after each."""
+    dtype = str(next(iter(initial.values())).dtype)
+    graphs = UpdateGraph(optimizer, {name: array.shape for name, array in initial.items()}, dtype)
+    state = {f"param/{name}": array for name, array in initial.items()}
+    if graphs.initial.graph.outputs:
+        state |= graphs.initial.run(**state)
+    session: Session = graphs.apply.session()
+    history = []
+    for step in range(steps):
+        parameters = {name: state[f"param/{name}"] for name in initial}
+        gradients = {f"grad:{name}": array for name, array in gradient(step, parameters).items()}
+        hyperparameters = {name: np.float32(value) for name, value in optimizer.hyperparameters().items()}
+        state = next_state(session(**state, **gradients, **hyperparameters, step=np.int64(step)))
+        history.append(state)
+    return history
+
+
+def random_problem(dtype: str) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """Parameters, and gradients of 50 steps over six orders of magnitude."""
+    rng = np.random.default_rng(3)
+    initial = {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+    gradients = [
+        {
+            name: np.asarray(rng.standard_normal(shape) * 10.0 ** rng.uniform(-5, 1, shape), dtype)
+            for name, shape in SHAPES.items()
+        }
+        for _ in range(50)
+    ]
+    return initial, gradients
+
+
+def torch_steps(make: Callable[..., Any], options: dict[str, Any], dtype: str) -> list[dict[str, np.ndarray]]:
+    initial, gradients = random_problem("float64")
+    if dtype == "float32":
+        initial, gradients = random_problem("float32")
+    parameters = {name: torch.from_numpy(np.array(array, np.float64)).requires_grad_() for name, array in initial.items()}
+    optimizer = make(list(parameters.values()), lr=LR, **options)
+    history = []
+    for step_gradients in gradients:
+        for name, parameter in parameters.items():
+            parameter.grad = torch.from_numpy(np.array(step_gradients[name], np.float64))
+        optimizer.step()
+        history.append({f"param/{name}": parameter.detach().numpy().copy() for name, parameter in parameters.items()})
+    return history
+
+
+@every_case
+def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
+    initial, gradients = random_problem("float64")
+    actual = run_steps(getattr(optim, name)(lr=LR, **options), initial, lambda step, _: gradients[step], 50)
+    for ours, theirs in zip(actual, torch_steps(torch_optimizer, options, "float64"), strict=True):
+        for key, expected in theirs.items():
+            np.testing.assert_allclose(ours[key], expected, rtol=1e-10, atol=1e-12)
+
+
+@every_case
+def test_float32_stays_near_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
+    initial, gradients = random_problem("float32")
+    actual = run_steps(getattr(optim, name)(lr=LR, **options), initial, lambda step, _: gradients[step], 50)
+    assert all(array.dtype == np.float32 for array in actual[-1].values())
+    for ours, theirs in zip(actual, torch_steps(torch_optimizer, options, "float32"), strict=True):
+        for key, expected in theirs.items():
+            np.testing.assert_allclose(ours[key], expected, rtol=2e-5, atol=2e-5)
+
+
+def test_the_state_is_that_of_torch() -> None:
+    initial, gradients = random_problem("float64")
+    parameter = torch.from_numpy(initial["weight"].copy()).requires_grad_()
+    reference = torch.optim.Adam([parameter], lr=LR, amsgrad=True)
+    for step_gradients in gradients:
+        parameter.grad = torch.from_numpy(step_gradients["weight"].copy())
+        reference.step()
+    last = run_steps(optim.adam(lr=LR, amsgrad=True), initial, lambda step, _: gradients[step], 50)[-1]
+    slots = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "largest_second_moment": "max_exp_avg_sq"}
+    for slot, theirs in slots.items():
+        np.testing.assert_allclose(last[f"opt/{slot}/weight"], reference.state[parameter][theirs].numpy(), rtol=1e-12)
+
+
+def test_the_learning_rate_is_read_at_every_step() -> None:
+    optimizer = optim.sgd(lr=0.5)
+    graphs = UpdateGraph(optimizer, {"w": (2,)}, "float64")
+    feeds = {"param/w": np.array([1.0, 2.0]), "grad:w": np.array([1.0, -1.0]), "step": np.int64(0)}
+    result = graphs.apply.run(**feeds, lr=np.float32(0.25))
+    np.testing.assert_array_equal(result["next:param/w"], [0.75, 2.25])
+
+
+@every_optimizer
+def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer) -> None:
+    initial, gradients = random_problem("float32")
+    graphs = UpdateGraph(optimizer, SHAPES, "float32")
+    state = {f"param/{name}": array for name, array in initial.items()}
+    state |= graphs.initial.run(**state)
+    grads = {f"grad:{name}": array for name, array in gradients[0].items()}
+    results = graphs.apply.run(**state, **grads, lr=np.float32(0.0), step=np.int64(0))
+    for name, array in initial.items():
+        np.testing.assert_array_equal(results[f"next:param/{name}"], array)
+
+
+@every_optimizer
+def test_the_initial_state_is_zero_and_costs_no_bytes_in_the_graph(optimizer: optim.Optimizer) -> None:
+    for known in (True, False):
+        graphs = UpdateGraph(optimizer, {"w": (300, 400)}, "float64", known=known)
+        assert len(graphs.initial.model().SerializeToString()) < 4000
+        results = graphs.initial.run(**{"param/w": np.ones((300, 400))})
+        assert results
+        for array in results.values():
+            assert array.shape == (300, 400)
+            assert array.dtype == np.float64
+            assert not array.any()
+
+
+@every_optimizer
+def test_every_parameter_keeps_its_dtype_and_shape(optimizer: optim.Optimizer) -> None:
+    dtypes = {"a": "float32", "b": "float64"}
+    graphs = UpdateGraph(optimizer, {"a": (2, 3), "b": (5,)}, "float32", dtypes=dtypes)
+    graphs.apply.check()
+    graphs.initial.check()
+    for name, dtype in dtypes.items():
+        assert graphs.next_params[name].dtype.numpy() == np.dtype(dtype)
+        assert graphs.next_params[name].shape == graphs.apply[f"param/{name}"].shape
+    rng = np.random.default_rng(0)
+    state = {"param/a": rng.standard_normal((2, 3)).astype("float32"), "param/b": rng.standard_normal(5)}
+    state |= graphs.initial.run(**state)
+    gradients = {"grad:a": np.ones((2, 3), "float32"), "grad:b": np.ones(5)}
+    results = graphs.apply.run(**state, **gradients, lr=np.float32(0.1), step=np.int64(0))
+    assert {name: array.dtype for name, array in next_state(results).items()} == {n: a.dtype for n, a in state.items()}
+
+
+# The passes over each parameter: whatever else a graph holds acts on scalars, and its number does not grow.
+PASSES = [
+    (optim.sgd(), 2),
+    (optim.sgd(weight_decay=0.1), 4),
+    (optim.sgd(momentum=0.9), 4),
+    (optim.sgd(momentum=0.9, nesterov=True), 6),
+    (optim.sgd(momentum=0.9, weight_decay=0.1), 6),
+    (optim.adam(), 12),
+    (optim.adam(amsgrad=True), 13),
+    (optim.adamw(), 13),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "passes"), PASSES, ids=[str(optimizer.options()) for optimizer, _ in PASSES])
+def test_each_parameter_costs_few_nodes(optimizer: optim.Optimizer, passes: int) -> None:
+    one = UpdateGraph(optimizer, {"a": (4,)}, "float32").apply.operators()
+    three = UpdateGraph(optimizer, {"a": (4,), "b": (5, 6), "c": (7,)}, "float32").apply.operators()
+    assert len(three) - len(one) == 2 * passes
+    assert len(one) - passes <= 16
+    if optimizer.name == "sgd":
+        assert len(one) == passes
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optim.sgd(lr=0.05),
+        optim.sgd(lr=0.05, momentum=0.9, nesterov=True),
+        optim.adam(lr=0.1),
+        optim.adamw(lr=0.1, weight_decay=0.0),
+    ],
+    ids=lambda optimizer: optimizer.name,
+)
+def test_finds_the_bottom_of_a_parabola(optimizer: optim.Optimizer) -> None:
+    bottom, curvature = np.array([3.0, -2.0]), np.array([1.0, 5.0])
+    history = run_steps(
+        optimizer, {"w": np.zeros(2)}, lambda step, parameters: {"w": curvature * (parameters["w"] - bottom)}, 600
+    )
+    np.testing.assert_allclose(history[-1]["param/w"], bottom, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps"),
+    [
+        (optim.sgd(lr=1e-3, momentum=0.9), 4000),
+        (optim.adam(lr=0.02), 4000),
+        (optim.adamw(lr=0.02, weight_decay=0.0, amsgrad=True), 8000),
+    ],
+    ids=["sgd", "adam", "adamw"],
+)
+def test_goes_down_the_valley_of_rosenbrock(optimizer: optim.Optimizer, steps: int) -> None:
+    def gradient(step: int, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x, y = parameters["w"]
+        return {"w": np.array([-2 * (1 - x) - 400 * x * (y - x * x), 200 * (y - x * x)])}
+
+    history = run_steps(optimizer, {"w": np.array([-1.2, 1.0])}, gradient, steps)
+    x, y = history[-1]["param/w"]
+    assert (1 - x) ** 2 + 100 * (y - x * x) ** 2 < 1e-4
+
+
+def test_a_name_its_options_and_the_object_all_resolve() -> None:
+    assert optim.get("sgd") == optim.sgd()
+    assert optim.get("adam") == optim.adam()
+    assert optim.get("adamw") == optim.adamw()
+    for optimizer in (optim.sgd(0.3, 0.9, nesterov=True), optim.adam(betas=(0.8, 0.9)), optim.adamw(amsgrad=True)):
+        assert optim.get(optimizer) is optimizer
+        assert optim.get(json.loads(json.dumps(optimizer.options()))) == optimizer
+        assert isinstance(optimizer, optim.Optimizer)
+        assert optimizer.hyperparameters() == {"lr": optimizer.lr}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.sgd(lr=-0.1), "sgd: lr must be a finite number that is not negative, not -0.1"),
+        (lambda: optim.sgd(momentum=-1), "sgd: momentum must be a finite number that is not negative, not -1"),
+        (lambda: optim.sgd(weight_decay=float("nan")), "sgd: weight_decay must be a finite number"),
+        (lambda: optim.sgd(dampening=float("inf"), momentum=0.9), "sgd: dampening must be a finite number, not inf"),
+        (lambda: optim.sgd(nesterov=True), "sgd: nesterov needs a momentum above 0 and no dampening, not momentum 0.0"),
+        (lambda: optim.sgd(momentum=0.9, dampening=0.1, nesterov=True), "sgd: nesterov needs .* dampening 0.1"),
+        (lambda: optim.adam(lr=float("inf")), "adam: lr must be a finite number"),
+        (lambda: optim.adam(betas=(1.0, 0.9)), r"adam: betas\[0\] must be at least 0 and less than 1, not 1.0"),
+        (lambda: optim.adamw(betas=(0.9, -0.1)), r"adamw: betas\[1\] must be at least 0 and less than 1, not -0.1"),
+        (lambda: optim.adam(betas=(0.9,)), "adam: betas must be two numbers"),
+        (lambda: optim.adam(betas=0.9), "adam: betas must be two numbers, not 0.9"),
+        (lambda: optim.adamw(eps=-1e-8), "adamw: eps must be a finite number that is not negative"),
+        (lambda: optim.sgd(lr="fast"), "sgd: lr must be a finite number that is not negative, not 'fast'"),
+        (lambda: optim.get("sdg"), "there is no optimizer 'sdg'; there is adam, adamw, sgd"),
+        (lambda: optim.get({"name": "sgd", "beta": 1}), "optimizer 'sgd': .*'beta'"),
+        (lambda: optim.get({"lr": 1}), "there is no optimizer 'None'"),
+        (lambda: optim.get(0.1), "optimizer must be a name or an optimizer of burnish.optim, not float"),
+    ],
+)
+def test_bad_settings_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
