@@ -6,7 +6,7 @@ positions of its input, then add every cotangent element at the position it came
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -62,15 +62,14 @@ def reshape_as(tensor: Tensor, like: Tensor) -> Tensor:
     return builder.op("Reshape", tensor, builder.op("Shape", like), allowzero=1, like=like)
 
 
-def reshape_to(tensor: Tensor, parts: Sequence[int | Tensor]) -> Tensor:
-    """Reshape to extents of which some are computed at run time (int64 [1]); a single one of these becomes -1."""
+def reshape_to(tensor: Tensor, parts: Sequence[int | Callable[[], Tensor]]) -> Tensor:
+    """Reshape to extents of which some are emitted by a function (int64 [1]); one alone becomes -1 and is not emitted."""
     builder = tensor.builder
-    computed = [part for part in parts if isinstance(part, Tensor)]
-    if len(computed) <= 1 and 0 not in [part for part in parts if not isinstance(part, Tensor)]:
-        target = [-1 if isinstance(part, Tensor) else part for part in parts]
-        return builder.op("Reshape", tensor, builder.integers(target))
-    pieces = [part if isinstance(part, Tensor) else builder.integers([part]) for part in parts]
-    return builder.op("Reshape", tensor, builder.op("Concat", *pieces, axis=0), allowzero=1)
+    known = [part for part in parts if isinstance(part, int)]
+    if len(known) >= len(parts) - 1 and 0 not in known:
+        return builder.op("Reshape", tensor, builder.integers([part if isinstance(part, int) else -1 for part in parts]))
+    pieces = [builder.integers([part]) if isinstance(part, int) else part() for part in parts]
+    return builder.op("Reshape", tensor, joined(builder, pieces), allowzero=1)
 
 
 def zeros_like(tensor: Tensor) -> Tensor:

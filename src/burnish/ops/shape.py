@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import GradientError
 from burnish.graph import Tensor
 from burnish.ops.positions import (
     INT64_MIN,
@@ -144,26 +143,24 @@ def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 def tile(op: Operation, dy: Tensor) -> Tensor:
     """The sum over the copies: dy as [repeats, extent] along every axis, summed over the repeats."""
     x, repeats, builder = op.input, op.required(1), op.builder
-    rank = x.rank if x.rank is not None else repeats.dimension(0)
-    if rank is None:
-        raise GradientError(f"{op}: neither the rank of '{x.name}' nor the number of repeats is known; declare the input's shape")
     times = _integers(repeats, None)
     if times is not None and all(number == 1 for number in times):
         return dy
     if times is not None and x.shape is not None:
-        shape: list[int | Tensor] = []
+        shape: list[int | Callable[[], Tensor]] = []
         summed = []
         for axis, number in enumerate(times):
             if number != 1:
                 summed.append(len(shape))
                 shape.append(number)
-            known = x.dimension(axis)
-            shape.append(extent(x, axis) if known is None else known)
+            shape.append(_size(x, axis))
         return builder.op("ReduceSum", reshape_to(dy, shape), builder.integers(summed), keepdims=0, like=x)
     columns = [builder.op("Unsqueeze", vector, builder.integers([1])) for vector in (repeats, builder.op("Shape", x))]
     interleaved = builder.op("Reshape", builder.op("Concat", *columns, axis=1), builder.integers([-1]))
     copies = builder.op("Reshape", dy, interleaved, allowzero=1)
-    return builder.op("ReduceSum", copies, builder.integers(range(0, 2 * rank, 2)), keepdims=0, like=x)
+    zero, two = (builder.scalar(number, ir.DataType.INT64) for number in (0, 2))
+    axes = builder.op("Range", zero, builder.op("Size", repeats) * 2, two)
+    return builder.op("ReduceSum", copies, axes, keepdims=0, like=x)
 
 
 @gradient("SpaceToDepth")
@@ -220,9 +217,12 @@ def _slice_of(tensor: Tensor, axis: int, start: int | Tensor, end: int | Tensor,
     return builder.op("Slice", tensor, *bounds, builder.integers([axis]), like=like)
 
 
-def _size(tensor: Tensor, axis: int) -> int | Tensor:
+def _size(tensor: Tensor, axis: int, factor: int = 1) -> int | Callable[[], Tensor]:
+    """``factor`` times the extent along an axis, or what emits it."""
     known = tensor.dimension(axis)
-    return extent(tensor, axis) if known is None else known
+    if known is not None:
+        return known * factor
+    return lambda: extent(tensor, axis) if factor == 1 else extent(tensor, axis) * factor
 
 
 def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
@@ -237,11 +237,7 @@ def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
         "Pad", builder.op("Unsqueeze", dy, builder.integers(inner)), builder.integers(zeros), None, builder.integers(inner)
     )
     factors = dict(sparse)
-    shape: list[int | Tensor] = []
-    for axis in range(dy.rank or 0):
-        size, factor = _size(dy, axis), factors.get(axis, 1)
-        shape.append(size if factor == 1 else size * factor)
-    return reshape_to(cells, shape)
+    return reshape_to(cells, [_size(dy, axis, factors.get(axis, 1)) for axis in range(dy.rank or 0)])
 
 
 def _first(start: int, step: int, size: int, taken: int) -> int:
