@@ -7,11 +7,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
-from oracles.onnxruntime_outputs import onnxruntime_outputs
-from specs.opset_models import CASES, LAST, Case, Draft
 
 from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.importer import load
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+from specs.opset_models import CASES, LAST, Case, Draft
 
 PAIRS = [pytest.param(case, opset, id=f"{case.name}-{opset}") for case in CASES for opset in case.opsets]
 

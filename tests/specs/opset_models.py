@@ -270,10 +270,7 @@ def resize_tensorflow_nearest(opset: int) -> onnx.ModelProto:
 @case((3, 7))
 def top_k(opset: int) -> onnx.ModelProto:
     d = Draft(opset)
-    if opset >= 10:
-        names = d.node("TopK", "x", d.ints(3), axis=1, outputs=2)
-    else:
-        names = d.node("TopK", "x", k=3, axis=1, outputs=2)
+    names = d.node("TopK", "x", d.ints(3), axis=1, outputs=2) if opset >= 10 else d.node("TopK", "x", k=3, axis=1, outputs=2)
     values, indices = names.split(",")
     return d.model(["batch", 7], [(values, TensorProto.FLOAT), (indices, TensorProto.INT64)])
 
@@ -295,10 +292,7 @@ def roi_align(opset: int) -> onnx.ModelProto:
 @case((2, 4))
 def dropout_with_ratio(opset: int) -> onnx.ModelProto:
     d = Draft(opset)
-    if opset >= 12:
-        y = d.node("Dropout", "x", d.weight(np.float32(0.3)))
-    else:
-        y = d.node("Dropout", "x", ratio=0.3)
+    y = d.node("Dropout", "x", d.weight(np.float32(0.3))) if opset >= 12 else d.node("Dropout", "x", ratio=0.3)
     return _single(d, d.node("Relu", y), ["batch", 4])
 
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 
+import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+
+
+def normalize_proto_domains(proto: onnx.ModelProto) -> None:
+    """The same for a proto, whose check knows only ``""``."""
+    for imported in (*proto.opset_import, *(imported for function in proto.functions for imported in function.opset_import)):
+        if imported.domain == "ai.onnx":
+            imported.domain = ""
+    _normalize_proto_nodes(proto.graph.node)
+    for function in proto.functions:
+        _normalize_proto_nodes(function.node)
+
+
+def _normalize_proto_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        if node.domain == "ai.onnx":
+            node.domain = ""
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                _normalize_proto_nodes(graph.node)
 
 
 def normalize_domains(model: ir.Model) -> None:

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.external_data import check_external_tensor
 from burnish.importer.lightweight import light_copy, without_payloads
 from burnish.importer.tensors import check_tensors, own_tensors
@@ -97,10 +98,11 @@ def _check(light: onnx.ModelProto, name: str) -> None:
     for output in light.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
+    normalize_proto_domains(light)
     try:
         onnx.checker.check_model(light)
     except Exception as error:
-        raise ModelError(f"{name}: not valid ONNX: {error}. Export the model again; onnx.checker tells the same") from error
+        raise ModelError(f"{name}: not valid ONNX: {str(error).strip().rstrip('.')}. Export the model again") from error
 
 
 def _first_line(error: BaseException) -> str:

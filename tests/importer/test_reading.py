@@ -1,0 +1,169 @@
+"""Sources that are not models, each with its named error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from burnish.errors import ModelError
+from burnish.importer import load
+
+
+def model(*nodes: onnx.NodeProto, initializers: tuple[onnx.TensorProto, ...] = ()) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes) or [helper.make_node("Relu", ["x"], ["y"], name="activation")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        list(initializers),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no file '.*absent\.onnx': check the path"):
+        load(tmp_path / "absent.onnx")
+
+
+def test_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is a folder: give the path of the \.onnx file"):
+        load(tmp_path)
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    with pytest.raises(ModelError, match=r"'.*empty\.onnx': the model is empty"):
+        load(path)
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 a zip archive", b"\x89PNG\r\n\x1a\n" * 5, "Ünïcode text".encode()])
+def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"'.*other\.onnx': not an ONNX model.*Export the model again"):
+        load(path)
+
+
+def test_another_kind_of_object() -> None:
+    with pytest.raises(ModelError, match=r"cannot be loaded from ndarray: give the path.*onnx_ir\.Model"):
+        load(np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_proto_without_a_graph() -> None:
+    with pytest.raises(ModelError, match="the ModelProto: not an ONNX model"):
+        load(onnx.ModelProto())
+
+
+def test_path_with_a_null_character() -> None:
+    with pytest.raises(ModelError, match=r"cannot be read|no file"):
+        load("bad\0path.onnx")
+
+
+def test_failing_check_names_the_node() -> None:
+    with pytest.raises(ModelError, match=r"(?s)not valid ONNX: .*name: activation"):
+        load(model(helper.make_node("Relu", ["missing"], ["y"], name="activation")))
+
+
+def test_unknown_operator() -> None:
+    with pytest.raises(ModelError, match=r"(?s)not valid ONNX: .*NoSuchOperator"):
+        load(model(helper.make_node("NoSuchOperator", ["x"], ["y"])))
+
+
+def test_shapes_that_contradict_each_other() -> None:
+    weight = numpy_helper.from_array(np.zeros((4, 5), np.float32), "w")
+    with pytest.raises(ModelError, match=r"(?s)do not fit together: .*MatMul"):
+        load(model(helper.make_node("MatMul", ["x", "w"], ["y"], name="dense"), initializers=(weight,)))
+
+
+def test_custom_operator_without_a_declared_dtype() -> None:
+    proto = model(helper.make_node("Mystery", ["x"], ["z"], domain="custom", name="odd"), helper.make_node("Relu", ["z"], ["y"]))
+    proto.opset_import.append(helper.make_opsetid("custom", 1))
+    with pytest.raises(ModelError, match=r"dtype of 'z', output of custom\.Mystery 'odd'.*value_info"):
+        load(proto)
+
+
+def test_custom_operator_with_a_declared_dtype_loads() -> None:
+    proto = model(helper.make_node("Mystery", ["x"], ["z"], domain="custom"), helper.make_node("Relu", ["z"], ["y"]))
+    proto.opset_import.append(helper.make_opsetid("custom", 1))
+    proto.graph.value_info.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 7]))
+    assert load(proto).graph.outputs[0].shape == ir.Shape(["batch", 7])
+
+
+def _with_tensor(**fields: object) -> onnx.ModelProto:
+    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], **fields)
+    return model(helper.make_node("Add", ["x", "w"], ["y"]), initializers=(tensor,))
+
+
+def test_tensor_with_less_data_than_its_dims() -> None:
+    with pytest.raises(ModelError, match=r"tensor 'w' declares dims \[2, 3\] of FLOAT, 24 bytes, and holds 20"):
+        load(_with_tensor(raw_data=bytes(20)))
+
+
+def test_tensor_with_fewer_elements_than_its_dims() -> None:
+    with pytest.raises(ModelError, match=r"tensor 'w' declares dims \[2, 3\] of FLOAT, 6 elements, and holds 5"):
+        load(_with_tensor(float_data=[1.0] * 5))
+
+
+def test_absurd_dims_take_no_memory() -> None:
+    proto = _with_tensor(raw_data=bytes(24))
+    proto.graph.initializer[0].dims[:] = [2**40, 2**20]
+    with pytest.raises(ModelError, match=r"declares dims \[1099511627776, 1048576\] of FLOAT, \d+ bytes, and holds 24"):
+        load(proto)
+
+
+def test_absurd_dims_in_a_constant_node() -> None:
+    tensor = onnx.TensorProto(data_type=TensorProto.FLOAT, dims=[2**40], raw_data=bytes(4))
+    constant = helper.make_node("Constant", [], ["c"], value=tensor)
+    with pytest.raises(ModelError, match=r"tensor '\(of a Constant node\)' declares dims \[1099511627776\]"):
+        load(model(constant, helper.make_node("Add", ["x", "c"], ["y"])))
+
+
+def test_negative_dims() -> None:
+    proto = _with_tensor(raw_data=bytes(24))
+    proto.graph.initializer[0].dims[:] = [-2, -3]
+    with pytest.raises(ModelError, match=r"tensor 'w' declares the negative dims \[-2, -3\]"):
+        load(proto)
+
+
+def test_unknown_element_type() -> None:
+    proto = _with_tensor(raw_data=bytes(24))
+    proto.graph.initializer[0].data_type = 99
+    with pytest.raises(ModelError, match="tensor 'w' has the unknown element type 99"):
+        load(proto)
+
+
+def test_tensor_without_element_type() -> None:
+    proto = _with_tensor(raw_data=bytes(24))
+    proto.graph.initializer[0].data_type = 0
+    with pytest.raises(ModelError, match="tensor 'w' has no element type"):
+        load(proto)
+
+
+def test_sparse_initializer() -> None:
+    proto = model()
+    sparse = proto.graph.sparse_initializer.add()
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, np.int64), "w_indices"))
+    sparse.dims.extend([3])
+    with pytest.raises(ModelError, match="initializer 'w' is sparse: store it as a dense tensor"):
+        load(proto)
+
+
+def test_ir_model_whose_weights_are_not_loaded() -> None:
+    source = ir.from_proto(_with_tensor(raw_data=bytes(24)))
+    source.graph.initializers["w"].const_value = None
+    with pytest.raises(ModelError, match="initializer 'w' has no data"):
+        load(source)
+
+
+def test_two_versions_of_the_standard_operators() -> None:
+    proto = model()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx", 17))
+    with pytest.raises(ModelError, match=r"(?s)two versions|not valid ONNX"):
+        load(proto)
