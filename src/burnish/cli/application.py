@@ -1,0 +1,63 @@
+"""The command ``burnish``: its subcommands, and how errors leave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from burnish.cli.check import check
+from burnish.cli.compile import compile
+from burnish.cli.console import errors
+from burnish.cli.demo import demo
+from burnish.cli.export import export
+from burnish.cli.inspect import inspect
+from burnish.cli.train import train
+
+DEBUG = "--debug"
+INTERRUPTED = 130
+
+
+class Group(TyperGroup):
+    """Prints an error of burnish as one message and exits with 1; Ctrl-C exits with 130. ``--debug`` may stand anywhere."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["burnish.arguments"] = list(args)
+        ctx.meta["burnish.debug"] = DEBUG in args
+        return super().parse_args(ctx, [argument for argument in args if argument != DEBUG])
+
+    def invoke(self, ctx: Any) -> object:
+        # Imported here, where a command is about to run anyway, so that --help need not load ONNX.
+        from burnish.errors import BurnishError
+
+        try:
+            return super().invoke(ctx)
+        except BurnishError as error:
+            if ctx.meta["burnish.debug"]:
+                raise
+            errors().print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as interrupt:
+            errors().print(str(interrupt) or "Stopped.", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from interrupt
+
+
+app = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train ONNX models on any ONNX runtime.",
+)
+
+
+@app.callback()
+def options(
+    debug: bool = typer.Option(False, DEBUG, help="Show where in the code an error comes from."),
+) -> None:
+    """Train ONNX models on any ONNX runtime."""
+
+
+for command in (train, compile, inspect, check, export, demo):
+    app.command()(command)

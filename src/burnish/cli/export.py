@@ -1,0 +1,46 @@
+"""``burnish export``: an inference model from a run or one of its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from burnish.cli.console import output
+
+
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a run, or a checkpoint in it.", show_default=False)
+    ],
+    path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
+    best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False,
+    fold: Annotated[bool, typer.Option("--fold/--no-fold", help="Fold batch normalization into the layers before it.")] = True,
+) -> None:
+    """Write the trained model as plain ONNX, for any runtime."""
+    from burnish.errors import CheckpointError
+    from burnish.program import Program
+    from burnish.training import Session
+    from burnish.training.trainer import BEST, LATEST
+
+    if not source.exists():
+        raise CheckpointError(f"'{source}': there is no such run or checkpoint; give the folder that burnish train wrote")
+    if source.is_dir():
+        checkpoint = source / "checkpoints" / (BEST if best else LATEST)
+    elif best:
+        raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
+    else:
+        checkpoint = source
+    if not checkpoint.exists():
+        raise CheckpointError(f"'{source}' holds no {checkpoint.name}: the run has not saved anything yet")
+    program = next((folder / "program" for folder in checkpoint.absolute().parents[:2] if (folder / "program").is_dir()), None)
+    if program is None:
+        raise CheckpointError(
+            f"The program of '{checkpoint}' is not beside it: a run keeps it in its folder 'program'. "
+            "Export from Python: Session(program).restore(checkpoint), then export"
+        )
+    session = Session(Program.load(program))
+    session.restore(checkpoint)
+    session.export(path, fold_norm=fold)
+    output().print(f"{path}: the model after {session.step_count:,} steps", markup=False)

@@ -1,0 +1,75 @@
+"""``burnish inspect``: what of a model would train."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from burnish.cli.console import counted, output
+from burnish.cli.options import ModelArgument
+
+CONSTANTS_SHOWN = 10
+
+
+def inspect(
+    model: ModelArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
+    from burnish.cli.summary import summarize
+
+    summary = summarize(model)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=1))
+    else:
+        _print(summary, output())
+
+
+def _print(summary: dict[str, Any], console: Console) -> None:
+    def say(text: str = "") -> None:
+        console.print(text, markup=False)
+
+    say(f"{summary['model']}: opset {summary['opset']}")
+    for direction in ("inputs", "outputs"):
+        for value in summary[direction]:
+            say(f"  {direction[:-1]:<7} {value['name']}  {value['dtype']} {_shape(value)}")
+    prediction = summary["prediction"]
+    names = [value["name"] for value in summary["outputs"]]
+    if prediction is None:
+        say(f"  the loss would read one of {', '.join(names)}: choose with --prediction")
+    else:
+        say(f"  the loss reads {prediction}" + ("" if prediction in names else ", behind the final softmax"))
+    for kind, title in (("parameters", "parameters, which train"), ("statistics", "running statistics, which training updates")):
+        total = sum(value["count"] for value in summary[kind])
+        say(f"\n{title}: {total:,} in {counted(len(summary[kind]), 'tensor')}")
+        _table(summary[kind], console)
+    constants = summary["constants"]
+    say(f"\nconstants, which stay as they are: {counted(len(constants), 'tensor')}")
+    _table(constants[:CONSTANTS_SHOWN], console)
+    if len(constants) > CONSTANTS_SHOWN:
+        say(f"  and {len(constants) - CONSTANTS_SHOWN} more (--json lists them)")
+    say(f"\noperators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
+    for entry in summary["operators"]:
+        say(f"  {entry['count']:>5}  {entry['operator']}" + ("  lacks a gradient" if entry["lacks_gradient"] else ""))
+    if summary["lacking"]:
+        say("\nThe loss depends on weights through these, which have no gradient:")
+        for node in summary["lacking"]:
+            say(f"  {node}")
+    else:
+        say("\nEvery operator between a parameter and the loss has a gradient.")
+
+
+def _table(values: list[dict[str, Any]], console: Console) -> None:
+    width = max((len(value["name"]) for value in values), default=0)
+    for value in values:
+        text = f"  {value['name']:<{width}}  {_shape(value):<20} {value.get('count', 0):>12,}  {value['dtype']}"
+        console.print(text, markup=False)
+
+
+def _shape(value: dict[str, Any]) -> str:
+    if value["shape"] is None:
+        return "of unknown shape"
+    return "[" + ", ".join("?" if extent is None else str(extent) for extent in value["shape"]) + "]"

@@ -1,0 +1,129 @@
+"""Options that several commands share, and what they come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from burnish.cli.console import split
+
+if TYPE_CHECKING:
+    from burnish.optim import Optimizer
+    from burnish.program import Program
+
+COMPILATION = "Compilation"
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+LossOption = Annotated[str, typer.Option("--loss", help="cross_entropy or mse.", rich_help_panel=COMPILATION)]
+OptimizerOption = Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.", rich_help_panel=COMPILATION)]
+RateOption = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=COMPILATION)
+]
+MomentumOption = Annotated[
+    float | None, typer.Option("--momentum", help="Momentum of sgd; by default 0.9.", rich_help_panel=COMPILATION)
+]
+DecayOption = Annotated[
+    float | None, typer.Option("--weight-decay", help="By default the optimizer's.", rich_help_panel=COMPILATION)
+]
+TrainableOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trainable",
+        metavar="PATTERN",
+        help="Train only weights of this name or pattern, such as 'classifier.*'; may be given again.",
+        rich_help_panel=COMPILATION,
+    ),
+]
+NormOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--norm",
+        metavar="POLICY",
+        help="Batch normalization: train or frozen, or PATTERN=POLICY for some layers; may be given again.",
+        rich_help_panel=COMPILATION,
+    ),
+]
+MetricsOption = Annotated[
+    list[str] | None,
+    typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=COMPILATION),
+]
+PredictionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prediction",
+        metavar="NAME",
+        help="The output that the loss reads; by default the only one.",
+        rich_help_panel=COMPILATION,
+    ),
+]
+
+
+def compile_model(
+    model: Path,
+    loss: str,
+    optimizer: str,
+    lr: float | None,
+    momentum: float | None,
+    weight_decay: float | None,
+    trainable: list[str] | None,
+    norm: list[str] | None,
+    metrics: list[str] | None,
+    prediction: str | None,
+) -> Program:
+    """Compile a model with what was given on the command line.
+
+    Raises:
+        typer.BadParameter: options that contradict each other.
+        BurnishError: what compilation raises.
+    """
+    built = build_optimizer(optimizer, lr, momentum, weight_decay)
+    policies = norm_policies(norm or [])
+    from burnish.program.compile import compile
+
+    return compile(
+        model,
+        loss=loss,
+        optimizer=built,
+        trainable=split(trainable) if trainable else None,
+        norm=policies,
+        metrics=split(metrics) if metrics else None,
+        outputs=prediction,
+    )
+
+
+def build_optimizer(name: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:
+    """Return the optimizer; sgd has a momentum of 0.9 unless another is given.
+
+    Raises:
+        typer.BadParameter: a momentum for an optimizer that has none.
+    """
+    from burnish import optim
+
+    if momentum is not None and name != "sgd":
+        raise typer.BadParameter(f"{name} takes no --momentum; leave it out, or choose --optimizer sgd")
+    if momentum is None and name == "sgd":
+        momentum = 0.9
+    settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    return optim.get({"name": name, **{key: value for key, value in settings.items() if value is not None}})
+
+
+def norm_policies(given: list[str]) -> str | dict[str, str]:
+    """Return a policy name, or {pattern: policy}.
+
+    Raises:
+        typer.BadParameter: several policies without patterns.
+    """
+    values = split(given)
+    if not values:
+        return "train"
+    if len(values) == 1 and "=" not in values[0]:
+        return values[0]
+    policies = {}
+    for value in values:
+        pattern, separator, policy = value.rpartition("=")
+        if not separator or not pattern or not policy:
+            raise typer.BadParameter(f"'{value}': with several --norm, each is PATTERN=POLICY, such as 'stem*=frozen'")
+        policies[pattern] = policy
+    return policies

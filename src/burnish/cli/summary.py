@@ -1,0 +1,94 @@
+"""What a model holds, and what of it can train: the figures behind ``inspect`` and ``check``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import describe_node
+from burnish.importer import InitializerKind, classify_initializers, load
+from burnish.ops import has_gradient
+from burnish.program.preparation import find_prediction
+
+FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+# Bound to a mode before anything is differentiated, so they need no rule of their own.
+BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})
+
+
+def summarize(path: Path) -> dict[str, Any]:
+    """Return, as JSON-compatible values, a model's signature, initializers by kind, operators, and what lacks a gradient.
+
+    Raises:
+        BurnishError: the model cannot be read.
+    """
+    model = load(path)
+    kinds = classify_initializers(model)
+    initializers = model.graph.initializers
+
+    def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
+        return [_described(initializers[name]) for name, found in kinds.items() if found is kind]
+
+    weights = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
+    try:
+        prediction: ir.Value | None = find_prediction(model, None, reads_logits=True)
+    except ConfigurationError:
+        prediction = None
+    targets = list(model.graph.outputs) if prediction is None else [prediction]
+    path_nodes = _between(model.graph, weights, targets)
+    lacking = [node for node in path_nodes if not _differentiable(node, model.graph.opset_imports[""])]
+    operators = Counter(_operator(node) for node in model.graph)
+    without = {_operator(node) for node in lacking}
+    return {
+        "model": str(path),
+        "opset": model.graph.opset_imports[""],
+        "inputs": [_described(value) for value in model.graph.inputs],
+        "outputs": [_described(value) for value in model.graph.outputs],
+        "prediction": None if prediction is None else prediction.name,
+        "parameters": of_kind(InitializerKind.WEIGHT),
+        "statistics": of_kind(InitializerKind.STATISTIC),
+        "constants": of_kind(InitializerKind.CONSTANT),
+        "operators": [
+            {"operator": operator, "count": count, "lacks_gradient": operator in without}
+            for operator, count in sorted(operators.items())
+        ],
+        "lacking": [describe_node(node) for node in lacking],
+    }
+
+
+def _described(value: ir.Value) -> dict[str, Any]:
+    shape = None
+    if value.shape is not None:
+        shape = [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
+    described = {"name": value.name, "dtype": None if value.dtype is None else value.dtype.name.lower(), "shape": shape}
+    if value.is_initializer() and shape is not None:
+        described["count"] = math.prod(shape)
+    return described
+
+
+def _operator(node: ir.Node) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+def _differentiable(node: ir.Node, opset: int) -> bool:
+    return (node.domain == "" and node.op_type in BOUND_TO_A_MODE) or has_gradient(node, opset)
+
+
+def _between(graph: ir.Graph, weights: Iterable[ir.Value], targets: Iterable[ir.Value]) -> list[ir.Node]:
+    """Return the nodes through which a gradient flows from ``targets`` to ``weights``."""
+    active = set(weights)
+    for node in graph:
+        if any(value in active for value in node.inputs if value is not None):
+            active.update(output for output in node.outputs if output.dtype is None or output.dtype in FLOATING)
+    needed = set(targets)
+    path = []
+    for node in reversed(list(graph)):
+        if any(output in needed and output in active for output in node.outputs):
+            needed.update(value for value in node.inputs if value is not None)
+            path.append(node)
+    return path[::-1]

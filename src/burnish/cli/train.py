@@ -1,0 +1,179 @@
+"""``burnish train``: an ONNX file and data go in, a tuned ONNX file comes out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from burnish.cli.console import counted, output
+from burnish.cli.options import (
+    DecayOption,
+    LossOption,
+    MetricsOption,
+    ModelArgument,
+    MomentumOption,
+    NormOption,
+    OptimizerOption,
+    PredictionOption,
+    RateOption,
+    TrainableOption,
+    compile_model,
+)
+
+if TYPE_CHECKING:
+    from burnish.data import Dataset
+    from burnish.program import Program
+
+DATA, COURSE, RESULT = "Data", "Course of training", "Results"
+
+
+def train(
+    context: typer.Context,
+    model: ModelArgument,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            help="digits, an .npz file (x, y), a folder of images (one subfolder per class), a .csv or a .parquet file.",
+            show_default=False,
+            rich_help_panel=DATA,
+        ),
+    ],
+    eval_data: Annotated[
+        str | None,
+        typer.Option("--eval-data", help="The same, to evaluate on after every epoch.", rich_help_panel=DATA),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
+    ] = None,
+    image_size: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
+    ] = None,
+    loss: LossOption = "cross_entropy",
+    optimizer: OptimizerOption = "sgd",
+    lr: RateOption = None,
+    momentum: MomentumOption = None,
+    weight_decay: DecayOption = None,
+    trainable: TrainableOption = None,
+    norm: NormOption = None,
+    metrics: MetricsOption = None,
+    prediction: PredictionOption = None,
+    reinitialize: Annotated[
+        str | None,
+        typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.", rich_help_panel=COURSE),
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=COURSE)] = 1,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COURSE)] = 32,
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Learning rate over the run: constant or cosine.", rich_help_panel=COURSE)
+    ] = "constant",
+    seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COURSE)] = 0,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="By default the engine's choice.", rich_help_panel=COURSE)
+    ] = None,
+    engine: Annotated[str, typer.Option("--engine", rich_help_panel=COURSE)] = "auto",
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.", rich_help_panel=COURSE),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The folder of the run; by default runs/<model>.", rich_help_panel=RESULT),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.", rich_help_panel=RESULT)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start anew in a folder that holds a run.", rich_help_panel=RESULT)
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export", help="Where to write the tuned model; by default tuned.onnx in the folder.", rich_help_panel=RESULT
+        ),
+    ] = None,
+) -> None:
+    """Train a model on data."""
+    if resume and overwrite:
+        raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
+    console = output()
+    begin = time.monotonic()
+    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, prediction)
+    console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
+    from burnish.data import Wanted, open_dataset
+    from burnish.training.trainer import Trainer, TrainingInterrupted
+
+    wanted = Wanted.by(program)
+    train_set = open_dataset(data, wanted, label=label, image_size=image_size)
+    classes = getattr(train_set, "classes", None)
+    eval_set = None
+    if eval_data is not None:
+        eval_set = open_dataset(eval_data, wanted, label=label, classes=classes, image_size=image_size)
+    console.print(_described(data, train_set, eval_data, eval_set), markup=False)
+    folder = folder or Path("runs") / model.stem
+    trainer = Trainer(
+        program,
+        train_set,
+        eval_set,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        run_directory=folder,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        overwrite=overwrite,
+        engine=engine,
+        threads=threads,
+        state=program.initial_state(seed, reinitialize) if reinitialize and not resume else None,
+        lr=lr,
+        schedule=schedule,
+    )
+    if not resume:
+        program.save(folder / "program")
+        (folder / "run.json").write_text(
+            json.dumps({"command": _command(context), "model": str(model), "data": data, "classes": classes}, indent=1) + "\n",
+            encoding="utf-8",
+        )
+    try:
+        result = trainer.run()
+    except TrainingInterrupted as interrupt:
+        raise KeyboardInterrupt(f"{interrupt}:\n  {_command(context, resume=True)}") from interrupt
+    tuned = export or folder / "tuned.onnx"
+    trainer.session.export(tuned)
+    if result.best is not None and eval_set is not None:
+        best = result.best
+        console.print(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}", markup=False)
+    console.print(f"{tuned}: the tuned model, after {result.steps:,} steps", markup=False)
+
+
+def what_trains(program: Program) -> str:
+    """Return how much of a program trains, in words."""
+    from burnish.program import Role
+
+    signature = program.signature["step"]
+    parameters = signature.inputs_of(Role.PARAMETER)
+    trained = [entry for entry in parameters if entry.name in signature.updates]
+    count = sum(program.weights[entry.name].size for entry in trained)
+    rest = len(parameters) - len(trained)
+    return f"{counted(count, 'parameter')} in {counted(len(trained), 'tensor')} train" + (
+        f", {counted(rest, 'tensor')} stay as they are" if rest else ""
+    )
+
+
+def _described(data: str, train_set: Dataset, eval_data: str | None, eval_set: Dataset | None) -> str:
+    classes = getattr(train_set, "classes", None)
+    text = f"{data}: {counted(len(train_set), 'sample')}" + (f" of {len(classes)} classes" if classes else "")
+    return text + (f"; {eval_data}: {counted(len(eval_set), 'sample')} to evaluate on" if eval_set is not None else "")
+
+
+def _command(context: typer.Context, resume: bool = False) -> str:
+    """The command line as it was given; with ``resume``, the one that goes on."""
+    arguments = [argument for argument in context.meta["burnish.arguments"] if not (resume and argument == "--overwrite")]
+    if resume and "--resume" not in arguments:
+        arguments.append("--resume")
+    return shlex.join(["burnish", *arguments])
