@@ -112,8 +112,7 @@ def dropout(builder: Builder, x: Tensor, ratio: Tensor | float, key: Tensor, str
 def _words(builder: Builder, key: Tensor, stream: int, like: Tensor) -> Tensor:
     """Emit a word per element, uint32, shape [rows, columns]; its high bits are good, its low bits less so.
 
-    Without the multiplication before the last step, rows and columns would leave a trace: the words at the corners of a
-    rectangle would be tied to each other.
+    One multiplication would leave a trace of rows and columns: the words at the corners of a rectangle would be tied.
     """
     row_key, column_key = builder.op("Split", stream_key(builder, key, stream), num_outputs=2, outputs=2)
     rows, columns = _extents(builder, like)
