@@ -36,7 +36,7 @@ class Sample:
         opset: the version of the standard the sample is written in, at least 18.
         newest_opset: whether the node means the same, and so is also run, at the newest opset.
         build: emits a small graph instead of a single node: ``build(builder, inputs) -> output or outputs``.
-        smooth: False for a point where the function has a kink: compared with PyTorch only, not with differences.
+        smooth: False where differences are no oracle (a kink, infinite or huge values): compared with PyTorch only.
         torch: overrides the record's PyTorch function.
         torch_attributes: overrides the keyword arguments of the PyTorch function.
         most_nodes: the most nodes besides constants that the reverse pass may emit before lowering, shapes known.
@@ -77,9 +77,12 @@ class OperatorSpec:
         op_type: the operator's name in the standard domain.
         samples: makes the samples from a seeded generator.
         torch: the same function in PyTorch, ``torch(*inputs, **attributes)``; None where PyTorch has none.
-        dtypes: what to run; "float16" adds a run in half precision.
+        dtypes: what to run; "float16" adds a run in half precision; without "float64", for an operator that the standard or
+            the runtime has in single precision only, PyTorch is the one oracle.
         shapes: the shape knowledge (see ``SHAPE_KNOWLEDGE``) under which the gradient must exist.
         tolerance: for float32 against float64 at the same point, relative to the norm, from the conditioning of the case.
+        float64_tolerance: for float64 against PyTorch; 1e-7 where a float32 constant enters (an attribute's default, a function
+            body in the standard).
         error_inputs: uses that must be refused.
     """
 
@@ -89,6 +92,7 @@ class OperatorSpec:
     dtypes: Sequence[str] = ("float32", "float64")
     shapes: Sequence[str] = ("static", "batch", "symbolic")
     tolerance: float = 5e-6
+    float64_tolerance: float = 1e-10
     error_inputs: Sequence[ErrorInput] = ()
 
 

@@ -213,7 +213,7 @@ class Builder:
         if shape is not None:
             first.shape = shape if isinstance(shape, ir.Shape) else ir.Shape(shape)
         if dtype is not None:
-            first.dtype = dtype
+            first.type = ir.TensorType(dtype)
         if outputs == 1:
             return Tensor(self, first)
         return tuple(Tensor(self, output) for output in node.outputs)

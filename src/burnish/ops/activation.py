@@ -42,16 +42,18 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
         if not inside:
             return (dy,)
         return (_masked(inside[0] if len(inside) == 1 else builder.op("And", *inside), dy),)
-    below = builder.op("Less", x, low) if low is not None else None
-    above = builder.op("Greater", x, high) if high is not None else None
-    if below is not None and above is not None:
+    below = builder.op("Less", x, low) if low is not None and (op.wants(0) or op.wants(1)) else None
+    above = builder.op("Greater", x, high) if high is not None and (op.wants(0) or op.wants(2)) else None
+    if low is not None and high is not None:
         crossed = builder.op("Less", high, low)
-        below = builder.op("And", below, builder.op("Not", crossed))
-        above = builder.op("Or", above, crossed)
-    outside = builder.op("Or", below, above) if below is not None and above is not None else below or above
-    assert outside is not None
+        below = builder.op("And", below, builder.op("Not", crossed)) if below is not None else None
+        above = builder.op("Or", above, crossed) if above is not None else None
+    dx = None
+    if op.wants(0):
+        outside = builder.op("Or", below, above) if below is not None and above is not None else below or above
+        dx = dy if outside is None else _masked(builder.op("Not", outside), dy)
     return (
-        _masked(builder.op("Not", outside), dy) if op.wants(0) else None,
+        dx,
         _masked(below, dy) if below is not None and op.wants(1) else None,
         _masked(above, dy) if above is not None and op.wants(2) else None,
     )

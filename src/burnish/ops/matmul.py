@@ -20,22 +20,24 @@ def matmul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return dy * b if op.wants(0) else None, dy * a if op.wants(1) else None
     if rank_of_b <= 2:
         return _by_matrix(op, a, b, dy)
-    rank_of_a = _known_rank(op, a)
-    if rank_of_a == 1:
-        a, dy = builder.op("Unsqueeze", a, builder.integers([0])), builder.op("Unsqueeze", dy, builder.integers([-2]))
-    da = builder.op("MatMul", dy, _transposed(b)) if op.wants(0) else None
-    db = builder.op("MatMul", _transposed(a), dy) if op.wants(1) else None
+    da = db = None
+    if _known_rank(op, a) == 1:
+        dy = builder.op("Unsqueeze", dy, builder.integers([-2]))
+        a = builder.op("Unsqueeze", a, builder.integers([0])) if op.wants(1) else a
+    if op.wants(0):
+        da = builder.op("MatMul", dy, _transposed(b))
+    if op.wants(1):
+        db = builder.op("MatMul", _transposed(a), dy)
     return da, db
 
 
 def _by_matrix(op: Operation, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     builder = op.builder
     vector = b.rank == 1
-    column = builder.op("Unsqueeze", b, builder.integers([1])) if vector else b
-    tall_dy = builder.op("Unsqueeze", dy, builder.integers([-1])) if vector else dy
-    tall_dy = _tall(tall_dy)
+    tall_dy = _tall(builder.op("Unsqueeze", dy, builder.integers([-1])) if vector else dy)
     da = db = None
     if op.wants(0):
+        column = builder.op("Unsqueeze", b, builder.integers([1])) if vector else b
         da = builder.op("Gemm", tall_dy, column, transB=1)
         if a.rank != 2:
             da = reshaped_like(da, a)
