@@ -6,8 +6,6 @@ the backward needs. ``burnish.modes`` puts it in the place of ``BatchNormalizati
 
 from __future__ import annotations
 
-import numpy as np
-
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
 from burnish.ops.registry import Operation, gradient, lowering
@@ -43,9 +41,7 @@ def batch_norm_training_gradient(
     dscale: Tensor | None = None
     dbias: Tensor | None = None
     if dy is not None:
-        dx, dscale, dbias = builder.op(
-            "BatchNormGrad", dy, x, scale, mean, inverse_std, domain=BURNISH_DOMAIN, outputs=3, like=x
-        )
+        dx, dscale, dbias = builder.op("BatchNormGrad", dy, x, scale, mean, inverse_std, domain=BURNISH_DOMAIN, outputs=3, like=x)
         for parameter_gradient in (dscale, dbias):
             parameter_gradient.value.type, parameter_gradient.value.shape = scale.value.type, scale.value.shape
     if d_mean is None and d_inverse_std is None and d_variance is None:
@@ -95,22 +91,18 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
 
 @lowering("BatchNormTraining")
 def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
-    """The standard operator with momentum 0, whose running outputs are then exactly the batch's own statistics.
-
-    Its running inputs do not matter, and are two different constants: a runtime may write an output over its input.
-    """
+    """The standard operator with momentum 0, whose running outputs are then exactly the batch's own statistics."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     builder = op.builder
     epsilon = op.attribute("epsilon")
-    channels = _channels(op, x, scale)
-    dtype = scale.dtype.numpy()
+    running_mean, running_variance = _running_inputs(op, x, scale)
     y, mean, variance = builder.op(
         "BatchNormalization",
         x,
         scale,
         bias,
-        builder.constant(np.zeros(channels, dtype)),
-        builder.constant(np.ones(channels, dtype)),
+        running_mean,
+        running_variance,
         outputs=3,
         like=x,
         epsilon=epsilon,
@@ -120,6 +112,22 @@ def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
     for statistic in (mean, variance):
         statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
     return y, mean, _inverse_std(variance, epsilon), variance
+
+
+def _running_inputs(op: Operation, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros and ones [C], computed from x in every run, for running inputs that momentum 0 multiplies by 0.
+
+    They must not be constants. ONNX Runtime writes the running outputs over the running inputs, initializers included, and
+    merges equal initializers: layers with the same number of channels would overwrite each other's statistics, and a NaN
+    would stay for all later runs. Layers that read the same x have the same statistics and may share these.
+    """
+    builder = op.builder
+    axes = reduction_axes(x, op)
+    count = (x.rank or 0) - 1
+    one_element = builder.op("Slice", x, builder.integers([0] * count), builder.integers([1] * count), axes)
+    zeros = builder.cast(builder.op("Reshape", one_element, builder.integers([-1])), scale.dtype) * 0
+    zeros.value.shape = scale.value.shape
+    return zeros, zeros + 1
 
 
 @lowering("BatchNormGrad")
@@ -174,15 +182,6 @@ def reduction_axes(x: Tensor, op: Operation) -> Tensor:
             f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
         )
     return x.builder.integers([0, *range(2, x.rank)])
-
-
-def _channels(op: Operation, x: Tensor, scale: Tensor) -> int:
-    channels = scale.dimension(0) or x.dimension(1)
-    if channels is None:
-        raise UnsupportedOperatorError(
-            f"{op}: the number of channels is not known when the graph is built; give its scale a static shape"
-        )
-    return channels
 
 
 def _inverse_std(variance: Tensor, epsilon: float) -> Tensor:
