@@ -7,6 +7,7 @@ import os
 import onnx
 import onnx_ir as ir
 
+from burnish.errors import BurnishError, ModelError
 from burnish.importer.domains import normalize_domains
 from burnish.importer.functions import inline_functions
 from burnish.importer.initializers import gather_initializers
@@ -34,6 +35,20 @@ def load(source: Source) -> ir.Model:
             ``spatial=0``, Scan of opset 8).
     """
     model = read_model(source)
+    try:
+        _canonicalize(model)
+    except BurnishError:
+        raise
+    except Exception as error:
+        # A file whose bits have changed can pass every check of the standard and still be no graph.
+        raise ModelError(
+            f"the model passes the checks of ONNX and cannot be read all the same ({type(error).__name__}: {error}). "
+            "Export the model again; if that does not help, this is a defect of burnish worth reporting"
+        ) from error
+    return model
+
+
+def _canonicalize(model: ir.Model) -> None:
     normalize_domains(model)
     check_opset(model)
     inline_functions(model)
@@ -49,4 +64,3 @@ def load(source: Source) -> ir.Model:
         name_everything(model)
         infer_shapes(model)
     require_dtypes(model)
-    return model

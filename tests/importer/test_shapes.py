@@ -1,0 +1,160 @@
+"""Dtypes and shapes of a loaded model: the batch by name, everything else as the standard infers it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from burnish.importer import load
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+
+
+def build(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[int | str | None] | None],
+    outputs: dict[str, list[int | str | None] | None],
+    initializers: dict[str, np.ndarray] | None = None,
+    value_info: dict[str, list[int | str | None]] | None = None,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in (initializers or {}).items()],
+        value_info=[helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (value_info or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def shapes(model: ir.Model) -> dict[str, ir.Shape | None]:
+    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
+    return {value.name or "": value.shape for value in values}
+
+
+def test_a_named_batch_reaches_every_value() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["y"]),
+    ]
+    weights = {"w": np.ones((5, 3, 3, 3), np.float32)}
+    found = shapes(load(build(nodes, {"x": ["N", 3, 8, 8]}, {"y": None}, weights)))
+    assert found == {
+        "x": ir.Shape(["N", 3, 8, 8]),
+        "c": ir.Shape(["N", 5, 8, 8]),
+        "p": ir.Shape(["N", 5, 1, 1]),
+        "y": ir.Shape(["N", 5]),
+    }
+
+
+def test_unnamed_dimensions_get_names_of_their_own() -> None:
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    model = load(build(nodes, {"a": [None, 3], "b": [3, None]}, {"y": None}))
+    assert shapes(model) == {"a": ir.Shape(["batch", 3]), "b": ir.Shape([3, "b_dim_1"]), "y": ir.Shape(["batch", "b_dim_1"])}
+
+
+def test_names_that_are_taken_are_not_given_again() -> None:
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    model = load(build(nodes, {"a": [None, 3], "b": [3, "batch"]}, {"y": None}))
+    assert shapes(model)["y"] == ir.Shape(["a_dim_0", "batch"])
+
+
+def test_a_fixed_batch_is_kept() -> None:
+    found = shapes(load(build([helper.make_node("Relu", ["x"], ["y"])], {"x": [4, 3]}, {"y": None})))
+    assert found["y"] == ir.Shape([4, 3])
+
+
+def test_declared_shapes_from_another_batch_size_are_not_relied_on() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["z"]), helper.make_node("Neg", ["z"], ["y"])]
+    found = shapes(load(build(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, value_info={"z": [2, 3]})))
+    assert found["z"] == ir.Shape(["batch", 3])
+
+
+def test_an_output_keeps_the_names_it_declares_where_inference_has_none() -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64), helper.make_node("Reshape", ["d", "i"], ["y"])]
+    found = shapes(load(build(nodes, {"x": [2], "d": ["n", 3]}, {"y": ["rows", 3]})))
+    assert found["y"] == ir.Shape(["rows", 3])
+
+
+def test_every_value_has_a_dtype() -> None:
+    nodes = [
+        helper.make_node("TopK", ["x", "k"], ["values", "indices"]),
+        helper.make_node("Cast", ["indices"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["half"], ["y"], to=TensorProto.FLOAT),
+    ]
+    model = load(build(nodes, {"x": ["n", 5]}, {"y": None}, {"k": np.array([2])}))
+    dtypes = {output.name: output.dtype for node in model.graph for output in node.outputs}
+    assert dtypes == {
+        "values": ir.DataType.FLOAT,
+        "indices": ir.DataType.INT64,
+        "half": ir.DataType.FLOAT16,
+        "y": ir.DataType.FLOAT,
+    }
+
+
+def flatten_by_shape(axis: int) -> list[onnx.NodeProto]:
+    """Reshape to (extent of one axis, -1), the way exporters write it."""
+    return [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Constant", [], ["index"], value_int=axis),
+        helper.make_node("Gather", ["shape", "index"], ["extent"], axis=0),
+        helper.make_node("Constant", [], ["zero"], value_ints=[0]),
+        helper.make_node("Unsqueeze", ["extent", "zero"], ["first"]),
+        helper.make_node("Constant", [], ["rest"], value_ints=[-1]),
+        helper.make_node("Concat", ["first", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+
+
+@pytest.mark.parametrize(("batch", "axis", "target"), [("n", 0, [0, 12]), ("n", 1, [3, -1]), (2, 0, [2, -1])])
+def test_shape_arithmetic_becomes_a_constant(batch: int | str, axis: int, target: list[int]) -> None:
+    proto = build(flatten_by_shape(axis), {"x": [batch, 3, 4]}, {"y": None})
+    model = load(proto)
+    assert [node.op_type for node in model.graph] == ["Constant", "Reshape"]
+    assert ir.convenience.get_const_tensor(model.graph[1].inputs[1]).numpy().tolist() == target  # type: ignore[union-attr]
+    x = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
+    np.testing.assert_array_equal(onnxruntime_outputs(model, x)["y"], onnxruntime_outputs(proto, x)["y"])
+
+
+def test_shape_arithmetic_on_the_batch_stays() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], start=0, end=1),
+        helper.make_node("Add", ["s", "s"], ["twice"]),
+        helper.make_node("Constant", [], ["rest"], value_ints=[-1]),
+        helper.make_node("Concat", ["twice", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    proto = build(nodes, {"x": ["n", 3, 4]}, {"y": None})
+    model = load(proto)
+    assert "Shape" in [node.op_type for node in model.graph]
+    x = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
+    np.testing.assert_array_equal(onnxruntime_outputs(model, x)["y"], onnxruntime_outputs(proto, x)["y"])
+
+
+def test_a_target_that_exchanges_named_dimensions_keeps_its_meaning() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Constant", [], ["order"], value_ints=[1, 0]),
+        helper.make_node("Gather", ["s", "order"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    proto = build(nodes, {"x": ["n", "m"]}, {"y": None})
+    x = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    found = onnxruntime_outputs(load(proto), x)["y"]
+    assert found.shape == (3, 2)
+    np.testing.assert_array_equal(found, onnxruntime_outputs(proto, x)["y"])
+
+
+def test_shape_arithmetic_that_is_an_output_stays() -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["y"], to=TensorProto.FLOAT)]
+    proto = build(nodes, {"x": [2, 3]}, {"y": None})
+    assert onnxruntime_outputs(load(proto), {"x": np.zeros((2, 3), np.float32)})["y"].tolist() == [2, 3]
+
+
+def test_batch_of_a_flattened_image_is_known() -> None:
+    found = shapes(load(build(flatten_by_shape(0), {"x": ["n", 3, 4]}, {"y": None})))
+    assert found["y"] == ir.Shape(["n", 12])

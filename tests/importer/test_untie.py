@@ -1,0 +1,149 @@
+"""Parameters that an exporter merged are separate again; weights that are shared on purpose stay shared."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from burnish.importer import load
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+from torch_models import ResNet
+
+
+def export(module: nn.Module, example: torch.Tensor, training: bool, folding: bool = False, opset: int = 17) -> onnx.ModelProto:
+    buffer = io.BytesIO()
+    module.train(training)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            (example,),
+            buffer,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
+            opset_version=opset,
+            training=torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL,
+            do_constant_folding=folding,
+            dynamo=False,
+        )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def fresh_resnet() -> ResNet:
+    """All scales one, all biases zero: what the exporter merges."""
+    torch.manual_seed(0)
+    return ResNet((1, 2), width=8, classes=10)
+
+
+def parameter_names(module: nn.Module) -> set[str]:
+    return {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
+
+
+def merged(proto: onnx.ModelProto) -> int:
+    return sum(node.op_type == "Identity" for node in proto.graph.node)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_every_parameter_of_a_fresh_network_is_an_initializer(training: bool) -> None:
+    module = fresh_resnet()
+    proto = export(module, torch.randn(2, 3, 32, 32), training)
+    model = load(proto)
+    assert set(model.graph.initializers) == parameter_names(module)
+    assert not any(node.op_type == "Identity" for node in model.graph)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_array_equal(model.graph.initializers[name].const_value.numpy(), parameter.detach().numpy())  # type: ignore[union-attr]
+    used = [usage.node for value in model.graph.initializers.values() for usage in value.uses()]
+    assert len(used) == len(model.graph.initializers)
+
+
+def test_inference_export_merges_parameters_and_they_are_untied() -> None:
+    proto = export(fresh_resnet(), torch.randn(2, 3, 32, 32), training=False)
+    assert merged(proto) > 10
+    x = {"x": np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)}
+    np.testing.assert_array_equal(onnxruntime_outputs(load(proto), x)["y"], onnxruntime_outputs(proto, x)["y"])
+
+
+def test_biases_that_folding_merged_are_untied() -> None:
+    proto = export(fresh_resnet(), torch.randn(2, 3, 32, 32), training=False, folding=True)
+    assert merged(proto) > 3
+    model = load(proto)
+    convolutions = [node for node in model.graph if node.op_type == "Conv"]
+    operands = [value for node in convolutions for value in node.inputs[1:]]
+    assert len(set(operands)) == 2 * len(convolutions)
+    assert len({id(value.const_value) for value in operands if value is not None}) == 2 * len(convolutions)
+
+
+class Shared(nn.Module):
+    """One dense layer applied twice, and a third with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        with torch.no_grad():
+            self.last.weight.copy_(self.first.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(torch.relu(self.first(x))))
+
+
+def test_shared_weights_stay_shared() -> None:
+    model = load(export(Shared(), torch.randn(2, 4), training=False))
+    assert set(model.graph.initializers) == {"first.weight", "first.bias", "last.weight", "last.bias"}
+    assert {name: len(value.uses()) for name, value in model.graph.initializers.items()} == {
+        "first.weight": 2,
+        "first.bias": 2,
+        "last.weight": 1,
+        "last.bias": 1,
+    }
+
+
+def _model(*nodes: onnx.NodeProto, output: str = "y") -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones(3, np.float32), "a")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def test_chain_of_merged_parameters() -> None:
+    model = load(
+        _model(
+            helper.make_node("Identity", ["a"], ["b"], name="Identity_0"),
+            helper.make_node("Identity", ["b"], ["c"], name="Identity_1"),
+            helper.make_node("Add", ["x", "a"], ["xa"]),
+            helper.make_node("Mul", ["xa", "b"], ["xab"]),
+            helper.make_node("Sub", ["xab", "c"], ["y"]),
+        )
+    )
+    assert list(model.graph.initializers) == ["a", "b", "c"]
+
+
+def test_identity_that_the_model_computes_stays() -> None:
+    model = load(
+        _model(
+            helper.make_node("Identity", ["a"], ["/layer/Identity_output_0"], name="/layer/Identity"),
+            helper.make_node("Add", ["x", "/layer/Identity_output_0"], ["z"]),
+            helper.make_node("Mul", ["z", "a"], ["y"]),
+        )
+    )
+    assert list(model.graph.initializers) == ["a"]
+    assert [node.op_type for node in model.graph] == ["Identity", "Add", "Mul"]
+
+
+def test_identity_that_is_an_output_stays() -> None:
+    model = load(_model(helper.make_node("Identity", ["a"], ["y"]), helper.make_node("Add", ["x", "y"], ["z"])))
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    onnx.checker.check_model(ir.to_proto(model))
