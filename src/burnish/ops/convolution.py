@@ -69,7 +69,7 @@ class ConvolutionAttributes:
         """Read a ``ConvTranspose`` node as the convolution it transposes.
 
         Returns:
-            The convolution, and per spatial axis how many trailing entries of the output no window of it reaches.
+            The convolution, and per spatial axis how many trailing entries of the output lie beyond its last window and end pads.
 
         Raises:
             UnsupportedOperatorError: the kernel's size is unknown, or ``output_shape`` is given for an input of symbolic size.
@@ -99,7 +99,10 @@ class ConvolutionAttributes:
                 totals.append((size - 1) * strides[axis] + natural - output_shape[axis - rank])
             extra = tuple(more + max(-total, 0) for more, total in zip(extra, totals, strict=True))
             begin, end = _split([max(total, 0) for total in totals], more_at_end=auto_pad == "SAME_UPPER")
-        return ConvolutionAttributes(kernel, strides, dilations, begin, end, group), extra
+        surplus = [max(more - stride + 1, 0) for more, stride in zip(extra, strides, strict=True)]
+        cropped = tuple(max(more - pad, 0) for more, pad in zip(surplus, end, strict=True))
+        end = tuple(max(pad - more, 0) for more, pad in zip(surplus, end, strict=True))
+        return ConvolutionAttributes(kernel, strides, dilations, begin, end, group), cropped
 
     def as_attributes(self) -> dict[str, Any]:
         """The attributes of a Conv node or of a semantic gradient operator."""
@@ -156,19 +159,13 @@ def transposed_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ..
     x, w = op.required(0), op.required(1)
     if not (op.wants(0) or op.wants(1)):
         return None, None, _bias_gradient(op, dy)
-    attributes, unreached = ConvolutionAttributes.of_transposed_convolution(op)
+    attributes, cropped = ConvolutionAttributes.of_transposed_convolution(op)
     db = _bias_gradient(op, dy)
-    if any(unreached):
-        rank = len(unreached)
-        axes = [axis for axis in range(rank) if unreached[axis]]
+    if any(cropped):
         b = op.builder
-        dy = b.op(
-            "Slice",
-            dy,
-            b.integers([0] * len(axes)),
-            b.integers([-unreached[axis] for axis in axes]),
-            b.integers([axis + 2 for axis in axes]),
-        )
+        axes = [axis for axis, count in enumerate(cropped) if count]
+        starts, ends = b.integers([0] * len(axes)), b.integers([-cropped[axis] for axis in axes])
+        dy = b.op("Slice", dy, starts, ends, b.integers([axis + 2 for axis in axes]))
     dx = op.builder.op("Conv", dy, w, like=x, **attributes.as_attributes()) if op.wants(0) else None
     dw = _weight_gradient(x, dy, w, attributes) if op.wants(1) else None
     return dx, dw, db

@@ -1,0 +1,288 @@
+"""Convolution gradients beyond the tables: drawn configurations, symbolic spatial sizes, large planes, second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from burnish.autodiff import differentiate
+from burnish.graph import BURNISH_DOMAIN, Builder
+from burnish.lowering import lower_semantic_operators
+from oracles.gradient_harness import Evaluator, assert_close
+from specs.convolution import torch_convolution, torch_transposed_convolution
+
+TORCH = {"Conv": torch_convolution, "ConvTranspose": torch_transposed_convolution}
+TOLERANCE = 5e-6
+
+
+def gradient_model(
+    op_type: str,
+    x_shape: Sequence[int | str],
+    w: np.ndarray,
+    attributes: dict[str, Any],
+    bias: np.ndarray | None = None,
+    lowered: bool = True,
+) -> ir.Model:
+    """y, dx, dw (and db) of one float32 convolution whose weight is an initializer, for a cotangent that is an input."""
+    graph = ir.Graph([], [], nodes=[], name="convolution", opset_imports={"": 18, BURNISH_DOMAIN: 1})
+    builder = Builder(graph)
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(x_shape))
+    graph.inputs.append(x)
+    values = [x]
+    for name, array in (("w", w), ("bias", bias)):
+        if array is not None:
+            value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(array.shape))
+            value.const_value = ir.tensor(array.astype(np.float32), name=name)
+            graph.register_initializer(value)
+            values.append(value)
+    y = builder.op(op_type, *(builder.tensor(value) for value in values), **attributes)
+    dy = ir.Value(name="dy", type=y.value.type, shape=None if y.shape is None else ir.Shape(y.shape.dims))
+    graph.inputs.append(dy)
+    gradients = differentiate(builder, {y.value: builder.tensor(dy)}, values)
+    y.value.name = "y"
+    graph.outputs.append(y.value)
+    for value in values:
+        gradient = gradients[value]
+        assert gradient is not None
+        gradient.value.name = f"grad:{value.name}"
+        graph.outputs.append(gradient.value)
+    model = ir.Model(graph, ir_version=10)
+    return lower_semantic_operators(model) if lowered else model
+
+
+def check_against_torch(
+    op_type: str,
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    attributes: dict[str, Any],
+    known: Sequence[int | str] | None = None,
+    bias: bool = False,
+    seed: int = 0,
+) -> ir.Model:
+    """Compare y, dx, dw, db on ONNX Runtime with PyTorch in float64; ``known`` is what the graph knows of the shape of x."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (x_shape, w_shape))
+    channels = w_shape[0] if op_type == "Conv" else w_shape[1] * attributes.get("group", 1)
+    extra = rng.standard_normal(channels).astype(np.float32) if bias else None
+    arrays = [x, w] if extra is None else [x, w, extra]
+    leaves = [torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in arrays]
+    expected = TORCH[op_type](*leaves, **attributes)
+    dy = rng.standard_normal(tuple(expected.shape)).astype(np.float32)
+    gradients = torch.autograd.grad(expected, leaves, torch.from_numpy(dy.astype(np.float64)))
+    model = gradient_model(op_type, x_shape if known is None else known, w, attributes, extra)
+    assert {node.domain for node in model.graph.all_nodes()} == {""}
+    evaluate = Evaluator(model)
+    assert evaluate.on_onnxruntime
+    results = evaluate({"x": x, "dy": dy})
+    assert_close(results["y"], expected.detach().numpy(), TOLERANCE, "y")
+    for name, gradient in zip(("x", "w", "bias"), gradients, strict=False):
+        assert_close(results[f"grad:{name}"], gradient.numpy(), TOLERANCE, f"gradient of {name}")
+    return model
+
+
+def operators(model: ir.Model) -> list[str]:
+    return [str(node.op_type) for node in model.graph]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, op_type: str) -> tuple[list[int], list[int], dict[str, Any]]:
+    """Shapes and attributes of a small valid convolution."""
+    rank = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    group = draw(st.sampled_from([1, 1, 2, 3]))
+    inputs, outputs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    if draw(st.booleans()) and group > 1:
+        inputs = 1
+    kernel = [draw(st.integers(1, 4 if rank < 3 else 3)) for _ in range(rank)]
+    strides = [draw(st.integers(1, 3)) for _ in range(rank)]
+    dilations = [draw(st.integers(1, 3 if rank < 3 else 2)) for _ in range(rank)]
+    pads = [draw(st.integers(0, 3)) for _ in range(2 * rank)]
+    sizes = []
+    for axis in range(rank):
+        extent = (kernel[axis] - 1) * dilations[axis] + 1
+        if op_type == "Conv":
+            sizes.append(max(extent - pads[axis] - pads[axis + rank], 1) + draw(st.integers(0, 4)))
+        else:
+            smallest = 1
+            while (smallest - 1) * strides[axis] + extent - pads[axis] - pads[axis + rank] < 1:
+                smallest += 1
+            sizes.append(smallest + draw(st.integers(0, 2)))
+    attributes: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": pads, "group": group}
+    if op_type == "ConvTranspose":
+        attributes["output_padding"] = [draw(st.integers(0, max(strides[axis] - 1, 0))) for axis in range(rank)]
+    batch = draw(st.integers(1, 3))
+    weight = [group * outputs, inputs, *kernel] if op_type == "Conv" else [group * inputs, outputs, *kernel]
+    return [batch, group * inputs, *sizes], weight, attributes
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(convolutions("Conv"), st.booleans(), st.booleans())
+def test_drawn_convolutions(drawn: tuple[list[int], list[int], dict[str, Any]], symbolic: bool, bias: bool) -> None:
+    x_shape, w_shape, attributes = drawn
+    names = ["batch", x_shape[1], *(f"size{axis}" if symbolic else size for axis, size in enumerate(x_shape[2:]))]
+    check_against_torch("Conv", x_shape, w_shape, attributes, known=names, bias=bias)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(convolutions("ConvTranspose"), st.booleans())
+def test_drawn_transposed_convolutions(drawn: tuple[list[int], list[int], dict[str, Any]], symbolic: bool) -> None:
+    x_shape, w_shape, attributes = drawn
+    names = ["batch", x_shape[1], *(f"size{axis}" if symbolic else size for axis, size in enumerate(x_shape[2:]))]
+    check_against_torch("ConvTranspose", x_shape, w_shape, attributes, known=names, bias=True)
+
+
+STRIDED_GROUPS = {
+    "groups": ([2, 4, 6, 5], [2, 2, 3, 3], {"group": 2}),
+    "channel_multiplier": ([2, 3, 7, 8], [6, 1, 3, 3], {"group": 3}),
+    "more_outputs": ([2, 4, 5, 6], [8, 2, 3, 3], {"group": 2}),
+}
+
+
+@pytest.mark.parametrize("name", list(STRIDED_GROUPS))
+def test_strided_groups(name: str) -> None:
+    x_shape, w_shape, attributes = STRIDED_GROUPS[name]
+    attributes = attributes | {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+    check_against_torch("Conv", x_shape, w_shape, attributes, known=["batch", *x_shape[1:]], bias=True)
+
+
+TRANSPOSED = {
+    "groups": ([2, 4, 3, 3], [4, 3, 3, 3], {"group": 2, "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "output_shape": ([2, 2, 3, 3], [2, 2, 3, 3], {"strides": [2, 2], "output_shape": [6, 6]}),
+    "output_shape_same_upper": (
+        [2, 2, 3, 3],
+        [2, 2, 3, 3],
+        {"strides": [2, 2], "output_shape": [6, 6], "auto_pad": "SAME_UPPER"},
+    ),
+    "output_shape_beyond_the_windows": ([2, 2, 3, 3], [2, 2, 3, 3], {"strides": [2, 2], "output_shape": [8, 8]}),
+}
+
+
+@pytest.mark.parametrize("name", list(TRANSPOSED))
+def test_transposed(name: str) -> None:
+    x_shape, w_shape, attributes = TRANSPOSED[name]
+    check_against_torch("ConvTranspose", x_shape, w_shape, attributes, known=["batch", *x_shape[1:]], bias=True)
+
+
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 2, 2]])
+def test_output_padding_beyond_the_stride(pads: list[int]) -> None:
+    """The standard allows it for dilated kernels; ONNX Runtime's forward kernel does not, so only the gradients run."""
+    rng = np.random.default_rng(2)
+    attributes: dict[str, Any] = {"dilations": [3, 3], "output_padding": [1, 2], "pads": pads}
+    x, w = rng.standard_normal((2, 2, 3, 3)).astype(np.float32), rng.standard_normal((2, 3, 2, 2)).astype(np.float32)
+    leaves = [torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in (x, w)]
+    y = torch_transposed_convolution(*leaves, **attributes)
+    dy = rng.standard_normal(tuple(y.shape)).astype(np.float32)
+    expected = torch.autograd.grad(y, leaves, torch.from_numpy(dy.astype(np.float64)))
+    model = gradient_model("ConvTranspose", x.shape, w, attributes)
+    forward = model.graph.outputs.pop(0).producer()
+    assert forward is not None
+    model.graph.remove(forward, safe=True)
+    results = Evaluator(model)({"x": x, "dy": dy})
+    for name, gradient in zip(("x", "w"), expected, strict=True):
+        assert_close(results[f"grad:{name}"], gradient.numpy(), TOLERANCE, f"gradient of {name}")
+
+
+SYMBOLIC_SIZES = {
+    "pointwise": ([2, 3, 4, 5], [4, 3, 1, 1], {}),
+    "pointwise_strided": ([2, 3, 6, 5], [4, 3, 1, 1], {"strides": [2, 2]}),
+    "same": ([2, 3, 5, 4], [4, 3, 3, 3], {"pads": [1, 1, 1, 1]}),
+    "same_auto_pad": ([2, 3, 5, 4], [4, 3, 3, 4], {"auto_pad": "SAME_LOWER"}),
+    "strided_with_leftover": ([2, 3, 8, 6], [4, 3, 3, 3], {"strides": [2, 3], "pads": [1, 0, 1, 0]}),
+    "depthwise": ([2, 3, 5, 6], [3, 1, 3, 3], {"group": 3, "pads": [1, 1, 1, 1]}),
+    "depthwise_strided": ([2, 3, 6, 6], [3, 1, 3, 3], {"group": 3, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "groups_dilated": ([2, 4, 7, 8], [6, 2, 2, 3], {"group": 2, "dilations": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", list(SYMBOLIC_SIZES))
+def test_spatial_sizes_may_be_symbolic(name: str) -> None:
+    x_shape, w_shape, attributes = SYMBOLIC_SIZES[name]
+    check_against_torch("Conv", x_shape, w_shape, attributes, known=["batch", x_shape[1], "height", "width"])
+
+
+def test_one_graph_serves_every_batch() -> None:
+    rng = np.random.default_rng(3)
+    for w_shape, group in (([4, 3, 3, 3], 1), ([3, 1, 3, 3], 3), ([5, 3, 1, 1], 1)):
+        w = rng.standard_normal(w_shape).astype(np.float32)
+        attributes = {"group": group, "strides": [2, 2], "pads": [w_shape[2] // 2] * 4}
+        evaluate = Evaluator(gradient_model("Conv", ["batch", 3, 9, 8], w, attributes))
+        for batch in (1, 2, 5):
+            x = rng.standard_normal((batch, 3, 9, 8)).astype(np.float32)
+            dy = rng.standard_normal((batch, w_shape[0], 5, 4)).astype(np.float32)
+            leaf = torch.from_numpy(w.astype(np.float64)).requires_grad_()
+            y = torch_convolution(torch.from_numpy(x.astype(np.float64)), leaf, **attributes)
+            (expected,) = torch.autograd.grad(y, leaf, torch.from_numpy(dy.astype(np.float64)))
+            assert_close(evaluate({"x": x, "dy": dy})["grad:w"], expected.numpy(), TOLERANCE, f"batch {batch}")
+
+
+FORMS = {
+    "pointwise_on_a_large_plane": ([3, 8, 12, 12], [6, 8, 1, 1], {}, ["MatMul", "ReduceSum"]),
+    "pointwise_on_a_small_plane": ([3, 24, 2, 2], [40, 24, 1, 1], {}, ["MatMul"]),
+    "depthwise": ([2, 8, 20, 24], [8, 1, 3, 3], {"group": 8, "pads": [1] * 4}, ["MatMul"] * 6),
+    "depthwise_on_wide_rows": ([1, 4, 4, 200], [4, 1, 3, 3], {"group": 4, "pads": [1] * 4}, ["Conv"]),
+    "dense": ([2, 4, 12, 12], [4, 4, 3, 3], {"pads": [1] * 4}, ["Conv"]),
+}
+
+
+@pytest.mark.parametrize("name", list(FORMS))
+def test_form_follows_the_shape(name: str) -> None:
+    x_shape, w_shape, attributes, expected = FORMS[name]
+    model = check_against_torch("Conv", x_shape, w_shape, attributes, known=["batch", *x_shape[1:]])
+    used = [operator for operator in operators(model) if operator in ("Conv", "ConvTranspose", "MatMul", "ReduceSum")]
+    assert sorted(used) == sorted(["Conv", "Conv", *expected])
+
+
+def test_large_sums_keep_their_accuracy() -> None:
+    """The error against float64 is at most twice PyTorch's own, or a few units in the last place."""
+    rng = np.random.default_rng(11)
+    for x_shape, w_shape, group in (([8, 16, 28, 28], [16, 16, 3, 3], 1), ([8, 32, 28, 28], [32, 1, 3, 3], 32)):
+        w = rng.standard_normal(w_shape).astype(np.float32)
+        x = rng.standard_normal(x_shape).astype(np.float32)
+        dy = rng.standard_normal((x_shape[0], w_shape[0], 28, 28)).astype(np.float32)
+        attributes = {"group": group, "pads": [1, 1, 1, 1]}
+        results = Evaluator(gradient_model("Conv", x_shape, w, attributes))({"x": x, "dy": dy})
+        gradients = {}
+        for dtype in (torch.float32, torch.float64):
+            leaves = [torch.from_numpy(array).to(dtype).requires_grad_() for array in (x, w)]
+            y = torch_convolution(*leaves, **attributes)
+            gradients[dtype] = [g.double().numpy() for g in torch.autograd.grad(y, leaves, torch.from_numpy(dy).to(dtype))]
+        for name, single, double in zip(("x", "w"), gradients[torch.float32], gradients[torch.float64], strict=True):
+            scale = float(np.linalg.norm(double))
+            error = float(np.linalg.norm(results[f"grad:{name}"] - double)) / scale
+            assert error <= max(2 * float(np.linalg.norm(single - double)) / scale, 1e-6), f"gradient of {name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_gradients_of_the_gradients(group: int) -> None:
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((2, 4, 6, 5)).astype(np.float32), rng.standard_normal((6, 4 // group, 3, 3)).astype(np.float32)
+    attributes = {"group": group, "strides": [2, 1], "pads": [1, 0, 1, 1]}
+    model = gradient_model("Conv", x.shape, w, attributes, lowered=False)
+    graph = model.graph
+    builder = Builder(graph)
+    values = [graph.inputs[0], graph.initializers["w"], graph.inputs[1]]
+    flowing = {}
+    for output in graph.outputs[1:]:
+        cotangent = ir.Value(name=f"v:{output.name}", type=output.type, shape=output.shape)
+        graph.inputs.append(cotangent)
+        flowing[output] = builder.tensor(cotangent)
+    for value, gradient in differentiate(builder, flowing, values).items():
+        assert gradient is not None
+        gradient.value.name = f"second:{value.name}"
+        graph.outputs.append(gradient.value)
+    leaves = [torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in (x, w)]
+    y = torch_convolution(*leaves, **attributes)
+    dy = torch.from_numpy(rng.standard_normal(tuple(y.shape)).astype(np.float32).astype(np.float64)).requires_grad_()
+    first = torch.autograd.grad(y, leaves, dy, create_graph=True)
+    cotangents = [torch.from_numpy(rng.standard_normal(tuple(g.shape)).astype(np.float32).astype(np.float64)) for g in first]
+    expected = torch.autograd.grad(first, [*leaves, dy], cotangents)
+    feeds = {"x": x, "dy": dy.detach().numpy(), "v:grad:x": cotangents[0].numpy(), "v:grad:w": cotangents[1].numpy()}
+    results = Evaluator(lower_semantic_operators(model))({name: array.astype(np.float32) for name, array in feeds.items()})
+    for name, gradient in zip(("x", "w", "dy"), expected, strict=True):
+        assert_close(results[f"second:{name}"], gradient.numpy(), TOLERANCE, f"second gradient of {name}")
