@@ -94,13 +94,16 @@ class CrossEntropy:
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
-        if self.weight is not None:
-            object.__setattr__(self, "weight", tuple(float(number) for number in self.weight))
         _check_reduction(self.name, self.reduction)
-        if not 0.0 <= self.label_smoothing <= 1.0:
-            raise ConfigurationError(f"{self.name}: label_smoothing must be between 0 and 1, not {self.label_smoothing}")
-        if self.weight is not None and not all(math.isfinite(number) and number >= 0 for number in self.weight):
+        if not _is_number(self.label_smoothing) or not 0.0 <= self.label_smoothing <= 1.0:
+            raise ConfigurationError(f"{self.name}: label_smoothing must be between 0 and 1, not {self.label_smoothing!r}")
+        if not isinstance(self.ignore_index, int):
+            raise ConfigurationError(f"{self.name}: ignore_index must be an integer, not {self.ignore_index!r}")
+        if self.weight is None:
+            return
+        if not all(_is_number(number) and number >= 0 for number in self.weight):
             raise ConfigurationError(f"{self.name}: weight must hold finite numbers that are not negative, not {self.weight}")
+        object.__setattr__(self, "weight", tuple(float(number) for number in self.weight))
 
     @property
     def name(self) -> str:
@@ -296,6 +299,10 @@ def _named(name: str) -> type[CrossEntropy] | type[MeanSquaredError]:
 def _check_reduction(name: str, reduction: str) -> None:
     if reduction not in ("mean", "sum"):
         raise ConfigurationError(f"{name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+
+
+def _is_number(number: object) -> bool:
+    return isinstance(number, int | float | np.number) and math.isfinite(float(number))
 
 
 def _floating_shape(name: str, prediction: Tensor) -> tuple[int | str | None, ...]:
