@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor
-from burnish.ops.positions import INT64_MAX, extents, reshape_as
+from burnish.ops.positions import extents, reshape_as
 from burnish.ops.registry import Operation
 
 
@@ -121,12 +121,11 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     images = builder.op("Reshape", dy, shape)
     whole = builder.op("ConvTranspose", images, ones, strides=windows.strides, dilations=windows.dilations)
     axes = builder.integers(range(2, rank + 2))
-    if any(windows.pads_begin):
-        ends = builder.integers([INT64_MAX] * rank)
-        whole = builder.op("Slice", whole, builder.integers(windows.pads_begin), ends, axes)
-    missing = builder.op("Shape", x, start=2) - builder.op("Shape", whole, start=2)
-    fitted = builder.op("Pad", whole, builder.op("Concat", builder.integers([0] * rank), missing, axis=0), None, axes)
-    return reshape_as(fitted, x)
+    begins = builder.integers(windows.pads_begin)
+    ends = builder.op("Shape", x, start=2) + begins
+    missing = builder.op("Max", ends - builder.op("Shape", whole, start=2), builder.integers([0]))
+    padded = builder.op("Pad", whole, builder.op("Concat", builder.integers([0] * rank), missing, axis=0), None, axes)
+    return reshape_as(builder.op("Slice", padded, begins, ends, axes), x)
 
 
 def _same_padding(op: Operation, axis: int, kernel: int, stride: int, dilation: int) -> int:
