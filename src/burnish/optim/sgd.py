@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import onnx_ir as ir
+
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Scalars, Tensors, check_finite, check_not_negative, zeros_like
@@ -91,8 +93,8 @@ class SGD:
     def _gain(self, builder: Builder, step: Tensor) -> Tensor:
         """Emit the factor of the gradient: 1 at the first step, 1 - dampening afterwards; float64 scalar."""
         first = builder.op("Equal", step, 0)
-        double = Scalars(builder).double(step)
-        return builder.op("Where", first, builder.scalar(1.0, double), builder.scalar(1.0 - self.dampening, double))
+        later = builder.scalar(1.0 - self.dampening, ir.DataType.DOUBLE)
+        return builder.op("Where", first, builder.scalar(1.0, later), later)
 
 
 def sgd(lr: float = 0.1, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> SGD:
