@@ -173,7 +173,7 @@ class CrossEntropy:
             smooth = self._smooth(log_p)
             term = term * (1.0 - self.label_smoothing) + smooth * self.label_smoothing
         zero = builder.scalar(0.0, prediction)
-        total = -builder.op("ReduceSum", builder.op("Where", ignored, zero, term, like=term), keepdims=0)
+        total = builder.op("ReduceSum", builder.op("Where", ignored, zero, -term, like=term), keepdims=0)
         if self.reduction == "sum":
             return total, builder.scalar(1.0, prediction)
         if label_weight is None:
