@@ -104,7 +104,7 @@ def test_every_folder_of_the_package_is_in_the_architecture_page():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     package = ROOT / "src" / "burnish"
     folders = [path.parent.name for path in package.glob("*/__init__.py")]
-    modules = [path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "errors.py")]
+    modules = [path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py", "errors.py")]
     assert [name for name in folders + modules if f"`{name}`" not in text] == []
 
 
@@ -115,13 +115,19 @@ def test_every_folder_of_the_package_says_what_lives_there():
 
 def test_no_file_names_a_path_of_somebodys_machine():
     folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", ".ci")]
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix in TEXT_SUFFIXES]
-    files += [path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name != "LICENSE"]
+    files = [path for folder in folders for path in folder.rglob("*") if not is_cached(path)]
+    files += [path for path in ROOT.iterdir() if path.name != "LICENSE"]
     found = []
     for path in files:
-        if "__pycache__" in path.parts or path == Path(__file__).resolve():
+        if not path.is_file() or path.suffix not in TEXT_SUFFIXES or path == Path(__file__).resolve():
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if MACHINE_PATH.search(line):
                 found.append(f"{relative(path)}:{number}")
     assert found == []
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a tool wrote the file: bytecode, or something in a hidden folder."""
+    parts = path.relative_to(ROOT).parts[1:]
+    return any(part == "__pycache__" or part.startswith(".") for part in parts)
