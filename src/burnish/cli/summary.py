@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,12 +61,15 @@ def summarize(path: Path) -> dict[str, Any]:
 
 
 def _described(value: ir.Value) -> dict[str, Any]:
-    shape = None
+    described: dict[str, Any] = {
+        "name": value.name,
+        "dtype": None if value.dtype is None else value.dtype.name.lower(),
+        "shape": None,
+    }
     if value.shape is not None:
-        shape = [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
-    described = {"name": value.name, "dtype": None if value.dtype is None else value.dtype.name.lower(), "shape": shape}
-    if value.is_initializer() and shape is not None:
-        described["count"] = math.prod(shape)
+        described["shape"] = [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
+    if value.const_value is not None:
+        described["count"] = value.const_value.size
     return described
 
 

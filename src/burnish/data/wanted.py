@@ -67,8 +67,9 @@ class Wanted:
     ) -> ArrayDataset:
         """Fit features and labels to the only data input and the label input."""
         data, label = self.only_data(source), self.only_label(source)
+        samples = fit_data(features, data, source)
         fitted, names = fit_label(labels, label, source, classes)
-        return ArrayDataset({data.name: fit_data(features, data, source), label.name: fitted}, names)
+        return ArrayDataset({data.name: samples, label.name: fitted}, names)
 
 
 def fit_data(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:

@@ -1,0 +1,41 @@
+"""What the tests of the command line share: a small model, its data, and a runner that works in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from typer.testing import CliRunner, Result
+
+from burnish.cli.application import app
+from burnish.models import residual_network
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with ``model.onnx`` (3 classes of 4x4 images) and ``data.npz``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    ir.save(residual_network((1, 4, 4), classes=3, width=2, blocks=(1,)), tmp_path / "model.onnx")
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 20)
+    images = generator.normal(size=(20, 4, 4)) + labels[:, None, None]
+    np.savez(tmp_path / "data.npz", x=images.astype(np.float32), y=labels)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """Run ``burnish`` with arguments, in this process."""
+
+    def call(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
+        assert result.exit_code == code, result.output + repr(result.exception)
+        return result
+
+    return call

@@ -1,0 +1,310 @@
+"""Each command, in this process: what it writes, what it says, and how it fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder
+from burnish.program import Program
+
+TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "8")
+
+
+def predictions(path: Path, images: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": images})[0]
+
+
+def images() -> np.ndarray:
+    return np.load("data.npz")["x"][:, None]
+
+
+def test_train_writes_a_run(run, folder):
+    result = run(*TRAIN, "--epochs", "2", "--eval-data", "data.npz", "--lr", "0.05", "-o", "runs/first")
+    written = {path.name for path in (folder / "runs/first").iterdir()}
+    assert written == {"checkpoints", "curves.png", "metrics.csv", "program", "run.json", "tuned.onnx"}
+    assert "compiled in" in result.stdout
+    assert "data.npz: 20 samples; data.npz: 20 samples to evaluate on" in result.stdout
+    assert "epoch 2/2  train loss" in result.stdout
+    assert "runs/first/tuned.onnx: the tuned model, after 6 steps" in result.stdout
+    with (folder / "runs/first/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert {row["lr"] for row in rows} == {"0.05"}
+    right = (predictions(folder / "runs/first/tuned.onnx", images()).argmax(1) == np.load("data.npz")["y"]).mean()
+    assert float(rows[-1]["eval_accuracy"]) == right
+    record = json.loads((folder / "runs/first/run.json").read_text())
+    assert record["command"].startswith("burnish train model.onnx --data data.npz")
+
+
+def test_the_folder_of_a_run_is_named_after_the_model(run, folder):
+    run(*TRAIN, "--export", "elsewhere.onnx")
+    assert (folder / "runs/model/metrics.csv").exists()
+    assert (folder / "elsewhere.onnx").exists()
+    assert not (folder / "runs/model/tuned.onnx").exists()
+
+
+def test_resuming_continues_bit_for_bit(run, folder):
+    run(*TRAIN, "--epochs", "3", "-o", "whole")
+    run(*TRAIN, "--epochs", "1", "-o", "parts")
+    run(*TRAIN, "--epochs", "3", "-o", "parts", "--resume")
+    assert (folder / "whole/tuned.onnx").read_bytes() == (folder / "parts/tuned.onnx").read_bytes()
+
+
+def test_a_run_is_not_overwritten_unasked(run, folder):
+    run(*TRAIN)
+    before = (folder / "runs/model/tuned.onnx").read_bytes()
+    result = run(*TRAIN, "--epochs", "2", code=1)
+    assert "error: 'runs/model' holds a run already: resume it, choose another folder, or overwrite it" in result.stderr
+    assert (folder / "runs/model/tuned.onnx").read_bytes() == before
+    run(*TRAIN, "--epochs", "2", "--overwrite")
+
+
+def test_options_reach_the_program(run, folder):
+    run(
+        *TRAIN,
+        *("--optimizer", "adamw", "--weight-decay", "0.1", "--trainable", "classifier.*", "--norm", "frozen"),
+        *("--metrics", "accuracy,top_2", "--checkpoint-every", "1", "--schedule", "cosine", "--seed", "7"),
+    )
+    options = Program.load(folder / "runs/model/program").options
+    assert options["optimizer"]["name"] == "adamw"
+    assert options["optimizer"]["weight_decay"] == 0.1
+    assert options["trainable"] == ["classifier.weight", "classifier.bias"]
+    assert options["norm"] == "frozen"
+    assert options["metrics"] == ["accuracy", "top_2"]
+    header = (folder / "runs/model/metrics.csv").read_text().splitlines()[0]
+    assert header == "step,epoch,samples,seconds,lr,loss,accuracy,top_2,eval_loss,eval_accuracy,eval_top_2"
+
+
+def test_sgd_has_momentum_unless_told_otherwise(run, folder):
+    run("compile", "model.onnx", "-o", "usual")
+    run("compile", "model.onnx", "-o", "none", "--momentum", "0", "--norm", "*=train")
+    assert Program.load(folder / "usual").options["optimizer"]["momentum"] == 0.9
+    assert Program.load(folder / "none").options["optimizer"]["momentum"] == 0.0
+    assert Program.load(folder / "none").options["norm"] == {"*": "train"}
+
+
+def test_from_scratch(run, folder):
+    run(*TRAIN, "--reinitialize", "kaiming", "--lr", "0", "--trainable", "classifier.weight")
+    before = {value.name: value.const_value.numpy() for value in ir.load("model.onnx").graph.initializers.values()}
+    after = {value.name: value.const_value.numpy() for value in ir.load("runs/model/tuned.onnx").graph.initializers.values()}
+    assert not np.array_equal(before["classifier.weight"], after["classifier.weight"])
+
+
+def test_tables_and_class_names(run, folder):
+    graph = ir.Graph(
+        [ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 2]))],
+        [],
+        nodes=[],
+        opset_imports={"": 18},
+        name="dense",
+    )
+    builder = Builder(graph)
+    weight = ir.Value(
+        name="weight",
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape([2, 2]),
+        const_value=ir.tensor(np.eye(2, dtype=np.float32), name="weight"),
+    )
+    graph.register_initializer(weight)
+    logits = builder.op("MatMul", builder.tensor(graph.inputs[0]), builder.tensor(weight))
+    logits.value.name = "logits"
+    graph.outputs.append(logits.value)
+    ir.save(ir.Model(graph, ir_version=8), folder / "dense.onnx")
+    (folder / "train.csv").write_text("species,a,b\nemu,1,2\nant,3,4\nemu,5,6\n")
+    (folder / "test.csv").write_text("species,a,b\nemu,1,2\n")
+    result = run(
+        *("train", "dense.onnx", "--data", "train.csv", "--eval-data", "test.csv", "--label", "species", "--lr", "0.001")
+    )
+    assert "train.csv: 3 samples of 2 classes; test.csv: 1 sample to evaluate on" in result.stdout
+    assert json.loads((folder / "runs/dense/run.json").read_text())["classes"] == ["ant", "emu"]
+
+
+def test_compile_writes_the_program(run, folder):
+    result = run("compile", "model.onnx", "-o", "program")
+    assert sorted(path.name for path in (folder / "program").glob("*.onnx")) == [
+        f"{name}.onnx" for name in ("apply", "evaluate", "grad", "init", "predict", "step")
+    ]
+    assert "step.onnx" in result.stdout
+    onnx.checker.check_model(folder / "program/step.onnx")
+
+
+def test_export_from_a_run_or_a_checkpoint(run, folder):
+    run(*TRAIN, "--epochs", "2", "--eval-data", "data.npz")
+    run("export", "runs/model", "-o", "latest.onnx")
+    assert (folder / "latest.onnx").read_bytes() == (folder / "runs/model/tuned.onnx").read_bytes()
+    run("export", "runs/model/checkpoints/latest.safetensors", "-o", "same.onnx")
+    assert (folder / "same.onnx").read_bytes() == (folder / "latest.onnx").read_bytes()
+    result = run("export", "runs/model", "--best", "--no-fold", "-o", "best.onnx")
+    assert re.search(r"best\.onnx: the model after \d steps", result.stdout)
+    operators = {node.op_type for node in ir.load("best.onnx").graph}
+    assert "BatchNormalization" in operators
+    assert "BatchNormalization" not in {node.op_type for node in ir.load("latest.onnx").graph}
+    run("export", "runs/model", "--no-fold", "-o", "unfolded.onnx")
+    np.testing.assert_allclose(
+        predictions(folder / "unfolded.onnx", images()), predictions(folder / "latest.onnx", images()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_inspect_prints_what_would_train(run):
+    text = run("inspect", "model.onnx").stdout
+    assert "input   x  float [batch, 1, 4, 4]" in text
+    assert "the loss reads logits" in text
+    assert re.search(r"parameters, which train: \d+ in 11 tensors", text)
+    assert re.search(r"stem\.convolution\.weight +\[2, 1, 3, 3\] +18  float", text)
+    assert re.search(r"running statistics, which training updates: \d+ in 6 tensors", text)
+    assert re.search(r"3  BatchNormalization\n", text)
+    assert "Every operator between a parameter and the loss has a gradient." in text
+
+
+def test_inspect_as_json(run):
+    summary = json.loads(run("inspect", "model.onnx", "--json").stdout)
+    assert summary["prediction"] == "logits"
+    assert summary["lacking"] == []
+    assert {entry["name"] for entry in summary["statistics"]} == {
+        f"{layer}.normalization.{statistic}"
+        for layer in ("stem", "stage1.block1.first", "stage1.block1.second")
+        for statistic in ("running_mean", "running_variance")
+    }
+    assert {"operator": "Conv", "count": 3, "lacks_gradient": False} in summary["operators"]
+
+
+def write_model_without_gradient(path: Path, off_the_path: bool) -> None:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 2])
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "first"], ["hidden"]),
+        onnx.helper.make_node("Det", ["square"], ["determinant"], name="the_determinant"),
+        onnx.helper.make_node("Mul", ["hidden", "determinant"], ["scaled"]),
+        onnx.helper.make_node("MatMul", ["scaled", "second"], ["values"]),
+        onnx.helper.make_node("Softmax", ["values"], ["probabilities"], axis=1),
+    ]
+    weights = {name: np.eye(2, dtype=np.float32) for name in ("first", "second", "square")}
+    if off_the_path:
+        nodes[2] = onnx.helper.make_node("Identity", ["hidden"], ["scaled"])
+    graph = onnx.helper.make_graph(
+        nodes,
+        "graph",
+        [x],
+        [onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT, ["batch", 2])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
+
+
+def test_inspect_and_check_name_what_lacks_a_gradient(run, folder):
+    write_model_without_gradient(folder / "det.onnx", off_the_path=False)
+    text = run("inspect", "det.onnx").stdout
+    assert "the loss reads values, behind the final softmax" in text
+    assert re.search(r"1  Det  lacks a gradient", text)
+    assert "Det 'the_determinant' (output 'determinant')" in text
+    result = run("check", "det.onnx", code=1)
+    assert "error: Det 'the_determinant' (output 'determinant') has no gradient rule" in result.stderr
+    run("check", "det.onnx", "--trainable", "second")
+
+
+def test_an_operator_off_the_path_needs_no_gradient(run, folder):
+    write_model_without_gradient(folder / "det.onnx", off_the_path=True)
+    assert "Every operator between a parameter and the loss has a gradient." in run("inspect", "det.onnx").stdout
+    run("check", "det.onnx")
+
+
+def test_check_says_what_trains(run):
+    text = run("check", "model.onnx").stdout
+    assert re.search(r"model\.onnx can be trained: \d+ parameters in 11 tensors train", text)
+    text = run("check", "model.onnx", "--trainable", "classifier.bias").stdout
+    assert "3 parameters in 1 tensor train, 10 tensors stay as they are" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect", "missing.onnx"), r"missing\.onnx"),
+        (("inspect", "data.npz"), r"data\.npz"),
+        (("train", "model.onnx", "--data", "missing.npz"), r"missing\.npz: no such file or folder; data are digits"),
+        (("train", "model.onnx", "--data", "model.onnx"), r"burnish does not read '\.onnx' files"),
+        (("train", "model.onnx", "--data", "digits"), r"'x' wants samples of shape \[1, 4, 4\], .* have shape \[8, 8\]"),
+        (("train", "model.onnx", "--data", "data.npz", "--loss", "hinge"), r"there is no loss 'hinge'"),
+        (("train", "model.onnx", "--data", "data.npz", "--optimizer", "lion"), r"there is no optimizer 'lion'"),
+        (("train", "model.onnx", "--data", "data.npz", "--trainable", "stem.conv"), r"'stem\.conv' matches no weight"),
+        (("train", "model.onnx", "--data", "data.npz", "--engine", "abacus"), r"There is no engine 'abacus'"),
+        (("train", "model.onnx", "--data", "data.npz", "--schedule", "stairs"), r"no learning-rate schedule 'stairs'"),
+        (("train", "model.onnx", "--data", "data.npz", "--resume"), r"There is nothing to resume in 'runs/model'"),
+        (("compile", "model.onnx", "-o", "program", "--norm", "whiten"), r"norm: unknown policy 'whiten'"),
+        (("export", "runs/none", "-o", "x.onnx"), r"'runs/none': there is no such run or checkpoint"),
+        (("export", "data.npz", "-o", "x.onnx"), r"The program of 'data\.npz' is not beside it"),
+        (("export", ".", "-o", "x.onnx"), r"holds no latest\.safetensors: the run has not saved anything yet"),
+    ],
+)
+def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
+    result = run(*arguments, code=1)
+    assert re.search(message, result.stderr), result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+
+
+def test_debug_raises_the_error_itself_wherever_it_stands(run):
+    for arguments in (
+        ("--debug", "compile", "model.onnx", "-o", "program", "--norm", "whiten"),
+        ("compile", "model.onnx", "-o", "program", "--norm", "whiten", "--debug"),
+    ):
+        result = run(*arguments, code=1)
+        assert isinstance(result.exception, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "model.onnx"), "Missing option '--data'"),
+        (("train", "--data", "digits"), "Missing argument 'MODEL'"),
+        (("paint", "model.onnx"), "No such command 'paint'"),
+        ((*TRAIN, "--epochs", "0"), "Invalid value for '--epochs'"),
+        ((*TRAIN, "--epochs", "many"), "Invalid value for '--epochs'"),
+        ((*TRAIN, "--optimizer", "adam", "--momentum", "0.9"), "adam takes no --momentum"),
+        ((*TRAIN, "--resume", "--overwrite"), "--resume goes on with a run"),
+        ((*TRAIN, "--norm", "train", "--norm", "frozen"), "'train': with several --norm, each is PATTERN=POLICY"),
+        (("export", "data.npz", "--best", "-o", "x.onnx"), "--best chooses among the checkpoints of a run"),
+    ],
+)
+def test_wrong_usage_exits_with_2(run, arguments, message):
+    assert message in run(*arguments, code=2).stderr
+
+
+def test_a_loss_that_is_not_finite(run, folder):
+    arrays = dict(np.load("data.npz"))
+    np.savez("data.npz", x=arrays["x"] * np.float32(1e37), y=arrays["y"])
+    result = run(*TRAIN, code=1)
+    assert re.search(r"error: .*Training stopped in epoch 1, batch \d", result.stderr)
+    assert "Try a learning rate below 0.1, such as 0.01" in result.stderr
+
+
+def test_demo_in_small(run, folder):
+    result = run("demo", "--epochs", "1", "--width", "2", "-o", "runs/small")
+    counts = re.findall(r"(\d+)/360 = ", result.stdout)
+    assert len(counts) == 2
+    assert counts[0] == counts[1]
+    assert "They agree." in result.stdout
+    assert {"metrics.csv", "curves.png", "tuned.onnx", "checkpoints"} <= {path.name for path in (folder / "runs/small").iterdir()}
+    run("export", "runs/small", "-o", "again.onnx")
+    assert (folder / "again.onnx").read_bytes() == (folder / "runs/small/tuned.onnx").read_bytes()
+
+
+def test_a_demo_whose_counts_differ_fails(run, monkeypatch):
+    monkeypatch.setattr("burnish.cli.demo.right_by_onnxruntime", lambda *arguments: 7)
+    result = run("demo", "--epochs", "1", "--width", "2", code=1)
+    assert re.search(r"is right 7 times and the session \d+ times, of 360: they have to agree", result.stderr)
+
+
+def test_the_option_tables_name_every_option_once(run):
+    text = run("train", "--help").stdout
+    for option in "data eval-data loss optimizer lr momentum weight-decay epochs batch-size trainable norm metrics seed".split():
+        assert len(re.findall(rf"--{option}\b(?!-)", text)) >= 1, option

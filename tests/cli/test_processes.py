@@ -1,0 +1,73 @@
+"""The command in processes of its own: Ctrl-C, going on, what starting costs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+BURNISH = (sys.executable, "-m", "burnish")
+EPOCHS = "25"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def arguments(folder: str) -> list[str]:
+    options = f"--data many.npz --threads 1 --batch-size 4 --epochs {EPOCHS} --lr 0.01 -o {folder}"
+    return ["train", "model.onnx", *options.split()]
+
+
+def rows(folder: Path) -> list[list[str]]:
+    lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    seconds = lines[0].index("seconds")
+    return [line[:seconds] + line[seconds + 1 :] for line in lines]
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(folder):
+    generator = np.random.default_rng(1)
+    np.savez("many.npz", x=generator.normal(size=(400, 4, 4)).astype(np.float32), y=generator.integers(0, 3, 400))
+    with subprocess.Popen(
+        [*BURNISH, *arguments("parts")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("epoch  1/"):
+                break
+        process.send_signal(signal.SIGINT)
+        remaining, message = process.communicate(timeout=120)
+    assert process.returncode == 130, remaining + message
+    assert "Traceback" not in message
+    assert "Everything is saved in 'parts/checkpoints/latest.safetensors'" in message
+    command = message.strip().splitlines()[-1].strip()
+    assert command == shlex.join(["burnish", *arguments("parts"), "--resume"])
+    assert not (folder / "parts/tuned.onnx").exists()
+    for call in (shlex.split(command)[1:], arguments("whole")):
+        subprocess.run([*BURNISH, *call], check=True, capture_output=True, env=environment(), timeout=240)
+    assert rows(folder / "parts") == rows(folder / "whole")
+    assert (folder / "parts/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
+
+
+def test_help_loads_no_optional_package():
+    code = """
+import sys
+from burnish.cli.application import app
+try:
+    app(["train", "--help"])
+except SystemExit as stop:
+    assert stop.code == 0
+print(sorted({"sklearn", "matplotlib", "torch", "pyarrow", "PIL"} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment())
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_unknown_command_exits_with_2():
+    result = subprocess.run([*BURNISH, "paint"], capture_output=True, text=True, env=environment())
+    assert result.returncode == 2
+    assert "No such command 'paint'" in result.stderr
