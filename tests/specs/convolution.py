@@ -120,7 +120,7 @@ def convolution_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield sample("depthwise_dilated", (2, 3, 7, 7), (3, 1, 3, 3), group=3, dilations=[2, 2], pads=[2, 2, 2, 2])
     yield sample("depthwise_multiplier", (2, 3, 5, 5), (6, 1, 3, 3), group=3, pads=[1, 1, 1, 1])
     for auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        yield sample(f"{auto_pad.lower()}", (2, 2, 5, 6), (3, 2, 2, 3), auto_pad=auto_pad)
+        yield sample(auto_pad.lower(), (2, 2, 5, 6), (3, 2, 2, 3), auto_pad=auto_pad)
         yield sample(f"{auto_pad.lower()}_strided", (2, 2, 6, 7), (3, 2, 3, 4), auto_pad=auto_pad, strides=[2, 2])
         yield sample(f"{auto_pad.lower()}_stride_above_kernel", (2, 2, 6, 7), (3, 2, 1, 2), auto_pad=auto_pad, strides=[2, 3])
     yield sample("valid", (2, 2, 5, 6), (3, 2, 3, 3), auto_pad="VALID", strides=[1, 2])
