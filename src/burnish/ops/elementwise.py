@@ -71,9 +71,10 @@ def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     if len(op.inputs) == 1:
         return (dy,)
     builder, y = op.builder, op.output
-    taken = [builder.cast(builder.op("Equal", op.required(index), y), y.dtype) for index in range(len(op.inputs))]
-    share = dy / builder.op("Sum", *taken)
-    return tuple(share * mask if op.wants(index) else None for index, mask in enumerate(taken))
+    taken = [builder.op("Equal", op.required(index), y) for index in range(len(op.inputs))]
+    share = dy / builder.op("Sum", *(builder.cast(mask, y.dtype) for mask in taken))
+    zero = builder.scalar(0, dy)
+    return tuple(builder.op("Where", mask, share, zero) if op.wants(index) else None for index, mask in enumerate(taken))
 
 
 @gradient("Neg")

@@ -81,8 +81,9 @@ def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     if _is_identity(op):
         return dy, None
     builder, x = op.builder, op.input
-    taken = builder.cast(builder.op("Equal", x, _restored(op, op.output)), x.dtype)
-    return taken * (_restored(op, dy) / _over_same_axes(op, "ReduceSum", taken)), None
+    taken = builder.op("Equal", x, _restored(op, op.output))
+    count = _over_same_axes(op, "ReduceSum", builder.cast(taken, x.dtype))
+    return builder.op("Where", taken, _restored(op, dy) / count, builder.scalar(0, dy)), None
 
 
 @gradient("ReduceProd", since=18)

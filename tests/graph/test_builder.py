@@ -1,0 +1,130 @@
+"""The builder: typed nodes, constants beside tensors, and where nodes go."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+
+
+def builder_with_input(
+    dtype: ir.DataType = ir.DataType.FLOAT, shape: ir.Shape | None = None, opset: int = 18
+) -> tuple[Builder, Tensor]:
+    graph = ir.Graph([], [], nodes=[], name="built", opset_imports={"": opset})
+    value = ir.Value(name="x", type=ir.TensorType(dtype), shape=shape or ir.Shape(["batch", 3]))
+    graph.inputs.append(value)
+    builder = Builder(graph)
+    return builder, builder.tensor(value)
+
+
+def dimensions(tensor: Tensor) -> list:
+    assert tensor.shape is not None
+    return [dim if isinstance(dim, int) else dim.value for dim in tensor.shape.dims]
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+def test_arithmetic_keeps_dtype_and_shape(dtype: ir.DataType) -> None:
+    _, x = builder_with_input(dtype)
+    for result in (x + 1, 1 + x, x - 0.5, 2 - x, x * 3, 3 * x, x / 2, 1 / x, x**2, -x, x + x):
+        assert result.dtype == dtype
+        assert dimensions(result) == ["batch", 3]
+    assert all(value.dtype == dtype for node in x.builder.graph for value in node.outputs)
+
+
+def test_reflected_operands_keep_their_side() -> None:
+    builder, x = builder_with_input()
+    one, other = (builder.op("Sub", x, 1).value.producer(), (1 - x).value.producer())
+    assert one.inputs[0] is x.value
+    assert other.inputs[1] is x.value
+
+
+def test_broadcast_shape_and_comparison_dtype() -> None:
+    builder, x = builder_with_input()
+    column = builder.constant(np.ones((3,), np.float32))
+    assert dimensions(x + column) == ["batch", 3]
+    compared = builder.op("Greater", x, 0)
+    assert compared.dtype == ir.DataType.BOOL
+    assert dimensions(compared) == ["batch", 3]
+
+
+def test_equal_constants_are_emitted_once_and_different_ones_apart() -> None:
+    builder, x = builder_with_input()
+    assert builder.scalar(2, x).value is builder.scalar(2.0, x).value
+    assert builder.scalar(0.0, x).value is not builder.scalar(-0.0, x).value
+    assert builder.integers([1]).value is not builder.integers([[1]]).value
+    half, brain = np.zeros((), np.float16), np.zeros((), ml_dtypes.bfloat16)
+    assert builder.constant(half).value is not builder.constant(brain).value
+    assert builder.integers([]).dtype == ir.DataType.INT64
+
+
+def test_constant_is_readable_and_an_input_is_not() -> None:
+    builder, x = builder_with_input()
+    np.testing.assert_array_equal(builder.integers([3, 4]).array, [3, 4])
+    assert x.array is None
+    assert (x + 1).array is None
+
+
+def test_an_input_with_a_default_is_no_constant() -> None:
+    builder, _ = builder_with_input()
+    weight = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]), const_value=ir.tensor([1.0, 2.0]))
+    builder.graph.initializers.add(weight)
+    np.testing.assert_array_equal(builder.tensor(weight).array, [1, 2])
+    builder.graph.inputs.append(weight)
+    assert builder.tensor(weight).array is None
+
+
+def test_inference_by_schema_reads_constant_operands() -> None:
+    builder, x = builder_with_input(shape=ir.Shape([2, 3, 4]))
+    assert dimensions(builder.op("ReduceSum", x, builder.integers([1]), keepdims=0)) == [2, 4]
+    assert dimensions(builder.op("Reshape", x, builder.integers([6, -1]))) == [6, 4]
+    assert dimensions(builder.op("Transpose", x, perm=[2, 0, 1])) == [4, 2, 3]
+    assert builder.op("Shape", x).dtype == ir.DataType.INT64
+
+
+def test_what_the_caller_knows_overrides_inference() -> None:
+    builder, x = builder_with_input()
+    gradient = builder.op("SomethingGrad", x, domain=BURNISH_DOMAIN, like=x)
+    assert gradient.dtype == x.dtype
+    assert dimensions(gradient) == ["batch", 3]
+    indices = builder.op("Something", x, domain=BURNISH_DOMAIN, like=x, dtype=ir.DataType.INT64, shape=[2])
+    assert indices.dtype == ir.DataType.INT64
+    assert dimensions(indices) == [2]
+    assert x.dtype == ir.DataType.FLOAT, "the tensor it is like keeps its own type"
+
+
+def test_optional_inputs_several_outputs_and_absent_attributes() -> None:
+    builder, x = builder_with_input()
+    low = builder.op("Clip", x, None, 3).value.producer()
+    assert [value is None for value in low.inputs] == [False, True, False]
+    first, second = builder.op("TopK", x, builder.integers([2]), outputs=2, axis=-1, largest=None)
+    assert (first.dtype, second.dtype) == (ir.DataType.FLOAT, ir.DataType.INT64)
+    assert set(first.value.producer().attributes) == {"axis"}
+
+
+def test_a_number_needs_a_tensor_beside_it() -> None:
+    builder, _ = builder_with_input()
+    with pytest.raises(TypeError, match=r"Add: a number needs a tensor beside it"):
+        builder.op("Add", 1, 2)
+
+
+def test_emits_in_front_of_a_node() -> None:
+    builder, x = builder_with_input()
+    last = builder.op("Relu", x).value.producer()
+    Builder(builder.graph, before=last).op("Neg", x)
+    assert [node.op_type for node in builder.graph] == ["Neg", "Relu"]
+
+
+def test_cast_to_the_same_dtype_is_nothing() -> None:
+    builder, x = builder_with_input()
+    assert builder.cast(x, ir.DataType.FLOAT) is x
+    assert builder.cast(x, ir.DataType.FLOAT16).dtype == ir.DataType.FLOAT16
+
+
+def test_known_extents() -> None:
+    _, x = builder_with_input()
+    assert (x.rank, x.dimension(0), x.dimension(1), x.dimension(-1)) == (2, None, 3, 3)
+    unranked = Tensor(x.builder, ir.Value(name="u", type=ir.TensorType(ir.DataType.FLOAT)))
+    assert (unranked.rank, unranked.dimension(0)) == (None, None)

@@ -1,0 +1,202 @@
+"""The reverse pass itself: accumulation, paths, what carries gradients, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from burnish.autodiff import differentiate
+from burnish.errors import GradientError
+from burnish.graph import Builder, Tensor
+from burnish.lowering import lower_semantic_operators
+from oracles.gradient_harness import Evaluator
+
+X = np.array([[0.5, -1.25, 2.0]])
+DY = np.array([[1.5, -0.75, 0.25]])
+
+
+def float64_input(builder: Builder, name: str, shape: list | None = None) -> Tensor:
+    value = ir.Value(name=name, type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape(shape or [1, 3]))
+    builder.graph.inputs.append(value)
+    return builder.tensor(value)
+
+
+def new_builder() -> Builder:
+    return Builder(ir.Graph([], [], nodes=[], name="graph", opset_imports={"": 18}))
+
+
+def run(builder: Builder, results: list[Tensor], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Run the graph; a tensor that is an input leaves it through an Identity."""
+    outputs = [builder.op("Identity", tensor).value for tensor in results]
+    builder.graph.outputs.extend(outputs)
+    values = Evaluator(lower_semantic_operators(ir.Model(builder.graph, ir_version=10)))(feeds)
+    return [values[str(output.name)] for output in outputs]
+
+
+def test_gradients_of_a_value_used_several_times_add_up() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    y = builder.op("Exp", x) + builder.op("Sin", x) + x
+    dy = float64_input(builder, "dy")
+    dx = differentiate(builder, {y.value: dy}, [x.value])[x.value]
+    (result,) = run(builder, [dx], {"x": X, "dy": DY})
+    np.testing.assert_allclose(result, DY * (np.exp(X) + np.cos(X) + 1), rtol=1e-14)
+
+
+def test_a_value_used_twice_by_one_node() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    y, dy = x * x, float64_input(builder, "dy")
+    (result,) = run(builder, [differentiate(builder, {y.value: dy}, [x.value])[x.value]], {"x": X, "dy": DY})
+    np.testing.assert_allclose(result, 2 * X * DY, rtol=1e-14)
+
+
+def test_several_outputs_with_cotangents() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    hidden = builder.op("Exp", x)
+    y, z = hidden * 2, builder.op("Neg", hidden)
+    dy, dz = float64_input(builder, "dy"), float64_input(builder, "dz")
+    dx = differentiate(builder, {y.value: dy, z.value: dz}, [x.value])[x.value]
+    (result,) = run(builder, [dx], {"x": X, "dy": DY, "dz": X})
+    np.testing.assert_allclose(result, (2 * DY - X) * np.exp(X), rtol=1e-14)
+
+
+def test_an_output_that_feeds_another_output() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    y = builder.op("Exp", x)
+    z = y * y
+    dy, dz = float64_input(builder, "dy"), float64_input(builder, "dz")
+    dx = differentiate(builder, {y.value: dy, z.value: dz}, [x.value])[x.value]
+    (result,) = run(builder, [dx], {"x": X, "dy": DY, "dz": X})
+    np.testing.assert_allclose(result, DY * np.exp(X) + 2 * X * np.exp(2 * X), rtol=1e-14)
+
+
+def test_with_respect_to_an_intermediate_value() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    hidden = builder.op("Sin", x)
+    y, dy = builder.op("Exp", hidden), float64_input(builder, "dy")
+    gradients = differentiate(builder, {y.value: dy}, [hidden.value])
+    assert list(gradients) == [hidden.value]
+    assert "Cos" not in {node.op_type for node in builder.graph}, "nothing is differentiated beyond what was asked for"
+    (result,) = run(builder, [gradients[hidden.value]], {"x": X, "dy": DY})
+    np.testing.assert_allclose(result, DY * np.exp(np.sin(X)), rtol=1e-14)
+
+
+def test_both_an_intermediate_value_and_what_it_comes_from() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    hidden = builder.op("Sin", x)
+    y, dy = builder.op("Exp", hidden), float64_input(builder, "dy")
+    gradients = differentiate(builder, {y.value: dy}, [hidden.value, x.value])
+    results = run(builder, [gradients[hidden.value], gradients[x.value]], {"x": X, "dy": DY})
+    np.testing.assert_allclose(results[0], DY * np.exp(np.sin(X)), rtol=1e-14)
+    np.testing.assert_allclose(results[1], DY * np.exp(np.sin(X)) * np.cos(X), rtol=1e-14)
+
+
+def test_a_value_no_output_depends_on_has_no_gradient() -> None:
+    builder = new_builder()
+    x, unused = float64_input(builder, "x"), float64_input(builder, "unused")
+    builder.op("Exp", unused)
+    y, dy = builder.op("Exp", x), float64_input(builder, "dy")
+    gradients = differentiate(builder, {y.value: dy}, [x.value, unused.value])
+    assert gradients[unused.value] is None
+    assert gradients[x.value] is not None
+
+
+def test_an_output_that_is_its_input_passes_the_cotangent() -> None:
+    builder = new_builder()
+    x, dy = float64_input(builder, "x"), float64_input(builder, "dy")
+    assert differentiate(builder, {x.value: dy}, [x.value])[x.value] is dy
+
+
+def test_no_cotangent_no_gradient() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    builder.op("Exp", x)
+    before = len(builder.graph)
+    assert differentiate(builder, {}, [x.value]) == {x.value: None}
+    assert len(builder.graph) == before
+
+
+def test_broadcast_is_undone_without_the_rule_knowing() -> None:
+    builder = new_builder()
+    x, bias = float64_input(builder, "x", ["batch", 3]), float64_input(builder, "bias", [3])
+    y = builder.op("Tanh", x) + bias
+    dy = float64_input(builder, "dy", ["batch", 3])
+    gradient = differentiate(builder, {y.value: dy}, [bias.value])[bias.value]
+    assert "Tanh" not in {node.op_type for node in list(builder.graph)[2:]}
+    (result,) = run(builder, [gradient], {"x": np.tile(X, (4, 1)), "bias": X[0], "dy": np.tile(DY, (4, 1))})
+    np.testing.assert_allclose(result, 4 * DY[0], rtol=1e-14)
+
+
+def test_integer_and_boolean_paths_stop() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    whole = builder.cast(builder.cast(x, ir.DataType.INT64), ir.DataType.DOUBLE)
+    positive = builder.cast(builder.op("Greater", x, 0), ir.DataType.DOUBLE)
+    size = builder.cast(builder.op("Shape", x), ir.DataType.DOUBLE)
+    y = x * whole * positive + builder.op("ReduceSum", size)
+    dy = float64_input(builder, "dy")
+    (result,) = run(builder, [differentiate(builder, {y.value: dy}, [x.value])[x.value]], {"x": X, "dy": DY})
+    np.testing.assert_allclose(result, DY * np.trunc(X) * (X > 0), rtol=1e-14)
+
+
+def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x", [3, 3])
+    node = ir.node("Det", [x.value], name="volume")
+    builder.graph.append(node)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "det", ir.TensorType(ir.DataType.DOUBLE), ir.Shape([])
+    dy = float64_input(builder, "dy", [])
+    message = (
+        r"Det 'volume' \(output 'det'\) has no gradient rule, and the loss depends on 'x' through it\. "
+        r"Freeze what comes before it \(trainable=\.\.\.\), .*burnish\.ops\.gradient"
+    )
+    with pytest.raises(GradientError, match=message):
+        differentiate(builder, {node.outputs[0]: dy}, [x.value])
+
+
+@pytest.mark.parametrize("where", ["before the wanted value", "beside the output", "behind the output"])
+def test_an_operator_without_a_rule_off_the_path_is_not_looked_at(where: str) -> None:
+    builder = new_builder()
+    x, w = float64_input(builder, "x", [3, 3]), float64_input(builder, "w", [3, 3])
+    if where == "before the wanted value":
+        y = builder.op("Det", x, like=x, shape=[]) * w
+    else:
+        y = x * w
+        builder.op("Det", y if where == "behind the output" else w, shape=[])
+    dy = float64_input(builder, "dy", [3, 3])
+    assert differentiate(builder, {y.value: dy}, [w.value])[w.value] is not None
+
+
+def test_a_path_only_through_an_operator_with_zero_gradient_has_none() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    y, dy = builder.op("Floor", builder.op("Exp", x)), float64_input(builder, "dy")
+    assert differentiate(builder, {y.value: dy}, [x.value]) == {x.value: None}
+
+
+def test_an_initializer_is_differentiated_like_an_input() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    weight = ir.Value(name="w", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([3]), const_value=ir.tensor(X[0]))
+    builder.graph.initializers.add(weight)
+    y, dy = x * builder.tensor(weight), float64_input(builder, "dy")
+    (result,) = run(builder, [differentiate(builder, {y.value: dy}, [weight])[weight]], {"x": X, "dy": DY})
+    np.testing.assert_allclose(result, (DY * X)[0], rtol=1e-14)
+
+
+def test_the_reverse_pass_of_a_reverse_pass() -> None:
+    """Second derivatives: the emitted nodes are ordinary nodes."""
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    y, dy = builder.op("Exp", x * x), float64_input(builder, "dy")
+    first = differentiate(builder, {y.value: dy}, [x.value])[x.value]
+    ddx = float64_input(builder, "ddx")
+    second = differentiate(builder, {first.value: ddx}, [x.value])[x.value]
+    (result,) = run(builder, [second], {"x": X, "dy": DY, "ddx": np.ones_like(X)})
+    np.testing.assert_allclose(result, DY * np.exp(X * X) * (2 + 4 * X * X), rtol=1e-13)
