@@ -301,3 +301,35 @@ def test_a_process_killed_while_saving_leaves_the_earlier_checkpoint(program, tm
     session.save_checkpoint(path)
     session.restore(path)
     assert session.step_count == 2
+
+
+RESUMED = """
+import sys
+import numpy as np
+import burnish
+from burnish.models.residual import residual_network
+from burnish.training import Session
+
+program = burnish.compile(residual_network((1, 8, 8), width=4), optimizer="adamw")
+session = Session(program, threads=1)
+rng = np.random.default_rng(0)
+batches = [{"x": rng.normal(size=(8, 1, 8, 8)), "labels": np.arange(8)} for _ in range(2)]
+if sys.argv[2] == "save":
+    session.step(batches[0])
+    session.save_checkpoint(sys.argv[1])
+else:
+    session.restore(sys.argv[1])
+print(session.step(batches[1]))
+"""
+
+
+def test_a_program_compiled_again_in_another_process_takes_over_bitwise(tmp_path):
+    """Nothing in a program may depend on the order of a set: Python's hashes differ from process to process."""
+    results = []
+    for seed, what in (("1", "save"), ("2", "restore")):
+        environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", RESUMED, tmp_path / "last.safetensors", what]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        results.append(run.stdout)
+    assert results[0] == results[1]

@@ -50,9 +50,9 @@ class OnnxRuntimeEngine:
 
     Args:
         optimization: how far ONNX Runtime may rewrite the graphs when it loads them.
-        arena: how its memory arena grows: ``same_as_requested`` keeps the peak low, ``next_power_of_two`` asks the operating
-            system less often, ``none`` returns every buffer at once. The arena is shared by all sessions of the process,
-            so the first engine that opens a session decides between the first two.
+        arena: how its memory arena grows: by what is asked for (``same_as_requested``), or by regions that double
+            (``next_power_of_two``); ``none`` returns every buffer to the operating system at once, which is slower. The arena
+            is shared by all sessions of the process: the first engine that opens a session decides between the first two.
         memory_pattern: plan the buffers of a step as one block when shapes repeat; nearly twice the memory on a residual
             network, at the same speed.
         execution_order: order of independent nodes: ``default`` or ``priority``, whose peak memory was a fifth lower on a
