@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from burnish.data import Wanted, open_dataset
+from burnish.data import ArrayDataset, Wanted, as_dataset, open_dataset
 from burnish.errors import DataError
 from specs.program_inputs import class_entry, classification, data_entry, value_entry
 
@@ -186,7 +186,8 @@ def test_parquet_with_class_names_numbered_by_the_training_data(tmp_path):
     [
         ({"a": [1.0, None], "b": [1, 2], "y": [0, 1]}, "column 'a' has 1 missing values"),
         ({"a": [[1.0], [2.0]], "b": [1, 2], "y": [0, 1]}, "column 'a' is of type list"),
-        ({"a": ["u", "v"], "b": [1, 2], "y": [0, 1]}, "column 'a' holds text"),
+        ({"a": ["u", "v"], "b": [1, 2], "y": [0, 1]}, "column 'a' holds text, not numbers"),
+        ({"a": np.zeros(2, "M8[s]"), "b": [1, 2], "y": [0, 1]}, r"column 'a' holds values of type datetime64\[.*\], not numbers"),
     ],
 )
 def test_parquet_that_does_not_fit(tmp_path, columns, message):
@@ -209,6 +210,14 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="pyarrow, which is not installed"):
         open_dataset(path, classification(2))
+
+
+def test_categories_of_parquet_are_class_names(tmp_path):
+    path = tmp_path / "data.parquet"
+    species = pyarrow.array(["dog", "ant", "dog"]).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0, 2.0, 3.0], "b": [1, 2, 3], "label": species}), path)
+    dataset = open_dataset(path, classification(2))
+    assert (dataset.classes, everything(dataset)["labels"].tolist()) == (("ant", "dog"), [1, 0, 1])
 
 
 def write_images(folder: Path) -> None:
@@ -292,3 +301,18 @@ def test_a_class_index_that_is_ignored_is_data_too(tmp_path):
     np.savez(path, x=np.zeros((2, 2)), y=np.array([1, -100]))
     wanted = Wanted((data_entry(2),), class_entry(ignored=-100))
     assert everything(open_dataset(path, wanted))["labels"].tolist() == [1, -100]
+
+
+def test_arrays_pairs_and_data_sets_are_data_too(tmp_path):
+    wanted = classification(2)
+    x, y = np.array([[1, 2], [3, 4]]), np.array(["dog", "ant"])
+    pair = as_dataset((x, y), wanted, classes=("emu", "dog", "ant"))
+    assert everything(pair)["labels"].tolist() == [1, 2]
+    assert everything(pair)["x"].dtype == np.float32
+    arrays = {"x": np.float32(x), "labels": np.array([0, 1])}
+    assert everything(as_dataset(arrays, wanted))["x"].tolist() == x.tolist()
+    dataset = ArrayDataset(arrays)
+    assert as_dataset(dataset, wanted) is dataset
+    np.savez(tmp_path / "data.npz", x=x, y=np.array([0, 1]))
+    for path in (tmp_path / "data.npz", str(tmp_path / "data.npz")):
+        assert len(as_dataset(path, wanted)) == 2

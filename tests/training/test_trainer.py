@@ -276,6 +276,29 @@ def test_without_matplotlib_a_note_takes_the_place_of_the_curves(tmp_path, monke
     ]
 
 
+def test_a_picture_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "draw_curves", draw_curves)
+    (tmp_path / "curves.png").mkdir()
+    progress = StopAfter(0)
+    assert trainer(tmp_path, progress=progress).run().steps == 15
+    assert "curves.png' could not be written" in progress.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "than", "better"),
+    [
+        ("accuracy", 0.6, 0.5, True),
+        ("top_5", 0.5, 0.5, False),
+        ("loss", 0.4, 0.5, True),
+        ("mean_absolute_error", 0.6, 0.5, False),
+        ("loss", 0.4, float("nan"), True),
+        ("loss", float("nan"), 0.4, False),
+    ],
+)
+def test_which_figure_is_better(metric, value, than, better):
+    assert trainer_module._is_better(metric, value, than) is better
+
+
 def test_lines_where_there_is_no_terminal(tmp_path, capsys):
     trainer(tmp_path, progress=True).run()
     lines = capsys.readouterr().out.splitlines()

@@ -133,7 +133,10 @@ def train(
         lr=lr,
         schedule=schedule,
     )
+    tuned = export or folder / "tuned.onnx"
     if not resume:
+        # Of the run that is overwritten: it would pass for this run's until that is done.
+        (folder / "tuned.onnx").unlink(missing_ok=True)
         program.save(folder / "program")
         (folder / "run.json").write_text(
             json.dumps({"command": _command(context), "model": str(model), "data": data, "classes": classes}, indent=1) + "\n",
@@ -143,7 +146,6 @@ def train(
         result = trainer.run()
     except TrainingInterrupted as interrupt:
         raise KeyboardInterrupt(f"{interrupt}:\n  {_command(context, resume=True)}") from interrupt
-    tuned = export or folder / "tuned.onnx"
     trainer.session.export(tuned)
     if result.best is not None and eval_set is not None:
         best = result.best

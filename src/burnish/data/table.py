@@ -44,7 +44,8 @@ def table_dataset(
     for name, column in features.items():
         if column.dtype.kind not in "biuf":
             raise DataError(
-                f"{source}: column '{name}' holds text, not numbers; encode it as numbers, or name the label column (--label)"
+                f"{source}: column '{name}' holds {_kind(column)}, not numbers; encode it as numbers, or name the label "
+                "column (--label)"
             )
     matrix = np.stack([_plain(column) for column in features.values()], axis=1)
     if not len(matrix):
@@ -55,3 +56,7 @@ def table_dataset(
 def _plain(column: np.ndarray) -> np.ndarray:
     """Whole numbers as int64, so that a column of small ones is not taken for pixels; others as they are."""
     return column.astype(np.int64) if column.dtype.kind in "biu" else column
+
+
+def _kind(column: np.ndarray) -> str:
+    return "text" if column.dtype.kind in "US" else f"values of type {column.dtype}"

@@ -314,10 +314,7 @@ class Trainer:
     def _keep_best(self) -> None:
         position = self._position
         value = position.metrics[self._watched]
-        better = position.best is None or (
-            value > position.best["value"] if _higher_is_better(self._watched) else value < position.best["value"]
-        )
-        if better:
+        if position.best is None or _is_better(self._watched, value, position.best["value"]):
             position.best = {"epoch": position.epoch, "metric": self._watched, "value": value}
             self._save(self.best)
 
@@ -390,7 +387,11 @@ class Trainer:
         if not self._table.rows or (not at_once and time.monotonic() - self._drawn < DRAW_EVERY_SECONDS):
             return
         self._drawn = time.monotonic()
-        reason = draw_curves(self._table.rows, self.run_directory / "curves.png", self._names)
+        try:
+            reason = draw_curves(self._table.rows, self.run_directory / "curves.png", self._names)
+        except CheckpointError as error:
+            # A picture that cannot be written must not hide why a run stopped, nor stop one.
+            reason = str(error)
         if reason is not None and at_once:
             self._progress.note(reason)
 
@@ -404,8 +405,10 @@ def _learning_rate(program: Program, lr: float | None) -> float | None:
     return entry.default if lr is None else lr
 
 
-def _higher_is_better(metric: str) -> bool:
-    return metric == "accuracy" or metric.startswith("top_")
+def _is_better(metric: str, value: float, than: float) -> bool:
+    if math.isnan(value) or math.isnan(than):
+        return not math.isnan(value)
+    return value > than if metric == "accuracy" or metric.startswith("top_") else value < than
 
 
 def _in_folder(path: Path) -> Path:
