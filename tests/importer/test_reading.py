@@ -42,6 +42,20 @@ def test_empty_file(tmp_path: Path) -> None:
         load(path)
 
 
+def test_file_larger_than_a_proto(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(ModelError, match=r"'.*large\.onnx' is larger than 2 GiB.*external data"):
+        load(path)
+
+
+def test_name_that_is_not_text() -> None:
+    content = model().SerializeToString().replace(b"activation", b"activati\xff\xfe")
+    with pytest.raises(ModelError, match="the bytes: corrupt, a name in it is not UTF-8 text"):
+        load(content)
+
+
 @pytest.mark.parametrize("content", [b"PK\x03\x04 a zip archive", b"\x89PNG\r\n\x1a\n" * 5, "Ünïcode text".encode()])
 def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.onnx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.external_data import check_external_tensor
-from burnish.importer.lightweight import light_copy, without_payloads
+from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
 from burnish.importer.tensors import check_tensors, own_tensors
 
 _AGAIN = "Export the model again, or check that the file was copied whole"
@@ -41,6 +42,10 @@ def _read_path(path: Path) -> ir.Model:
     try:
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
+        if path.stat().st_size > SERIALIZABLE:
+            raise ModelError(
+                f"'{path}' is larger than {SERIALIZABLE / 2**30:.0f} GiB, where an ONNX file ends: save the model with external data"
+            )
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise ModelError(f"there is no file '{path}': check the path") from error
@@ -63,6 +68,8 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
 
 
 def _read_proto(proto: onnx.ModelProto, folder: Path | None, name: str) -> ir.Model:
+    if not _is_text(proto):
+        raise ModelError(f"{name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: not an ONNX model (it holds no graph). {_AGAIN}")
     check_tensors(proto, folder)
@@ -74,6 +81,27 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, name: str) -> ir.Mo
     except Exception as error:
         raise ModelError(f"{name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
     return model
+
+
+def _is_text(message: Any) -> bool:
+    """Whether every string of a protobuf message is UTF-8: the parser lets others pass, and fails when they are read."""
+    try:
+        fields = message.ListFields()
+    except UnicodeDecodeError:
+        return False
+    for descriptor, value in fields:
+        if descriptor.type == descriptor.TYPE_STRING:
+            try:
+                texts = [value] if isinstance(value, (str, bytes)) else list(value)
+            except UnicodeDecodeError:
+                return False
+            if any(isinstance(text, bytes) for text in texts):
+                return False
+        elif descriptor.type == descriptor.TYPE_MESSAGE:
+            messages = [value] if hasattr(value, "ListFields") else value
+            if not all(_is_text(inner) for inner in messages):
+                return False
+    return True
 
 
 def _read_ir(source: ir.Model) -> ir.Model:
