@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
+
 from burnish.graph import Tensor
 from burnish.ops.positions import extent, joined, reshape_as
 from burnish.ops.registry import Operation, gradient
@@ -22,14 +25,29 @@ def local_response_normalization(op: Operation, dy: Tensor) -> Tensor:
     after = size - 1 - before
     scale = _channel_sum(x * x, before, after) * (alpha / size) + bias
     through_scale = x * _channel_sum(dy * y / scale, after, before)
-    return dy * scale**-beta - through_scale * (2 * alpha * beta / size)
+    power = op.builder.op("Exp", op.builder.op("Log", scale) * -beta)
+    return dy * power - through_scale * (2 * alpha * beta / size)
 
 
 def _channel_sum(x: Tensor, before: int, after: int) -> Tensor:
-    """Sum x [N, C, ...] over each channel and its neighbors: ``before`` of them below, ``after`` above."""
+    """Sum x [N, C, ...] over each channel and its neighbors: ``before`` of them below, ``after`` above.
+
+    A product with a band matrix of ones: an AveragePool across channels takes ONNX Runtime four times as long.
+    """
     builder = x.builder
-    size = before + after + 1
-    target = joined(builder, [builder.integers([0, 1]), extent(x, 1), builder.integers([-1])])
-    planes = builder.op("Reshape", x, target)
-    mean = builder.op("AveragePool", planes, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
-    return reshape_as(mean * size, x)
+    rows = builder.op("Reshape", x, joined(builder, [builder.integers([0]), extent(x, 1), builder.integers([-1])]))
+    return reshape_as(builder.op("MatMul", _band(x, before, after), rows), x)
+
+
+def _band(x: Tensor, before: int, after: int) -> Tensor:
+    """The matrix [C, C] with ones where the column's channel is in the window of the row's."""
+    builder = x.builder
+    channels = x.dimension(1)
+    if channels is not None:
+        distance = np.arange(channels) - np.arange(channels)[:, None]
+        return builder.constant(((distance >= -before) & (distance <= after)).astype(x.dtype.numpy()))
+    zero, one = (builder.scalar(number, ir.DataType.INT64) for number in (0, 1))
+    places = builder.op("Range", zero, builder.op("Squeeze", extent(x, 1)), one)
+    distances = places - builder.op("Unsqueeze", places, builder.integers([1]))
+    inside = builder.op("And", builder.op("GreaterOrEqual", distances, -before), builder.op("LessOrEqual", distances, after))
+    return builder.cast(inside, x.dtype)
