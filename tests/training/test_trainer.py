@@ -221,6 +221,19 @@ def test_a_loss_that_is_not_finite_keeps_the_state_and_says_what_to_try(tmp_path
     assert repaired.run().steps == 15
 
 
+def test_a_state_that_overflowed_is_not_saved(tmp_path):
+    with pytest.raises(
+        NonFiniteLossError, match=r"Training stopped in epoch 1, batch \d+\. Try a learning rate .* from the start$"
+    ):
+        trainer(tmp_path, train_data=(samples()[0] * 1e18, samples()[1]), lr=1e30).run()
+    assert not (tmp_path / "checkpoints").exists()
+    trainer(tmp_path, epochs=1).run()
+    before = (tmp_path / "checkpoints" / "latest.safetensors").read_bytes()
+    with pytest.raises(NonFiniteLossError, match=r"latest\.safetensors' holds the last state that was whole\. Try .*\(resume\)$"):
+        trainer(tmp_path, train_data=(samples()[0] * 1e18, samples()[1]), lr=1e30, resume=True).run()
+    assert (tmp_path / "checkpoints" / "latest.safetensors").read_bytes() == before
+
+
 def test_a_batch_that_cannot_be_read_loses_nothing(tmp_path):
     class Damaged(ArrayDataset):
         def batch(self, indices):

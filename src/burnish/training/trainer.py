@@ -353,7 +353,8 @@ class Trainer:
         if isinstance(error, NonFiniteLossError):
             rate = self._current_rate()
             if rate is not None:
-                text += f". Try a learning rate below {rate:.3g}, such as {rate / 10:.3g}, from the start or from there (resume)"
+                text += f". Try a learning rate below {rate:.3g}, such as {rate / 10:.3g}, from the start"
+                text += " or from there (resume)" if self.latest.exists() else ""
         return type(error)(text)
 
     @contextlib.contextmanager
