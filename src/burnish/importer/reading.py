@@ -44,7 +44,8 @@ def _read_path(path: Path) -> ir.Model:
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
         if path.stat().st_size > SERIALIZABLE:
             raise ModelError(
-                f"'{path}' is larger than {SERIALIZABLE / 2**30:.0f} GiB, where an ONNX file ends: save the model with external data"
+                f"'{path}' is larger than {SERIALIZABLE / 2**30:.0f} GiB, where an ONNX file ends: "
+                "save the model with external data"
             )
         content = path.read_bytes()
     except FileNotFoundError as error:
