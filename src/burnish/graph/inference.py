@@ -66,16 +66,18 @@ def _infer_by_schema(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for value in node.inputs:
-        if value is None or value.name is None or value.type is None:
+        if value is None or value.name is None:
             continue
-        types[value.name] = ir.to_proto(value).type
+        if value.type is None:
+            return
+        types[value.name] = ir.serde.serialize_value(value).type
         array = constant_array(value)
         if array is not None and array.size <= 64:
             data[value.name] = onnx.numpy_helper.from_array(array, value.name)
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
             schema,
-            ir.to_proto(node),
+            ir.serde.serialize_node(node),
             types,
             data,
             opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opset_imports.items()],
