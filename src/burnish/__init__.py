@@ -1,6 +1,6 @@
 """burnish: a training compiler for ONNX models."""
 
-from burnish import errors, losses, metrics, norms, optim
+from burnish import engines, errors, losses, metrics, norms, optim
 from burnish.importer import load
 from burnish.program import Program
 from burnish.program.compile import compile
