@@ -15,11 +15,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-import torch_models
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import burnish
+import torch_models
 
 CLASSES = 10
 NARROW_MOBILE = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 2, 2))
