@@ -5,7 +5,20 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 ``burnish.lowering``. Importing this package registers every rule.
 """
 
-from burnish.ops import activation, convolution, elementwise, indexing, local_response, loss, matmul, pooling, random, reduction, shape
+from burnish.ops import (
+    activation,
+    convolution,
+    elementwise,
+    indexing,
+    local_response,
+    loss,
+    matmul,
+    pooling,
+    random,
+    reduction,
+    resize,
+    shape,
+)
 from burnish.ops.registry import (
     Operation,
     find_gradient,
@@ -32,5 +45,6 @@ __all__ = [
     "pooling",
     "random",
     "reduction",
+    "resize",
     "shape",
 ]
