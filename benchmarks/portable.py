@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+
 import torch_models
 from contenders import Contender
 

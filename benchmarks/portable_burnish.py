@@ -7,9 +7,9 @@ import sys
 import time
 
 import numpy as np
-from contenders import serve
 
 import burnish
+from contenders import serve
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ import time
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
+
 import torch_models
 from contenders import serve
-from torch.nn.functional import cross_entropy
 
 
 def main() -> None:

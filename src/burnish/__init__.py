@@ -9,4 +9,4 @@ from burnish.training import Session, Trainer
 
 __version__ = "0.1.0"
 
-__all__ = ["Program", "Session", "Trainer", "compile", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]
+__all__ = ["Program", "Session", "Trainer", "compile", "engines", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]

@@ -131,7 +131,7 @@ def image_layout(entry: Entry, source: str) -> tuple[Layout, int, int | None, in
     Raises:
         DataError: not the shape of grey or color images.
     """
-    shape = entry.shape
+    shape = entry.extents
     if len(shape) == 3:
         return "NHW", 1, _extent(shape[1]), _extent(shape[2])
     if len(shape) == 4 and shape[1] in (1, 3):
@@ -172,7 +172,7 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | str | None]) -> bool:
 
 
 def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
-    wanted = entry.shape
+    wanted = entry.extents
     if _fits(array.shape, wanted):
         return array
     if array.ndim == 3 and len(wanted) == 4:

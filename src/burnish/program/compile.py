@@ -143,17 +143,18 @@ class _Draft:
                 f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
             )
         self.inputs.append(entry)
-        value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.shape))
+        value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
         graph.inputs.append(value)
         return self.builder.tensor(value)
 
     def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
-        shape = () if tensor.shape is None else tuple(_extent(dimension) for dimension in tensor.shape.dims)
-        self.outputs.append((tensor.value, Entry(name, role, tensor.dtype, shape, **fields)))
+        self.outputs.append((tensor.value, Entry(name, role, tensor.dtype, _shape(tensor.value), **fields)))
 
 
-def _extent(dimension: int | ir.SymbolicDim) -> int | str | None:
-    return dimension if isinstance(dimension, int) else dimension.value
+def _shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    if value.shape is None:
+        return None
+    return tuple(dimension if isinstance(dimension, int) else dimension.value for dimension in value.shape.dims)
 
 
 @dataclass
@@ -288,7 +289,7 @@ class _Compilation:
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
         gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
-        position = {node: index for index, node in enumerate(graph)}
+        position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(graph)}
         for name in sorted(reached, key=lambda name: position.get(reached[name].value.producer(), 0)):
             draft.add_output(reached[name], f"grad:{name}", Role.GRADIENT)
         return draft
@@ -365,7 +366,12 @@ class _Compilation:
 
 def _entry(value: ir.Value, role: Role) -> Entry:
     assert value.dtype is not None
-    shape = () if value.shape is None else tuple(_extent(dimension) for dimension in value.shape.dims)
+    shape = _shape(value)
+    if shape is None:
+        raise ConfigurationError(
+            f"the model's input '{value.name}' declares no shape, not even its rank: give it one, in which any dimension may be "
+            "symbolic"
+        )
     return Entry(value.name or "", role, value.dtype, shape)
 
 

@@ -59,9 +59,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
     return ModelState(parameters, statistics, selected)
 
 
-def _select(
-    model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...], trainable: Trainable
-) -> tuple[str, ...]:
+def _select(model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...], trainable: Trainable) -> tuple[str, ...]:
     if trainable is None:
         return parameters
     if callable(trainable):

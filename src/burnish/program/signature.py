@@ -45,7 +45,8 @@ class Entry:
         name: its name in the graph.
         role: what it is for.
         dtype: ONNX element type.
-        shape: extents; a string is a symbolic dimension (the batch), None an unknown one.
+        shape: extents; a string is a symbolic dimension (the batch), None an unknown one. None as a whole: an output of the
+            model whose rank is not known; inputs and state always have a rank.
         updates: for an output that is the next value of a state entry, the name of that entry.
         default: for a hyperparameter, the value when a call does not give one.
         minimum, maximum: for class indices, the smallest and largest that are valid.
@@ -55,7 +56,7 @@ class Entry:
     name: str
     role: Role
     dtype: ir.DataType
-    shape: tuple[int | str | None, ...]
+    shape: tuple[int | str | None, ...] | None
     updates: str | None = None
     default: float | None = None
     minimum: int | None = None
@@ -65,6 +66,13 @@ class Entry:
     @property
     def numpy_dtype(self) -> np.dtype:
         return self.dtype.numpy()
+
+    @property
+    def extents(self) -> tuple[int | str | None, ...]:
+        """The shape of an input or state entry, which always has a rank."""
+        if self.shape is None:
+            raise AssertionError(f"'{self.name}' has no known rank; compile refuses such an input")
+        return self.shape
 
     @property
     def is_state(self) -> bool:
@@ -146,12 +154,11 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "role": entry.role.value,
         "dtype": entry.dtype.name,
-        "shape": list(entry.shape),
+        "shape": None if entry.shape is None else list(entry.shape),
         **{name: value for name, value in optional.items() if value is not None},
     }
 
 
 def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
-    return Entry(
-        **{**values, "role": Role(values["role"]), "dtype": ir.DataType[values["dtype"]], "shape": tuple(values["shape"])}
-    )
+    shape = None if values["shape"] is None else tuple(values["shape"])
+    return Entry(**{**values, "role": Role(values["role"]), "dtype": ir.DataType[values["dtype"]], "shape": shape})

@@ -97,7 +97,7 @@ def _suggestion(name: object, known: Collection[str]) -> str:
 
 
 def _described(entry: Entry) -> str:
-    return f"{entry.numpy_dtype} of shape [{_extents(entry.shape)}]"
+    return f"{entry.numpy_dtype} of shape [{_extents(entry.extents)}]"
 
 
 def _extents(shape: tuple[int | str | None, ...]) -> str:
@@ -105,7 +105,7 @@ def _extents(shape: tuple[int | str | None, ...]) -> str:
 
 
 def _expected(entry: Entry, array: np.ndarray) -> str:
-    return f"expected shape [{_extents(entry.shape)}], got [{_extents(array.shape)}]"
+    return f"expected shape [{_extents(entry.extents)}], got [{_extents(array.shape)}]"
 
 
 def _as_array(entry: Entry, value: Any) -> np.ndarray:
@@ -122,12 +122,12 @@ def _as_array(entry: Entry, value: Any) -> np.ndarray:
 
 
 def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]]) -> None:
-    if array.ndim != len(entry.shape):
+    if array.ndim != len(entry.extents):
         raise InputError(
-            f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.shape)}: "
+            f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.extents)}: "
             f"{_expected(entry, array)}"
         )
-    for axis, (extent, wanted) in enumerate(zip(array.shape, entry.shape, strict=True)):
+    for axis, (extent, wanted) in enumerate(zip(array.shape, entry.extents, strict=True)):
         if isinstance(wanted, int) and extent != wanted:
             raise InputError(
                 f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {wanted}: "
