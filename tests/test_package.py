@@ -12,6 +12,7 @@ import pytest
 
 import burnish
 
+LIBRARIES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "safetensors", "sympy")
 HEAVY = ("torch", "sklearn", "matplotlib", "pyarrow", "PIL", "pandas", "scipy")
 PUBLIC = (
     "Program",
@@ -34,8 +35,25 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 
-def test_importing_burnish_imports_no_optional_package():
-    assert modules_after("import burnish").isdisjoint(HEAVY)
+def test_importing_burnish_imports_no_library():
+    assert modules_after("import burnish; dir(burnish); burnish.__version__").isdisjoint((*LIBRARIES, *HEAVY))
+
+
+def test_a_public_name_is_imported_when_it_is_used():
+    code = "from burnish import Session; import burnish; burnish.optim.sgd(lr=0.1); burnish.training.read_checkpoint"
+    modules = modules_after(code)
+    assert "onnx_ir" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"module 'burnish' has no attribute 'trainer'"):
+        burnish.trainer  # noqa: B018
+    assert not hasattr(burnish, "_private")
+
+
+def test_every_public_name_is_listed_by_dir():
+    assert set(burnish.__all__) <= set(dir(burnish))
 
 
 def test_compiling_and_training_imports_no_optional_package():

@@ -1,12 +1,52 @@
-"""burnish: a training compiler for ONNX models."""
+"""burnish: a training compiler for ONNX models.
 
-from burnish import engines, errors, losses, metrics, norms, optim
-from burnish.importer import load
-from burnish.program import Program
-from burnish.program.compile import compile
-from burnish.program.gradient import grad
-from burnish.training import Session, Trainer
+The public names are imported when they are first used, so that ``import burnish`` and ``burnish --help`` load no ONNX library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from burnish import engines, errors, losses, metrics, norms, optim
+    from burnish.importer import load
+    from burnish.program import Program
+    from burnish.program.compile import compile
+    from burnish.program.gradient import grad
+    from burnish.training import Session, Trainer
 
 __version__ = "0.1.0"
 
 __all__ = ["Program", "Session", "Trainer", "compile", "engines", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]
+
+_DEFINED_IN = {
+    "Program": "burnish.program",
+    "Session": "burnish.training",
+    "Trainer": "burnish.training",
+    "compile": "burnish.program.compile",
+    "grad": "burnish.program.gradient",
+    "load": "burnish.importer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DEFINED_IN:
+        value = getattr(import_module(_DEFINED_IN[name]), name)
+    else:
+        value = _submodule(name)
+    globals()[name] = value
+    return value
+
+
+def _submodule(name: str) -> Any:
+    path = f"{__name__}.{name}"
+    if not name.startswith("_"):
+        try:
+            return import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path:
+                raise
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+import burnish
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.program import Program
@@ -285,6 +286,10 @@ def test_a_loss_that_is_not_finite(run, folder):
     result = run(*TRAIN, code=1)
     assert re.search(r"error: .*Training stopped in epoch 1, batch \d", result.stderr)
     assert "Try a learning rate below 0.1, such as 0.01" in result.stderr
+
+
+def test_version(run):
+    assert run("--version").stdout == f"burnish {burnish.__version__}\n"
 
 
 def test_demo_in_small(run, folder):

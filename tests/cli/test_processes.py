@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 BURNISH = (sys.executable, "-m", "burnish")
 EPOCHS = "25"
@@ -53,15 +54,19 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(folder):
     assert (folder / "parts/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
 
 
-def test_help_loads_no_optional_package():
-    code = """
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)]
+)
+def test_help_version_and_wrong_usage_load_no_library(arguments, status):
+    code = f"""
 import sys
 from burnish.cli.application import app
 try:
-    app(["train", "--help"])
+    app({arguments})
 except SystemExit as stop:
-    assert stop.code == 0
-print(sorted({"sklearn", "matplotlib", "torch", "pyarrow", "PIL"} & set(sys.modules)))
+    assert stop.code == {status}, stop.code
+libraries = {{"numpy", "onnx", "onnx_ir", "onnxruntime", "sklearn", "matplotlib", "torch", "pyarrow", "PIL"}}
+print(sorted(libraries & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment())
     assert result.stdout.splitlines()[-1] == "[]"

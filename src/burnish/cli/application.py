@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from burnish import __version__
 from burnish.cli.check import check
 from burnish.cli.compile import compile
 from burnish.cli.console import errors
@@ -14,6 +15,7 @@ from burnish.cli.demo import demo
 from burnish.cli.export import export
 from burnish.cli.inspect import inspect
 from burnish.cli.train import train
+from burnish.errors import BurnishError
 
 DEBUG = "--debug"
 INTERRUPTED = 130
@@ -28,9 +30,6 @@ class Group(TyperGroup):
         return super().parse_args(ctx, [argument for argument in args if argument != DEBUG])
 
     def invoke(self, ctx: Any) -> object:
-        # Imported here, where a command is about to run anyway, so that --help need not load ONNX.
-        from burnish.errors import BurnishError
-
         try:
             return super().invoke(ctx)
         except BurnishError as error:
@@ -52,9 +51,16 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked_for: bool) -> None:
+    if asked_for:
+        typer.echo(f"burnish {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: bool = typer.Option(False, DEBUG, help="Show where in the code an error comes from."),
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     """Train ONNX models on any ONNX runtime."""
 
