@@ -29,10 +29,7 @@ _DEFINED_IN = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _DEFINED_IN:
-        value = getattr(import_module(_DEFINED_IN[name]), name)
-    else:
-        value = _submodule(name)
+    value = getattr(import_module(_DEFINED_IN[name]), name) if name in _DEFINED_IN else _submodule(name)
     globals()[name] = value
     return value
 

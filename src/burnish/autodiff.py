@@ -66,7 +66,6 @@ def _accumulate(gradients: dict[ir.Value, Tensor], value: ir.Value, contribution
 
 def _no_rule(node: ir.Node, value: ir.Value) -> str:
     return (
-        f"{describe_node(node)} has no gradient rule, and the loss depends on '{value.name}' through it. "
-        "Freeze what comes before it (trainable=...), read the loss from an output that avoids it (outputs=...), "
-        "or register a rule with burnish.ops.gradient"
+        f"{describe_node(node)} has no gradient rule, and '{value.name}' is differentiated through it. "
+        "Differentiate only what comes after it, or an output that avoids it, or register a rule with burnish.ops.gradient"
     )

@@ -16,7 +16,15 @@ class UnsupportedOperatorError(BurnishError):
 
 
 class GradientError(UnsupportedOperatorError):
-    """An operator on the path from a trained parameter to the loss that has no gradient rule."""
+    """An operator on the path from a trained parameter to the loss that has no gradient rule.
+
+    Attributes:
+        problem: the message without the options that the caller added to it.
+    """
+
+    def __init__(self, problem: str, options: str = ""):
+        super().__init__(f"{problem} ({options})" if options else problem)
+        self.problem = problem
 
 
 class ConfigurationError(BurnishError):

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from burnish.cli.console import output, split
-from burnish.cli.options import LossOption, ModelArgument, NormOption, PredictionOption, TrainableOption, norm_policies
+from burnish.cli.options import (
+    LossOption,
+    ModelArgument,
+    NormOption,
+    OutputsOption,
+    TrainableOption,
+    norm_policies,
+    options_named,
+)
 from burnish.cli.train import what_trains
+from burnish.errors import GradientError
 
 
 def check(
@@ -12,17 +21,17 @@ def check(
     loss: LossOption = "cross_entropy",
     trainable: TrainableOption = None,
     norm: NormOption = None,
-    prediction: PredictionOption = None,
+    outputs: OutputsOption = None,
 ) -> None:
     """Say whether a model can be trained, or what stands in the way."""
 
     from burnish.cli.summary import summarize
-    from burnish.errors import GradientError
     from burnish.program.compile import compile
 
     policies = norm_policies(norm or [])
     try:
-        program = compile(model, loss=loss, trainable=split(trainable) if trainable else None, norm=policies, outputs=prediction)
+        with options_named():
+            program = compile(model, loss=loss, trainable=split(trainable) if trainable else None, norm=policies, outputs=outputs)
     except GradientError as error:
         lacking = summarize(model)["lacking"]
         if len(lacking) > 1:

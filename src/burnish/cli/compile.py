@@ -16,7 +16,7 @@ from burnish.cli.options import (
     MomentumOption,
     NormOption,
     OptimizerOption,
-    PredictionOption,
+    OutputsOption,
     RateOption,
     TrainableOption,
     compile_model,
@@ -34,10 +34,10 @@ def compile(
     trainable: TrainableOption = None,
     norm: NormOption = None,
     metrics: MetricsOption = None,
-    prediction: PredictionOption = None,
+    outputs: OutputsOption = None,
 ) -> None:
     """Turn a model into a training program: six ONNX graphs of standard operators, with their state."""
-    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, prediction)
+    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs)
     program.save(folder)
     console = output()
     console.print(f"{folder}: the program of {model}", markup=False)

@@ -39,7 +39,7 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     prediction = summary["prediction"]
     names = [value["name"] for value in summary["outputs"]]
     if prediction is None:
-        say(f"  the loss would read one of {', '.join(names)}: choose with --prediction")
+        say(f"  the loss would read one of {', '.join(names)}: choose with --outputs")
     else:
         say(f"  the loss reads {prediction}" + ("" if prediction in names else ", behind the final softmax"))
     for kind, title in (("parameters", "parameters, which train"), ("statistics", "running statistics, which training updates")):

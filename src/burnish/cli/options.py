@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from burnish.cli.console import split
+from burnish.errors import GradientError
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer
@@ -49,10 +52,10 @@ MetricsOption = Annotated[
     list[str] | None,
     typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=COMPILATION),
 ]
-PredictionOption = Annotated[
+OutputsOption = Annotated[
     str | None,
     typer.Option(
-        "--prediction",
+        "--outputs",
         metavar="NAME",
         help="The output that the loss reads; by default the only one.",
         rich_help_panel=COMPILATION,
@@ -70,7 +73,7 @@ def compile_model(
     trainable: list[str] | None,
     norm: list[str] | None,
     metrics: list[str] | None,
-    prediction: str | None,
+    outputs: str | None,
 ) -> Program:
     """Compile a model with what was given on the command line.
 
@@ -82,15 +85,25 @@ def compile_model(
     policies = norm_policies(norm or [])
     from burnish.program.compile import compile
 
-    return compile(
-        model,
-        loss=loss,
-        optimizer=built,
-        trainable=split(trainable) if trainable else None,
-        norm=policies,
-        metrics=split(metrics) if metrics else None,
-        outputs=prediction,
-    )
+    with options_named():
+        return compile(
+            model,
+            loss=loss,
+            optimizer=built,
+            trainable=split(trainable) if trainable else None,
+            norm=policies,
+            metrics=split(metrics) if metrics else None,
+            outputs=outputs,
+        )
+
+
+@contextmanager
+def options_named() -> Iterator[None]:
+    """Let a missing gradient name the options of the command line in place of Python's."""
+    try:
+        yield
+    except GradientError as error:
+        raise GradientError(error.problem, "--trainable says what trains, --outputs what the loss reads") from error
 
 
 def build_optimizer(name: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:

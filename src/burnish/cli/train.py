@@ -19,7 +19,7 @@ from burnish.cli.options import (
     MomentumOption,
     NormOption,
     OptimizerOption,
-    PredictionOption,
+    OutputsOption,
     RateOption,
     TrainableOption,
     compile_model,
@@ -64,7 +64,7 @@ def train(
     trainable: TrainableOption = None,
     norm: NormOption = None,
     metrics: MetricsOption = None,
-    prediction: PredictionOption = None,
+    outputs: OutputsOption = None,
     reinitialize: Annotated[
         str | None,
         typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.", rich_help_panel=COURSE),
@@ -103,7 +103,7 @@ def train(
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     console = output()
     begin = time.monotonic()
-    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, prediction)
+    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs)
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
     from burnish.data import Wanted, open_dataset
     from burnish.training.trainer import Trainer, TrainingInterrupted

@@ -117,7 +117,7 @@ def _overwrites(op: Operation) -> bool:
     if reduction not in ("none", "add"):
         raise GradientError(
             f"{op} has no gradient rule for reduction '{reduction}', only for 'none' and 'add': "
-            "write the reduction in other operators, or freeze what comes before it (trainable=...)"
+            "write the reduction in other operators, or differentiate only what comes after it"
         )
     return reduction == "none"
 

@@ -91,11 +91,11 @@ def _refuse_what_is_not_linear(op: Operation) -> None:
     if mode == "tf_crop_and_resize":
         raise GradientError(
             f"{op} has no gradient rule for coordinate_transformation_mode=tf_crop_and_resize: "
-            "export the model with another mode, or freeze what comes before it (trainable=...)"
+            "export the model with another mode, or differentiate only what comes after it"
         )
     policy = op.attribute("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         raise GradientError(
             f"{op} has no gradient rule for keep_aspect_ratio_policy={policy}: "
-            "export the model with explicit sizes or scales, or freeze what comes before it (trainable=...)"
+            "export the model with explicit sizes or scales, or differentiate only what comes after it"
         )

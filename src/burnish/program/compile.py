@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,14 +12,14 @@ import onnx_ir as ir
 
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import RunningVariance, default_running_variance, resolve_policies
 from burnish.passes import remove_unused
-from burnish.program.preparation import ModelState, Trainable, find_prediction, find_state, lift_state
+from burnish.program.preparation import ModelState, Trainable, check_reached, find_prediction, find_state, lift_state
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, key_from_seed, next_key
@@ -64,10 +64,11 @@ def compile(
         GradientError: an operator between a trained weight and the loss has no gradient.
         UnsupportedOperatorError: an operator cannot be trained or lowered as it stands.
     """
-    if precision not in PRECISIONS:
-        raise ConfigurationError(f"precision: unknown '{precision}'; choose among {', '.join(map(repr, PRECISIONS))}")
-    if target not in TARGETS:
-        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    for name, value, known in (("precision", precision, PRECISIONS), ("target", target, tuple(TARGETS))):
+        if value not in known:
+            raise ConfigurationError(f"{name}: unknown '{value}'; choose among {', '.join(map(repr, known))}")
+    if not isinstance(norm, str | Mapping):
+        raise ConfigurationError(f"norm must be a policy, such as 'train' or 'frozen', or {{pattern: policy}}, not {norm!r}")
     model = load(source)
     resolved_loss = losses.get(loss)
     prediction = find_prediction(model, outputs, isinstance(resolved_loss, losses.CrossEntropy))
@@ -93,6 +94,8 @@ def _resolve_metrics(requested: Sequence[str | metrics.Metric] | None, loss: los
         requested = ("accuracy",) if loss.label_name == "labels" else ()
     if isinstance(requested, str):
         requested = (requested,)
+    if not isinstance(requested, Iterable):
+        raise ConfigurationError(f"metrics must be None, or a list of names or objects of burnish.metrics, not {requested!r}")
     return tuple(metrics.get(metric) for metric in requested)
 
 
@@ -287,8 +290,12 @@ class _Compilation:
         draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
         values = draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
-        gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
+        try:
+            gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
+        except GradientError as error:
+            raise GradientError(error.problem, "trainable=[...] says what trains, outputs='...' what the loss reads") from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
+        check_reached(self.state, reached, self.model.graph, self.prediction)
         position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(graph)}
         for name in sorted(reached, key=lambda name: position.get(reached[name].value.producer(), 0)):
             draft.add_output(reached[name], f"grad:{name}", Role.GRADIENT)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from burnish.autodiff import FLOATING, differentiate
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
@@ -36,6 +36,8 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
         ConfigurationError: a name the model does not have, or one that is not floating-point.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
+    if target not in TARGETS:
+        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     model = load(source)
     graph = model.graph
@@ -48,7 +50,10 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     output = next(value for value in graph.outputs if value.name == chosen)
     if output.dtype not in FLOATING:
         raise ConfigurationError(f"of: the output '{chosen}' is {output.dtype}, and only floating-point values have gradients")
-    gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
+    try:
+        gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
+    except GradientError as error:
+        raise GradientError(error.problem, "wrt=[...] says with respect to what, of='...' which output") from error
     for name, operand in zip(names, operands, strict=True):
         gradient = gradients[operand] or zeros_like(builder, builder.tensor(operand))
         value = gradient.value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.importer import InitializerKind, classify_initializers
+from burnish.importer.operands import FLOATING
+from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
 
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
 
@@ -24,11 +26,13 @@ class ModelState:
         parameters: initializer names of the weights, trainable or not, in the model's order.
         statistics: initializer names of running statistics.
         trainable: those of ``parameters`` that are trained.
+        asked_for: for each name or pattern that the user gave, the parameters that it selects.
     """
 
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
     trainable: tuple[str, ...]
+    asked_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def state_names(self) -> dict[str, str]:
@@ -44,43 +48,107 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
         trainable: None for every weight; names or shell-style patterns; or a predicate over (name, array).
 
     Raises:
-        ConfigurationError: a pattern that matches no weight, or nothing left to train.
+        ConfigurationError: a pattern that matches no weight, a ``trainable`` of another kind, or nothing to train.
     """
     kinds = classify_initializers(model)
     parameters = tuple(name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT)
     statistics = tuple(name for name, kind in kinds.items() if kind is InitializerKind.STATISTIC)
-    selected = _select(model, parameters, statistics, trainable)
+    asked_for: dict[str, tuple[str, ...]] = {}
+    if trainable is None:
+        selected = parameters
+    elif callable(trainable):
+        initializers = model.graph.initializers
+        selected = tuple(name for name in parameters if trainable(name, _array(initializers[name])))
+    else:
+        patterns = _patterns(trainable)
+        asked_for = {pattern: tuple(name for name in parameters if _matches(name, pattern)) for pattern in patterns}
+        for pattern, matches in asked_for.items():
+            if not matches:
+                raise ConfigurationError(_no_match(pattern, model, parameters, statistics))
+        chosen = {name for matches in asked_for.values() for name in matches}
+        selected = tuple(name for name in parameters if name in chosen)
+    if not parameters:
+        raise ConfigurationError(f"nothing would train: {why_nothing_trains(model)}")
     if not selected:
         raise ConfigurationError(
-            "nothing would train: the model has no floating-point initializer that is a weight"
-            if not parameters
-            else "nothing would train: trainable=... selects none of the model's weights"
+            "nothing would train: trainable selects none of the model's weights, such as "
+            f"'{parameters[0]}'; let it select some, or leave it out to train all {len(parameters)}"
         )
-    return ModelState(parameters, statistics, selected)
+    return ModelState(parameters, statistics, selected, asked_for)
 
 
-def _select(model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...], trainable: Trainable) -> tuple[str, ...]:
-    if trainable is None:
-        return parameters
-    if callable(trainable):
-        initializers = model.graph.initializers
-        return tuple(name for name in parameters if trainable(name, _array(initializers[name])))
-    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    chosen: set[str] = set()
-    for pattern in patterns:
-        matches = [name for name in parameters if name == pattern or fnmatchcase(name, pattern)]
-        if not matches:
-            raise ConfigurationError(_no_match(pattern, parameters, statistics))
-        chosen.update(matches)
-    return tuple(name for name in parameters if name in chosen)
+def why_nothing_trains(model: ir.Model) -> str:
+    """Return why a canonical model has no weights, and what to do."""
+    kinds = classify_initializers(model)
+    values = [model.graph.initializers[name] for name, kind in kinds.items() if kind is InitializerKind.CONSTANT]
+    tensors = [value for value in values if value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0]
+    if not tensors:
+        return (
+            "the model has no weights, that is floating-point initializers of one dimension or more. Give a model that holds "
+            "its parameters as such, neither left out nor quantized to integers"
+        )
+    found = reasons([(value.name or "", why_no_weight(model.graph, value)) for value in tensors])
+    return (
+        f"no gradient reaches the floating-point initializers of the model ({found}). Give a model whose outputs depend on "
+        "them through differentiable operators"
+    )
 
 
-def _no_match(pattern: str, parameters: tuple[str, ...], statistics: tuple[str, ...]) -> str:
-    if any(name == pattern or fnmatchcase(name, pattern) for name in statistics):
+def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, prediction: str) -> None:
+    """Refuse to train what the loss does not depend on.
+
+    Args:
+        state: what was to train.
+        reached: the parameters that a gradient reaches.
+        graph: the model, whose inputs are ``param/<initializer>``.
+        prediction: name of the value that the loss reads.
+
+    Raises:
+        ConfigurationError: no gradient reaches any parameter, or any that one of the user's names or patterns selects.
+    """
+    lost = [(pattern, names) for pattern, names in state.asked_for.items() if not any(name in reached for name in names)]
+    if reached and not lost:
+        return
+    names = [name for _, selected in lost for name in selected] if lost else list(state.trainable)
+    inputs = {value.name: value for value in graph.inputs}
+    read = next(
+        value
+        for value in (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
+        if value.name == prediction
+    )
+    found = reasons([(name, why_no_gradient(graph, inputs[f"param/{name}"], [read])) for name in names])
+    subject = f"trainable: '{lost[0][0]}' would not train" if lost else "nothing would train"
+    raise ConfigurationError(
+        f"{subject}: the loss reads '{prediction}', and no gradient flows from there ({found}). "
+        "Train other weights (trainable), or let the loss read another output (outputs)"
+    )
+
+
+def _patterns(trainable: str | Sequence[str]) -> list[str]:
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable) if isinstance(trainable, Iterable) else None
+    if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigurationError(
+            f"trainable must be None, names or patterns of weights, or a function of (name, array), not {trainable!r}"
+        )
+    return patterns
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...]) -> str:
+    if any(_matches(name, pattern) for name in statistics):
         return (
             f"trainable: '{pattern}' names a running statistic of a batch normalization, which is updated, never trained; "
             "select its scale or bias instead"
         )
+    constants = [(name, value) for name, value in model.graph.initializers.items() if _matches(name, pattern)]
+    if constants:
+        found = reasons([(name, why_no_weight(model.graph, value)) for name, value in constants])
+        return f"trainable: '{pattern}' selects only what stays as it is ({found}); `burnish inspect` lists the weights"
+    if not parameters:
+        return f"trainable: '{pattern}' matches no weight: {why_nothing_trains(model)}"
     close = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.4) or list(parameters[:3])
     hint = ", ".join(f"'{name}'" for name in close)
     return f"trainable: '{pattern}' matches no weight of the model; did you mean {hint}? `burnish inspect` lists them all"
@@ -101,7 +169,7 @@ def find_prediction(model: ir.Model, output: str | None, reads_logits: bool) -> 
     known = ", ".join(f"'{name}'" for name in outputs)
     if output is None:
         if len(outputs) != 1:
-            raise ConfigurationError(f"the model has the outputs {known}: say which one the loss reads with outputs=...")
+            raise ConfigurationError(f"the model has the outputs {known}: say which one the loss reads with the option outputs")
         output = next(iter(outputs))
     if output not in outputs:
         raise ConfigurationError(f"outputs: the model has no output '{output}'; it has {known}")
