@@ -110,7 +110,7 @@ def flatten_by_shape(axis: int) -> list[onnx.NodeProto]:
     ]
 
 
-@pytest.mark.parametrize(("batch", "axis", "target"), [("n", 0, [0, 12]), ("n", 1, [3, -1]), (2, 0, [2, -1])])
+@pytest.mark.parametrize(("batch", "axis", "target"), [("n", 0, [0, 12]), ("n", 1, [3, -1]), (2, 0, [2, 12])])
 def test_shape_arithmetic_becomes_a_constant(batch: int | str, axis: int, target: list[int]) -> None:
     proto = build(flatten_by_shape(axis), {"x": [batch, 3, 4]}, {"y": None})
     model = load(proto)
@@ -118,6 +118,38 @@ def test_shape_arithmetic_becomes_a_constant(batch: int | str, axis: int, target
     assert ir.convenience.get_const_tensor(model.graph[1].inputs[1]).numpy().tolist() == target  # type: ignore[union-attr]
     x = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
     np.testing.assert_array_equal(onnxruntime_outputs(model, x)["y"], onnxruntime_outputs(proto, x)["y"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "expected"),
+    [
+        (["n", 64, 1, 1], [-1, 64], ["n", 64]),
+        (["n", 4, 6], [0, -1], ["n", 24]),
+        ([3, "n", 2], [-1, 0, 2], [3, "n", 2]),
+        (["n", "m", 2], [0, -1], ["n", None]),
+        (["n", 6], [-1, 3], [None, 3]),
+    ],
+)
+def test_what_remains_in_a_reshape_is_named_where_it_is_a_dimension(
+    shape: list[int | str | None], target: list[int], expected: list[int | str | None]
+) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "target"], ["r"]), helper.make_node("Relu", ["r"], ["y"])]
+    found = shapes(load(build(nodes, {"x": shape}, {"y": None}, {"target": np.array(target)})))["r"]
+    assert found is not None
+    for dim, wanted in zip(found.dims, expected, strict=True):
+        assert dim == wanted if wanted is not None else not isinstance(dim, int)
+
+
+@pytest.mark.parametrize("target", [[-1, 12], [0, 0, 5]])
+def test_zeros_that_are_meant_literally_keep_their_meaning(target: list[int]) -> None:
+    shape = ["n", 3, 4] if 0 not in target else ["n", 0, 5]
+    nodes = [helper.make_node("Reshape", ["x", "target"], ["r"], allowzero=1), helper.make_node("Relu", ["r"], ["y"])]
+    proto = build(nodes, {"x": shape}, {"y": None}, {"target": np.array(target)})
+    model = load(proto)
+    x = {"x": np.ones([2, *shape[1:]], np.float32)}  # type: ignore[list-item]
+    np.testing.assert_array_equal(onnxruntime_outputs(model, x)["y"], onnxruntime_outputs(proto, x)["y"])
+    if 0 not in target:
+        assert shapes(model)["r"] == ir.Shape(["n", 12])
 
 
 def test_shape_arithmetic_on_the_batch_stays() -> None:
@@ -147,6 +179,35 @@ def test_a_target_that_exchanges_named_dimensions_keeps_its_meaning() -> None:
     found = onnxruntime_outputs(load(proto), x)["y"]
     assert found.shape == (3, 2)
     np.testing.assert_array_equal(found, onnxruntime_outputs(proto, x)["y"])
+
+
+def test_constants_of_small_constants_are_folded() -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["half"], value_float=0.5),
+        helper.make_node("Cast", ["half"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("Cast", ["wide"], ["bound"], to=TensorProto.FLOAT),
+        helper.make_node("Clip", ["x", "", "bound"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": ["n", 3]}, {"y": None}))
+    assert [node.op_type for node in model.graph] == ["Constant", "Clip"]
+    assert ir.convenience.get_const_tensor(model.graph[1].inputs[2]).numpy() == np.float32(0.5)  # type: ignore[union-attr]
+
+
+def test_floating_point_initializers_are_never_folded() -> None:
+    nodes = [helper.make_node("Mul", ["scale", "factor"], ["both"]), helper.make_node("Mul", ["x", "both"], ["y"])]
+    initializers = {"scale": np.ones(3, np.float32), "factor": np.ones(3, np.float32)}
+    model = load(build(nodes, {"x": ["n", 3]}, {"y": None}, initializers))
+    assert [node.op_type for node in model.graph] == ["Mul", "Mul"]
+
+
+def test_a_large_result_stays_computed() -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["shape"], value_ints=[2**20, 2**20]),
+        helper.make_node("ConstantOfShape", ["shape"], ["huge"]),
+        helper.make_node("Add", ["x", "huge"], ["y"]),
+    ]
+    model = load(build(nodes, {"x": ["n", 1]}, {"y": None}))
+    assert [node.op_type for node in model.graph] == ["Constant", "ConstantOfShape", "Add"]
 
 
 def test_shape_arithmetic_that_is_an_output_stays() -> None:

@@ -18,6 +18,9 @@ from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, require_dtypes
 from burnish.importer.untie import untie_parameters
 
+FOLDING_ROUNDS = 4
+"""A folded shape makes more shapes known; chains of chains deeper than this are not written by exporters."""
+
 Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 
@@ -60,7 +63,9 @@ def _canonicalize(model: ir.Model) -> None:
     untie_parameters(model)
     name_everything(model)
     infer_shapes(model)
-    if fold_shape_constants(model):
+    for _ in range(FOLDING_ROUNDS):
+        if not fold_shape_constants(model):
+            break
         name_everything(model)
         infer_shapes(model)
     require_dtypes(model)

@@ -1,4 +1,4 @@
-"""Shape arithmetic that does not depend on the batch becomes constants.
+"""Shape arithmetic that does not depend on the batch becomes constants, and so does arithmetic on small constants.
 
 Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), -1))``. Every element of such a chain is followed through the graph, as
 an integer or as the name of a dimension. Values of integers alone become constants; a Reshape whose target is its input's
@@ -18,17 +18,20 @@ from onnx.reference import ReferenceEvaluator
 
 from burnish.graph import constant_array, static_shape
 
-Element = int | str | None
-"""A known integer, the name of a dimension, or unknown."""
+Element = int | float | bool | str | None
+"""A known number, the name of a dimension, or unknown."""
 
 MOVES = {"Gather": (0,), "Slice": (0,), "Squeeze": (0,), "Unsqueeze": (0,), "Identity": (0,), "Cast": (0,), "Concat": None}
 """Operators that move elements, and the inputs they take them from (None: all)."""
 
 COMPUTES = frozenset(
-    "Add And ConstantOfShape Div Equal Expand Greater Less Max Min Mod Mul Not Or Range ReduceProd Reshape Split Sub Transpose "
-    "Where".split()
+    "Add And Ceil ConstantOfShape Div Equal Expand Floor Greater Less Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceProd "
+    "Reshape Split Sqrt Sub Transpose Where".split()
 )
 """Operators that are evaluated when all their operands are known."""
+
+GROWS = frozenset({"ConstantOfShape", "Expand", "Range"})
+"""Those whose result may be far larger than their operands."""
 
 LARGEST = 64
 """Shapes and axes are small; a larger result is data and stays computed."""
@@ -46,8 +49,9 @@ def fold_shape_constants(model: ir.Model) -> bool:
             _follow(node, known, elements, model.opset_imports[""])
     changed = _replace_known(graph, known)
     for node in list(graph):
-        if node.op_type == "Reshape" and node.domain == "" and node.inputs[1] in elements:
-            changed |= _settle_target(graph, node, elements[node.inputs[1]])
+        if node.op_type == "Reshape" and node.domain == "" and node.inputs[1] is not None:
+            target = elements.get(node.inputs[1], _small_integers(node.inputs[1]))
+            changed |= target is not None and _settle_target(graph, node, target)
     if changed:
         _remove_unread(graph)
     return changed
@@ -55,24 +59,33 @@ def fold_shape_constants(model: ir.Model) -> bool:
 
 def _follow(node: ir.Node, known: dict[ir.Value, np.ndarray], elements: dict[ir.Value, np.ndarray], opset: int) -> None:
     output = node.outputs[0]
-    if node.op_type == "Shape":
+    if node.op_type == "Constant":
+        array = _small(output)
+        if array is not None:
+            known[output] = array
+    elif node.op_type == "Shape":
         elements[output] = _dimensions(node)
     elif node.op_type == "Size":
         shape = None if node.inputs[0] is None else static_shape(node.inputs[0])
         if shape is not None:
             known[output] = np.asarray(math.prod(shape), dtype=np.int64)
-    elif node.op_type in MOVES and output.dtype in INTEGERS:
+    elif node.op_type in MOVES:
         moved = _move(node, elements, opset)
-        if moved is not None:
+        if moved is not None and moved.size <= LARGEST:
             elements[output] = moved
     elif node.op_type in COMPUTES:
         for result, value in zip(_compute(node, known, opset), node.outputs, strict=False):
-            if result.dtype.kind in "ib" and result.size <= LARGEST:
+            if result.size <= LARGEST:
                 known[value] = result
-    if output in elements and all(isinstance(element, int) for element in elements[output].flat) and output.dtype is not None:
+    if output in elements and output.dtype is not None and all(_is_number(element) for element in elements[output].flat):
         known[output] = elements[output].astype(output.dtype.numpy())
-    if output in known:
-        elements[output] = known[output].astype(object)
+    for value in node.outputs:
+        if value in known:
+            elements[value] = known[value].astype(object)
+
+
+def _is_number(element: Element) -> bool:
+    return element is not None and not isinstance(element, str)
 
 
 def _dimensions(node: ir.Node) -> np.ndarray:
@@ -104,7 +117,7 @@ def _move(node: ir.Node, elements: dict[ir.Value, np.ndarray], opset: int) -> np
                 return None
             arrays[value.name or ""] = np.arange(len(pool), len(pool) + content.size, dtype=np.int64).reshape(content.shape)
             pool.extend(content.flat)
-        elif all(isinstance(element, int) for element in content.flat):
+        elif all(_is_number(element) for element in content.flat):
             arrays[value.name or ""] = content.astype(np.int64)
         else:
             return None
@@ -129,14 +142,21 @@ def _compute(node: ir.Node, known: dict[ir.Value, np.ndarray], opset: int) -> li
         arrays[value.name or ""] = array
     if not any(value in known for value in node.inputs if value is not None):
         return []
+    shape = static_shape(node.outputs[0])
+    if node.op_type in GROWS and (shape is None or math.prod(shape) > LARGEST):
+        return []
     return _run(node, arrays, opset)
 
 
 def _small_integers(value: ir.Value) -> np.ndarray | None:
+    """The content of a constant of integers; floating-point initializers may be trained, and are left alone."""
+    return _small(value) if value.dtype in INTEGERS else None
+
+
+def _small(value: ir.Value) -> np.ndarray | None:
     shape = static_shape(value)
-    if value.dtype not in INTEGERS or shape is None or math.prod(shape) > LARGEST:
-        return None
-    return constant_array(value)
+    numeric = value.dtype is not None and value.dtype != ir.DataType.STRING
+    return constant_array(value) if numeric and shape is not None and math.prod(shape) <= LARGEST else None
 
 
 def _run(node: ir.Node, arrays: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
@@ -153,7 +173,7 @@ def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
     replaced = False
     for value, array in known.items():
         producer = value.producer()
-        if producer is None or not any(usage.node not in producers for usage in value.uses()):
+        if producer is None or producer.op_type == "Constant" or not any(usage.node not in producers for usage in value.uses()):
             continue
         value.replace_all_uses_with(_constant_before(graph, producer, array))
         replaced = True
@@ -163,12 +183,15 @@ def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
 def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
     """Give a Reshape a constant target where its input's shape tells all of it; whether it did."""
     data = node.inputs[0]
-    if data is None or data.shape is None or target.ndim != 1 or "allowzero" in node.attributes:
+    if data is None or data.shape is None or target.ndim != 1:
         return False
     dims: list[Element] = [dim if isinstance(dim, int) else dim.value for dim in data.shape.dims]
-    resolved = _resolve(dims, list(target))
-    if resolved is None:
+    written = target.tolist()
+    literal_zeros = "allowzero" in node.attributes and node.attributes["allowzero"].as_int() == 1
+    resolved = None if literal_zeros and 0 in written else _resolve(dims, written)
+    if resolved is None or resolved == written:
         return False
+    node.attributes.pop("allowzero", None)
     node.replace_input_with(1, _constant_before(graph, node, np.asarray(resolved, dtype=np.int64)))
     return True
 
@@ -176,14 +199,11 @@ def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
 def _resolve(dims: Sequence[Element], target: list[Element]) -> list[int] | None:
     """Return a target of integers that means the same: 0 copies a dimension, -1 is what remains."""
     wanted = [dims[axis] if element == 0 and axis < len(dims) else element for axis, element in enumerate(target)]
-    names = Counter(dim for dim in dims if not isinstance(dim, int))
-    if None in names or None in wanted:
+    if None in dims or None in wanted:
         return None
-    rest = [element for element in wanted if element != -1]
-    extent = math.prod(element for element in rest if isinstance(element, int))
-    if len(rest) < len(wanted) and extent > 0 and Counter(element for element in rest if isinstance(element, str)) == names:
-        remaining = math.prod(dim for dim in dims if isinstance(dim, int)) // extent
-        wanted = [remaining if element == -1 else element for element in wanted]
+    if -1 in wanted:
+        remainder = _remainder(dims, [element for element in wanted if element != -1])
+        wanted = [remainder if element == -1 else element for element in wanted]
     resolved: list[int] = []
     for axis, element in enumerate(wanted):
         if isinstance(element, int):
@@ -191,6 +211,18 @@ def _resolve(dims: Sequence[Element], target: list[Element]) -> list[int] | None
         else:
             resolved.append(0 if axis < len(dims) and dims[axis] == element else -1)
     return resolved if resolved.count(-1) <= 1 else None
+
+
+def _remainder(dims: Sequence[Element], rest: Sequence[Element]) -> Element:
+    """Return what -1 stands for beside the other extents of a target: a number, a dimension, or -1 where it is neither."""
+    extents = [math.prod(element for element in side if isinstance(element, int)) for side in (dims, rest)]
+    names = [Counter(element for element in side if isinstance(element, str)) for side in (dims, rest)]
+    if names[1] - names[0] or extents[1] == 0:
+        return -1
+    left = list((names[0] - names[1]).elements())
+    if not left:
+        return extents[0] // extents[1]
+    return left[0] if len(left) == 1 and extents[0] == extents[1] else -1
 
 
 def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Value:
