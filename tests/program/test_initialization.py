@@ -61,7 +61,7 @@ def test_the_weights_are_kept_and_the_rest_is_computed():
 
 
 def test_a_seed_beyond_64_bits_is_refused():
-    with pytest.raises(ConfigurationError, match=r"does not fit 64 bits"):
+    with pytest.raises(ConfigurationError, match=r"seed must be an integer from -2\*\*63 to 2\*\*63 - 1, not"):
         tiny_program().initial_state(seed=1 << 64)
 
 

@@ -129,6 +129,13 @@ def test_a_save_that_fails_keeps_the_earlier_program(program, saved, monkeypatch
     assert os.listdir(saved.parent) == ["program"]
 
 
+def test_a_save_removes_what_killed_processes_left(program, saved):
+    for name in (".program.0123abcd.partial", ".program.0123abcd.earlier", ".other.0123abcd.partial"):
+        shutil.copytree(saved, saved.parent / name)
+    program.save(saved)
+    assert set(os.listdir(saved.parent)) == {"program", ".other.0123abcd.partial"}
+
+
 def test_the_earlier_program_comes_back_when_the_new_one_cannot_be_put_in_place(program, saved, monkeypatch):
     rename = os.rename
 

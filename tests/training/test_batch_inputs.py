@@ -153,7 +153,12 @@ def test_hyperparameters_have_defaults_and_can_be_given():
     [
         ({}, r"'decay' has no default: give it with every step, decay="),
         ({"decays": 1}, r"no hyperparameter 'decays' \(did you mean 'decay'\?\); a step of this program takes lr, decay"),
-        ({"decay": "fast"}, r"'decay' is 'fast': give a number"),
+        ({"decay": "fast"}, r"'decay' is 'fast': give one finite number"),
+        ({"decay": "0.1"}, r"'decay' is '0\.1': give one finite number"),
+        ({"decay": None}, r"'decay' has no default: give it with every step, decay=\.\.\."),
+        ({"decay": True}, r"'decay' is True: give one finite number"),
+        ({"decay": -0.1}, r"'decay' is -0\.1: give one finite number that is not negative, such as decay=0\.01"),
+        ({"decay": 1e300}, r"'decay' is 1e\+300: give one finite number"),
         ({"decay": float("nan")}, r"'decay' is nan: give one finite number"),
         ({"decay": [1.0, 2.0]}, r"'decay' is \[1.0, 2.0\]: give one finite number"),
     ],

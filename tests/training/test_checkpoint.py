@@ -299,8 +299,17 @@ def test_a_process_killed_while_saving_leaves_the_earlier_checkpoint(program, tm
     assert session.step_count == 1
     session.step(tiny_batch())
     session.save_checkpoint(path)
+    assert os.listdir(tmp_path) == ["last.safetensors"]
     session.restore(path)
     assert session.step_count == 2
+
+
+def test_partial_files_of_other_names_stay(session, tmp_path):
+    others = {".first.safetensors.0123abcd.partial", ".last.safetensors.partial", ".last.safetensors.0123abcd.data"}
+    for name in others:
+        (tmp_path / name).touch()
+    session.save_checkpoint(tmp_path / "last.safetensors")
+    assert set(os.listdir(tmp_path)) == {*others, "last.safetensors"}
 
 
 RESUMED = """
@@ -310,7 +319,7 @@ import burnish
 from burnish.models.residual import residual_network
 from burnish.training import Session
 
-program = burnish.compile(residual_network((1, 8, 8), width=4), optimizer="adamw")
+program = burnish.compile(residual_network((1, 8, 8), width=2, blocks=(1, 1)), optimizer="adamw")
 session = Session(program, threads=1)
 rng = np.random.default_rng(0)
 batches = [{"x": rng.normal(size=(8, 1, 8, 8)), "labels": np.arange(8)} for _ in range(2)]

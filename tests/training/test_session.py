@@ -219,10 +219,29 @@ def test_an_export_runs_on_a_bare_runtime(program, tmp_path):
     np.testing.assert_allclose(bare.run(["logits"], {"x": x})[0], session.predict({"x": x})["logits"], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "a"}, r"seed must be an integer from .*, not 'a'"),
+        ({"seed": 1.5}, r"seed must be an integer from .*, not 1\.5"),
+        ({"state": 3}, r"The state is of type int, not a dict of arrays by state name\. Give what session\.state\(\)"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(program, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Session(program, **options)
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(ConfigurationError, match=r"A session opens a program, not a str: give what burnish\.compile"):
+        Session("program")
+
+
 def test_engine_options_that_do_not_fit_are_named(program):
     with pytest.raises(EngineError, match=r"no engine 'tpu'"):
         Session(program, engine="tpu")
     with pytest.raises(EngineError, match=r"device 'cpu' only, not on 'cuda'"):
         Session(program, device="cuda")
-    with pytest.raises(EngineError, match=r"threads=0 is below one"):
-        Session(program, threads=0)
+    for threads in (0, "2"):
+        with pytest.raises(EngineError, match=rf"threads={threads!r}: give a whole number of at least one"):
+            Session(program, threads=threads)

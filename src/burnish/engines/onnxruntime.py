@@ -99,12 +99,12 @@ class OnnxRuntimeEngine:
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
 
         Raises:
-            EngineError: ``device`` is not ``cpu``, or ``threads`` is below one.
+            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number of at least one.
         """
         if device not in (None, "cpu"):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
-        if threads is not None and threads < 1:
-            raise EngineError(f"threads={threads} is below one: give a positive number, or leave it out for all cores")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
         return OnnxRuntimeRunner(self, program, state, threads)
 
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
 from burnish.program.signature import Role
+from burnish.random import check_seed
 
 if TYPE_CHECKING:
     from burnish.program.program import Program
@@ -56,6 +57,7 @@ SCHEMES: dict[str, Scheme] = {
 
 def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict[str, np.ndarray]:
     """Return the initial state in the order of the signature; see ``Program.initial_state``."""
+    check_seed(seed)
     weights = dict(program.weights)
     if reinitialize is not None:
         weights = _reinitialized(program, weights, seed, reinitialize)
@@ -67,8 +69,6 @@ def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict
 def _run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine."""
     signature = program.signature["init"]
-    if not -(1 << 63) <= seed < 1 << 63:
-        raise ConfigurationError(f"seed={seed} does not fit 64 bits: give a smaller one")
     inputs = {
         entry.name: np.asarray(seed, dtype=entry.numpy_dtype) if entry.role is Role.SEED else weights[entry.name]
         for entry in signature.inputs

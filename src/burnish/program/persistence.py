@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.program.signature import GRAPH_NAMES, Role, Signature
-from burnish.program.state import check_state, flush_to_disk, read_state_file, write_state_file
+from burnish.program.state import check_state, flush_to_disk, partial_path, read_state_file, remove_left_behind, write_state_file
 
 if TYPE_CHECKING:
     from burnish.program.program import Program
@@ -97,7 +96,7 @@ def _graph_hash(model: ir.Model) -> str:
 def save_program(program: Program, directory: Path) -> Path:
     """Write a program into ``directory``, whole or not at all; see ``Program.save``."""
     _refuse_other_content(directory)
-    partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = partial_path(directory)
     try:
         partial.mkdir(parents=True)
         _write_files(program, partial)
@@ -154,7 +153,7 @@ def _write_files(program: Program, directory: Path) -> None:
 
 def _put_in_place(partial: Path, directory: Path) -> None:
     """Rename ``partial`` to ``directory``; an earlier program there steps aside first, and back if that fails."""
-    earlier = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.earlier")
+    earlier = partial_path(directory, "earlier")
     if directory.exists():
         os.rename(directory, earlier)
     try:
@@ -164,7 +163,7 @@ def _put_in_place(partial: Path, directory: Path) -> None:
             os.rename(earlier, directory)
         raise
     flush_to_disk(directory.parent)
-    shutil.rmtree(earlier, ignore_errors=True)
+    remove_left_behind(directory)
 
 
 def _file_hash(path: Path) -> str:

@@ -60,7 +60,8 @@ class Program:
                 variances one.
 
         Raises:
-            ConfigurationError: an unknown scheme, or a parameter whose use does not tell how to draw it.
+            ConfigurationError: a seed that is no integer of 64 bits, an unknown scheme, or a parameter whose use does not tell
+                how to draw it.
         """
         return initial_state(self, seed, reinitialize)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -89,15 +91,18 @@ def write_state_file(path: Path, state: Mapping[str, np.ndarray], metadata: Mapp
 def replacing(path: Path) -> Iterator[Path]:
     """Give a path to write to; what was written there then takes the place of ``path`` in one step.
 
+    Partial files that earlier processes left when they were killed while writing ``path`` are removed then.
+
     Raises:
         CheckpointError: writing failed; ``path`` is as it was before.
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = partial_path(path)
     try:
         yield partial
         flush_to_disk(partial)
         os.replace(partial, path)
         flush_to_disk(path.parent)
+        remove_left_behind(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"'{path}' could not be written: {error}. An earlier file there is untouched. "
@@ -106,6 +111,22 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def partial_path(path: Path, ending: str = "partial") -> Path:
+    """Return a new name beside ``path`` for what is not in its place yet, or not any more."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
+
+
+def remove_left_behind(path: Path) -> None:
+    """Remove what processes that were killed left under the names that ``partial_path`` gives for ``path``."""
+    named = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.(partial|earlier)")
+    with contextlib.suppress(OSError):
+        for other in [other for other in path.parent.iterdir() if named.fullmatch(other.name)]:
+            if other.is_dir():
+                shutil.rmtree(other, ignore_errors=True)
+            else:
+                other.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:

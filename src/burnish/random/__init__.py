@@ -5,6 +5,16 @@ dropout and noise, not for cryptography.
 """
 
 from burnish.random.draws import dropout, keep_mask, uniform_bits
-from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, initial_key, key_from_seed, next_key
+from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, check_seed, initial_key, key_from_seed, next_key
 
-__all__ = ["KEY_DTYPE", "KEY_SHAPE", "dropout", "initial_key", "keep_mask", "key_from_seed", "next_key", "uniform_bits"]
+__all__ = [
+    "KEY_DTYPE",
+    "KEY_SHAPE",
+    "check_seed",
+    "dropout",
+    "initial_key",
+    "keep_mask",
+    "key_from_seed",
+    "next_key",
+    "uniform_bits",
+]

@@ -18,6 +18,12 @@ _SEED = np.array([0xBB67AE85, 0x3C6EF372], np.uint32)
 _STREAM = np.array([0xA54FF53A, 0x510E527F], np.uint32)
 
 
+def check_seed(seed: object) -> None:
+    """Raise ConfigurationError unless ``seed`` is an integer of 64 bits, signed."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
+        raise ConfigurationError(f"seed must be an integer from -2**63 to 2**63 - 1, not {seed!r}")
+
+
 def initial_key(seed: int) -> np.ndarray:
     """Return the key of a seed: uint32, shape [2].
 
@@ -27,8 +33,7 @@ def initial_key(seed: int) -> np.ndarray:
     Raises:
         ConfigurationError: the seed is not an integer of 64 bits.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
-        raise ConfigurationError(f"seed must be an integer from -2**63 to 2**63 - 1, not {seed!r}")
+    check_seed(seed)
     low, high = int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF
     return mix_array(mix_array(_SEED + np.uint32(high)) ^ np.uint32(low))
 

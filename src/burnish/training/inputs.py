@@ -52,7 +52,8 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
     """Return every hyperparameter of a graph as a scalar array: as given, else its default.
 
     Raises:
-        ConfigurationError: an unknown name, a value that is not a finite number, or none given where there is no default.
+        ConfigurationError: an unknown name, a value that is not a finite number or is negative, as hyperparameters are rates,
+            or none given where there is no default.
     """
     entries = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
     for name in given:
@@ -66,14 +67,23 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
         value = given.get(name, entry.default)
         if value is None:
             raise ConfigurationError(f"The hyperparameter '{name}' has no default: give it with every step, {name}=...")
-        try:
-            number = np.asarray(value, dtype=entry.numpy_dtype)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"The hyperparameter '{name}' is {value!r}: give a number") from error
-        if number.shape != () or not np.isfinite(number):
-            raise ConfigurationError(f"The hyperparameter '{name}' is {value!r}: give one finite number")
-        values[name] = number
+        number = _plain_number(value)
+        if number is None or not 0 <= number <= float(np.finfo(entry.numpy_dtype).max):
+            raise ConfigurationError(
+                f"The hyperparameter '{name}' is {value!r}: give one finite number that is not negative, such as {name}=0.01"
+            )
+        values[name] = np.asarray(number, dtype=entry.numpy_dtype)
     return values
+
+
+def _plain_number(value: Any) -> float | None:
+    """Return a number, a numpy scalar or an array of no dimension as a float; None for anything else."""
+    if isinstance(value, bool | str | bytes) or np.ndim(value) != 0:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _check_names(expected: Mapping[str, Entry], batch: Mapping[str, Any], ignored: Collection[str]) -> None:

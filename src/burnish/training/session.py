@@ -36,7 +36,7 @@ class Session:
         threads: threads used inside one operator; None is the engine's choice. Same seed and threads: same results, bitwise.
 
     Raises:
-        ConfigurationError: ``state`` does not fit the program.
+        ConfigurationError: ``state`` does not fit the program, or ``seed`` is no integer.
         EngineError: the engine or the device is not there.
     """
 
@@ -49,6 +49,10 @@ class Session:
         device: str | None = None,
         threads: int | None = None,
     ):
+        if not isinstance(program, Program):
+            raise ConfigurationError(
+                f"A session opens a program, not a {type(program).__name__}: give what burnish.compile or Program.load returns"
+            )
         self.program = program
         self.engine = engines.get(engine)
         if state is None:
@@ -71,7 +75,7 @@ class Session:
 
         Raises:
             InputError: the batch does not fit the program; nothing has run.
-            ConfigurationError: an unknown hyperparameter, or one that is not a finite number.
+            ConfigurationError: an unknown hyperparameter, or one that is not a finite number or is negative.
             NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
             EngineError: the engine failed, or the session is closed.
         """
@@ -225,6 +229,8 @@ class Session:
 
     def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
         remedy = "Give what session.state() or program.initial_state() of this program returns"
+        if not isinstance(state, Mapping):
+            raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")
         check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
 
     def _evaluated(self, batch: Mapping[str, Any]) -> dict[str, float]:
