@@ -19,8 +19,9 @@ setup: $(TEST_STAMP)  ## Create .venv with everything that tests need, PyTorch i
 demo: $(DEMO_SET_UP)  ## Train a small network on images of digits, without PyTorch; the result is in runs/demo
 	$(VENV)/bin/burnish demo
 
+# One worker per core, each with one thread: the tests are many and small.
 test: $(TEST_STAMP)  ## Run all tests
-	$(PYTHON) -m pytest
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto
 
 lint: $(TEST_STAMP)  ## Check style, types and the order of the layers
 	$(VENV)/bin/ruff check

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.ops.normalization.statistics import (
+    channel_affine,
+    channel_axes,
+    channel_mean,
+    channel_sum,
+    elements_per_channel,
+    has_short_runs,
+    per_channel,
+)
 from burnish.ops.registry import Operation, gradient, lowering
 
 
@@ -74,13 +83,12 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
         )
     x, scale, mean, variance = op.required(0), op.required(1), op.required(3), op.required(4)
     inverse_std = _inverse_std(variance, op.attribute("epsilon", 1e-5))
-    axes = reduction_axes(x, op)
-    builder = op.builder
+    _check_rank(x, op)
     dx = dy * per_channel(scale * inverse_std, x) if op.wants(0) else None
-    dbias = builder.op("ReduceSum", dy, axes, keepdims=0, like=scale) if any(map(op.wants, (2, 3))) else None
+    dbias = channel_sum(dy) if any(map(op.wants, (2, 3))) else None
     weighted = None
     if op.wants(1) or op.wants(4):
-        weighted = builder.op("ReduceSum", dy * (x - per_channel(mean, x)), axes, keepdims=0, like=scale)
+        weighted = channel_sum(dy * (x - per_channel(mean, x)))
     dscale = weighted * inverse_std if weighted is not None and op.wants(1) else None
     dmean = -(scale * inverse_std * dbias) if op.wants(3) and dbias is not None else None
     dvariance = None
@@ -91,18 +99,32 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
 
 @lowering("BatchNormTraining")
 def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
-    """The standard operator with momentum 0, whose running outputs are then exactly the batch's own statistics."""
+    """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
+
+    Where the sums are short, x minus the mean of the first sample goes through the standard operator: its x * a + b is then
+    exact to the last bits, and with momentum 0 its running outputs are the batch's own statistics.
+    """
+    x = op.required(0)
+    _check_rank(x, op)
+    return _by_standard_operator(op) if (x.rank or 0) > 2 and has_short_runs(x) else _by_corrected_two_pass(op)
+
+
+def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     builder = op.builder
     epsilon = op.attribute("epsilon")
-    running_mean, running_variance = _running_inputs(op, x, scale)
+    first = builder.op("Slice", x, builder.integers([0]), builder.integers([1]), builder.integers([0]))
+    pilot = builder.op("ReduceMean", first, builder.integers(channel_axes(x)), keepdims=0, like=scale)
+    # The running inputs must not be constants. ONNX Runtime writes the running outputs over the running inputs, initializers
+    # included, and merges equal initializers: layers with the same number of channels would overwrite each other's statistics.
+    zeros = pilot - pilot
     y, mean, variance = builder.op(
         "BatchNormalization",
-        x,
+        x - per_channel(pilot, x),
         scale,
         bias,
-        running_mean,
-        running_variance,
+        zeros,
+        zeros + 1,
         outputs=3,
         like=x,
         epsilon=epsilon,
@@ -111,23 +133,18 @@ def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
     )
     for statistic in (mean, variance):
         statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
-    return y, mean, _inverse_std(variance, epsilon), variance
+    return y, pilot + mean, _inverse_std(variance, epsilon), variance
 
 
-def _running_inputs(op: Operation, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros and ones [C], computed from x in every run, for running inputs that momentum 0 multiplies by 0.
-
-    They must not be constants. ONNX Runtime writes the running outputs over the running inputs, initializers included, and
-    merges equal initializers: layers with the same number of channels would overwrite each other's statistics, and a NaN
-    would stay for all later runs. Layers that read the same x have the same statistics and may share these.
-    """
-    builder = op.builder
-    axes = reduction_axes(x, op)
-    count = (x.rank or 0) - 1
-    one_element = builder.op("Slice", x, builder.integers([0] * count), builder.integers([1] * count), axes)
-    zeros = builder.cast(builder.op("Reshape", one_element, builder.integers([-1])), scale.dtype) * 0
-    zeros.value.shape = scale.value.shape
-    return zeros, zeros + 1
+def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
+    x, scale, bias = op.required(0), op.required(1), op.required(2)
+    mean = channel_mean(x)
+    centered = x - per_channel(mean, x)
+    shift = channel_mean(centered)
+    variance = op.builder.op("Max", channel_mean(centered * centered) - shift * shift, 0)
+    inverse_std = _inverse_std(variance, op.attribute("epsilon"))
+    gain = scale * inverse_std
+    return channel_affine(centered, gain, bias - shift * gain), mean + shift, inverse_std, variance
 
 
 @lowering("BatchNormGrad")
@@ -136,52 +153,25 @@ def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
 
     dbias = sum(dy); dscale = r sum(dy (x - mean)); dx = scale r (dy - dbias / N - (x - mean) r dscale / N).
 
-    x is centered before it is multiplied: sum(dy x) - mean sum(dy) loses its digits when the mean is large.
+    The mean that was saved is rounded; ``shift``, the mean of what it leaves, is taken off again.
     """
     dy, x, scale, mean, inverse_std = (op.required(index) for index in range(5))
-    builder = op.builder
-    axes = reduction_axes(x, op)
     centered = x - per_channel(mean, x)
-    dbias = builder.op("ReduceSum", dy, axes, keepdims=0, like=scale)
-    dscale = builder.op("ReduceSum", dy * centered, axes, keepdims=0, like=scale) * inverse_std
     count = elements_per_channel(x)
+    shift = channel_sum(centered) / count
+    dbias = channel_sum(dy)
+    dscale = (channel_sum(dy * centered) - shift * dbias) * inverse_std
     gain = scale * inverse_std
     slope = -(gain * inverse_std * dscale / count)
-    offset = -(gain * dbias / count)
-    affine = centered * per_channel(slope, x) + per_channel(offset, x)
-    return dy * per_channel(gain, x) + affine, dscale, dbias
+    offset = -(gain * dbias / count) - slope * shift
+    return dy * per_channel(gain, x) + channel_affine(centered, slope, offset), dscale, dbias
 
 
-def per_channel(vector: Tensor, like: Tensor) -> Tensor:
-    """Reshape [C] to [C, 1, ...] so that it broadcasts along the channel axis (1) of ``like`` [N, C, ...]."""
-    rank = like.rank or 0
-    if rank <= 2:
-        return vector
-    channels = vector.dimension(0)
-    return vector.builder.op(
-        "Reshape",
-        vector,
-        vector.builder.integers([-1] + [1] * (rank - 2)),
-        shape=[channels] + [1] * (rank - 2),
-        dtype=vector.dtype,
-    )
-
-
-def elements_per_channel(x: Tensor) -> Tensor:
-    """The number of elements of ``x`` [N, C, ...] in one channel, as a scalar of x's dtype, computed from its shape."""
-    builder = x.builder
-    axes = [0, *range(2, x.rank or 0)]
-    extents = builder.op("Gather", builder.op("Shape", x), builder.integers(axes), axis=0)
-    return builder.cast(builder.op("ReduceProd", extents, keepdims=0), x.dtype)
-
-
-def reduction_axes(x: Tensor, op: Operation) -> Tensor:
-    """The axes a batch normalization reduces over: all but the channel axis."""
+def _check_rank(x: Tensor, op: Operation) -> None:
     if x.rank is None:
         raise UnsupportedOperatorError(
             f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
         )
-    return x.builder.integers([0, *range(2, x.rank)])
 
 
 def _inverse_std(variance: Tensor, epsilon: float) -> Tensor:
