@@ -66,9 +66,30 @@ def test_a_run_is_not_overwritten_unasked(run, folder):
     run(*TRAIN)
     before = (folder / "runs/model/tuned.onnx").read_bytes()
     result = run(*TRAIN, "--epochs", "2", code=1)
-    assert "error: 'runs/model' holds a run already: resume it, choose another folder, or overwrite it" in result.stderr
+    assert "error: 'runs/model' holds a run already: go on with it (--resume), start anew in it (--overwrite)" in result.stderr
     assert (folder / "runs/model/tuned.onnx").read_bytes() == before
     run(*TRAIN, "--epochs", "2", "--overwrite")
+
+
+def test_resuming_a_finished_run_says_so(run, folder):
+    run(*TRAIN, "--lr", "0.01")
+    before = (folder / "runs/model/tuned.onnx").read_bytes()
+    text = run(*TRAIN, "--resume", "--schedule", "cosine", "--reinitialize", "kaiming").stdout
+    assert "'runs/model': already finished after 3 steps; nothing to train: raise epochs (--epochs) above 1" in text
+    assert "--lr 0.1 is taken from here on; the run was started with 0.01" in text
+    assert "--schedule cosine is taken from here on; the run was started with constant" in text
+    assert "--reinitialize is not taken" in text
+    assert (folder / "runs/model/tuned.onnx").read_bytes() == before
+    assert "is taken from here on" not in run(*TRAIN, "--lr", "0.01", "--resume", "--epochs", "2").stdout
+
+
+def test_a_tuned_model_can_be_left_unfolded(run, folder):
+    text = run(*TRAIN).stdout
+    assert "the tuned model, after 3 steps; batch normalization is folded: to train it further, export with --no-fold" in text
+    text = run(*TRAIN, "--overwrite", "--no-fold").stdout
+    assert text.splitlines()[-1] == "runs/model/tuned.onnx: the tuned model, after 3 steps"
+    assert "BatchNormalization" in {node.op_type for node in ir.load("runs/model/tuned.onnx").graph}
+    assert "batch normalization is folded" in run("export", "runs/model", "-o", "folded.onnx").stdout
 
 
 def test_options_reach_the_program(run, folder):
@@ -102,7 +123,7 @@ def test_from_scratch(run, folder):
     assert not np.array_equal(before["classifier.weight"], after["classifier.weight"])
 
 
-def test_tables_and_class_names(run, folder):
+def write_dense_model(path: Path) -> None:
     graph = ir.Graph(
         [ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 2]))],
         [],
@@ -121,7 +142,23 @@ def test_tables_and_class_names(run, folder):
     logits = builder.op("MatMul", builder.tensor(graph.inputs[0]), builder.tensor(weight))
     logits.value.name = "logits"
     graph.outputs.append(logits.value)
-    ir.save(ir.Model(graph, ir_version=8), folder / "dense.onnx")
+    ir.save(ir.Model(graph, ir_version=8), path)
+
+
+def test_the_column_that_is_taken_for_the_label_is_named(run, folder):
+    write_dense_model(folder / "dense.onnx")
+    (folder / "data.csv").write_text("a;b;kind\n1;2;0\n3;4;1\n")
+    text = run("train", "dense.onnx", "--data", "data.csv").stdout
+    assert "data.csv: no column is called label, y or target; 'kind', the last, is taken for the label (--label: another)" in text
+    text = run("train", "dense.onnx", "--data", "data.csv", "--label", "kind", "--overwrite").stdout
+    assert "no column is called" not in text
+    (folder / "wide.csv").write_text("a\tb\tc\tkind\n1\t2\t3\t0\n")
+    result = run("train", "dense.onnx", "--data", "wide.csv", "-o", "wide", code=1)
+    assert "wide.csv (with the last column, 'kind', as label): 'x' wants samples of shape [2]" in result.stderr
+
+
+def test_tables_and_class_names(run, folder):
+    write_dense_model(folder / "dense.onnx")
     (folder / "train.csv").write_text("species,a,b\nemu,1,2\nant,3,4\nemu,5,6\n")
     (folder / "test.csv").write_text("species,a,b\nemu,1,2\n")
     result = run(
@@ -180,6 +217,27 @@ def test_inspect_as_json(run):
     assert {"operator": "Conv", "count": 3, "lacks_gradient": False} in summary["operators"]
 
 
+def test_inspect_says_why_nothing_would_train(run, folder):
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), "relu.onnx")
+    text = run("inspect", "relu.onnx").stdout
+    assert "Nothing would train: the model has no weights, that is floating-point initializers" in text
+    assert "has a gradient" not in text
+    assert "no weights" in json.loads(run("inspect", "relu.onnx", "--json").stdout)["nothing_trains"]
+
+
+@pytest.mark.parametrize("source", ["program", "run"])
+def test_inspect_of_a_program(run, folder, source):
+    run("compile", "model.onnx", "-o", "run/program", "--trainable", "classifier.bias")
+    text = run("inspect", "run" if source == "run" else "run/program").stdout
+    assert "run/program: a training program; 3 parameters in 1 tensor train, 10 tensors stay as they are" in text
+    assert re.search(r"optimizer +\{\"name\": \"sgd\", \"lr\": 0\.1, \"momentum\": 0\.9", text)
+    assert re.search(r"label +labels  int64 \[batch\]", text)
+    assert re.search(r"step\.onnx +\d+ nodes", text)
+    assert json.loads(run("inspect", "run", "--json").stdout)["options"]["norm"] == "train"
+
+
 def write_model_without_gradient(path: Path, off_the_path: bool) -> None:
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 2])
     nodes = [
@@ -210,6 +268,9 @@ def test_inspect_and_check_name_what_lacks_a_gradient(run, folder):
     assert "Det 'the_determinant' (output 'determinant')" in text
     result = run("check", "det.onnx", code=1)
     assert "error: Det 'the_determinant' (output 'determinant') has no gradient rule" in result.stderr
+    for failed in (result, run("compile", "det.onnx", "-o", "program", code=1)):
+        assert "(--trainable says what trains, --outputs what the loss reads)" in failed.stderr
+        assert "=" not in failed.stderr
     run("check", "det.onnx", "--trainable", "second")
 
 

@@ -112,6 +112,23 @@ def test_csv(tmp_path):
     assert dataset.classes == ("ant", "dog")
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_with_other_delimiters(tmp_path, delimiter):
+    path = tmp_path / "data.csv"
+    path.write_text("\ufeff" + CSV.replace("height", '"height, in cm; \tup"').replace(",", delimiter), encoding="utf-8")
+    assert everything(open_dataset(path, classification(2)))["labels"].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("header", "label", "guessed"), [("a,b,c", None, True), ("a,b,Y", None, False), ("a,b,c", "a", False)])
+def test_a_guessed_label_column_is_noted(tmp_path, header, label, guessed):
+    path = tmp_path / "data.csv"
+    path.write_text(header + "\n0,1,2\n2,0,1\n")
+    note = open_dataset(path, classification(2), label=label).note
+    assert (note is not None) == guessed
+    if note is not None:
+        assert "data.csv: no column is called label, y or target; 'c', the last, is taken for the label" in note
+
+
 @pytest.mark.parametrize(
     ("header", "label", "values"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from burnish.training import Session, read_checkpoint
 from burnish.training import trainer as trainer_module
 from burnish.training.reports import draw_curves
 from burnish.training.trainer import Trainer, TrainingInterrupted
-from oracles.tiny_program import CLASSES, FEATURES, tiny_program
+from oracles.tiny_program import CLASSES, FEATURES, tiny_batch, tiny_program
 
 SAMPLES, BATCH = 23, 5
 PROGRAM = tiny_program()
@@ -297,6 +298,24 @@ def test_a_picture_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
     assert "curves.png' could not be written" in progress.notes[0]
 
 
+def test_a_finished_run_says_so(tmp_path):
+    trainer(tmp_path).run()
+    progress = StopAfter(0)
+    again = trainer(tmp_path, resume=True, progress=progress)
+    assert again.finished
+    assert again.run().steps == 15
+    assert re.search(r"already finished after 15 steps; nothing to train: raise epochs \(--epochs\) above 3$", progress.notes[0])
+
+
+def test_a_note_on_the_data_is_passed_on(tmp_path):
+    batch = tiny_batch(8)
+    lines = [",".join("abcdz"), *(",".join(map(str, [*row, label])) for row, label in zip(*batch.values(), strict=True))]
+    (tmp_path / "data.csv").write_text("\n".join(lines))
+    progress = StopAfter(0)
+    Trainer(tiny_program(), tmp_path / "data.csv", run_directory=tmp_path / "run", progress=progress).run()
+    assert re.search(r"no column is called label, y or target; 'z', the last, is taken", progress.notes[0])
+
+
 @pytest.mark.parametrize(
     ("metric", "value", "than", "better"),
     [
@@ -333,7 +352,7 @@ def test_a_run_in_another_thread(tmp_path):
 def test_a_folder_with_a_run_is_not_overwritten_unasked(tmp_path):
     trainer(tmp_path).run()
     before = (tmp_path / "metrics.csv").read_text()
-    with pytest.raises(ConfigurationError, match="holds a run already: resume it, choose another folder, or overwrite it"):
+    with pytest.raises(ConfigurationError, match=r"holds a run already: .*\(resume=True\), .* \(overwrite=True\)"):
         trainer(tmp_path)
     assert (tmp_path / "metrics.csv").read_text() == before
     trainer(tmp_path, overwrite=True, epochs=1).run()
@@ -376,8 +395,12 @@ def test_a_table_of_something_else_is_not_overwritten_by_resuming(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"epochs": 0}, ConfigurationError, "epochs=0: give 1 or more"),
-        ({"checkpoint_every": 0}, ConfigurationError, "checkpoint_every=0: give 1 or more"),
+        ({"epochs": 0}, ConfigurationError, "epochs=0: give a whole number of 1 or more"),
+        ({"epochs": "3"}, ConfigurationError, "epochs='3': give a whole number of 1 or more"),
+        ({"batch_size": "a"}, ConfigurationError, "batch_size='a': give a whole number"),
+        ({"seed": "a"}, ConfigurationError, "seed must be an integer .*, not 'a'"),
+        ({"lr": -1.0}, ConfigurationError, "'lr' is -1.0: give one finite number that is not negative"),
+        ({"checkpoint_every": 0}, ConfigurationError, "checkpoint_every=0: give a whole number of 1 or more"),
         ({"batch_size": 0}, ConfigurationError, "batch_size=0"),
         ({"schedule": "linear"}, ConfigurationError, "no learning-rate schedule 'linear'; there is constant, cosine"),
         ({"train_data": 3}, DataError, "no data set is made of a value of type int: give"),

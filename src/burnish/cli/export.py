@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from burnish.cli.console import output
+from burnish.cli.options import FoldOption, export_line
 
 
 def export(
@@ -16,7 +17,7 @@ def export(
     ],
     path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
     best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False,
-    fold: Annotated[bool, typer.Option("--fold/--no-fold", help="Fold batch normalization into the layers before it.")] = True,
+    fold: FoldOption = True,
 ) -> None:
     """Write the trained model as plain ONNX, for any runtime."""
     from burnish.errors import CheckpointError
@@ -43,4 +44,4 @@ def export(
     session = Session(Program.load(program))
     session.restore(checkpoint)
     session.export(path, fold_norm=fold)
-    output().print(f"{path}: the model after {session.step_count:,} steps", markup=False)
+    output().print(export_line(path, "the model", session.step_count, session.program, fold), markup=False)

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from burnish.cli.console import counted, output
-from burnish.cli.options import ModelArgument
 
 CONSTANTS_SHOWN = 10
 
 
 def inspect(
-    model: ModelArgument,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or a program's folder.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
-    from burnish.cli.summary import summarize
+    from burnish.cli.summary import summarize, summarize_program
+    from burnish.program.persistence import MANIFEST
 
-    summary = summarize(model)
+    # The folder of a run holds its program in a folder.
+    program = next((folder for folder in (model, model / "program") if (folder / MANIFEST).is_file()), None)
+    summary = summarize(model) if program is None else summarize_program(program)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))
-    else:
+    elif program is None:
         _print(summary, output())
+    else:
+        _print_program(summary, output())
+
+
+def _print_program(summary: dict[str, Any], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False)
+
+    say(f"{summary['program']}: a training program; {summary['trains']}")
+    say("compiled with")
+    for name, value in summary["options"].items():
+        if name != "trainable":
+            say(f"  {name:<16}  {value if isinstance(value, str) else json.dumps(value)}")
+    say("a step takes, beside its state")
+    for value in summary["inputs"]:
+        say(f"  {value['role']:<16}  {value['name']}  {value['dtype']} {_shape(value)}")
+    say("graphs")
+    for name, nodes in summary["graphs"].items():
+        say(f"  {name + '.onnx':<16}  {counted(nodes, 'node')}")
 
 
 def _print(summary: dict[str, Any], console: Console) -> None:
@@ -54,7 +76,9 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     say(f"\noperators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
     for entry in summary["operators"]:
         say(f"  {entry['count']:>5}  {entry['operator']}" + ("  lacks a gradient" if entry["lacks_gradient"] else ""))
-    if summary["lacking"]:
+    if summary["nothing_trains"]:
+        say(f"\nNothing would train: {summary['nothing_trains']}.")
+    elif summary["lacking"]:
         say("\nThe loss depends on weights through these, which have no gradient:")
         for node in summary["lacking"]:
             say(f"  {node}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from burnish.cli.console import split
+from burnish.cli.console import counted, split
 from burnish.errors import GradientError
 
 if TYPE_CHECKING:
@@ -62,6 +62,14 @@ OutputsOption = Annotated[
     ),
 ]
 
+FoldOption = Annotated[
+    bool,
+    typer.Option(
+        "--fold/--no-fold",
+        help="In the exported model, fold batch normalization into the layers before it; not where it is to be trained further.",
+    ),
+]
+
 
 def compile_model(
     model: Path,
@@ -104,6 +112,16 @@ def options_named() -> Iterator[None]:
         yield
     except GradientError as error:
         raise GradientError(error.problem, "--trainable says what trains, --outputs what the loss reads") from error
+
+
+def export_line(path: Path, what: str, steps: int, program: Program, fold: bool) -> str:
+    """Return what is said of an exported model; that its batch normalization is gone, where that is so."""
+    from burnish.program import Role
+
+    line = f"{path}: {what} after {counted(steps, 'step')}"
+    if fold and program.signature["predict"].inputs_of(Role.STATISTIC):
+        line += "; batch normalization is folded: to train it further, export with --no-fold"
+    return line
 
 
 def build_optimizer(name: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:

@@ -9,11 +9,13 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
 from burnish.importer import InitializerKind, classify_initializers, load
 from burnish.ops import has_gradient
-from burnish.program.preparation import find_prediction
+from burnish.program import Program, Role
+from burnish.program.preparation import find_prediction, why_nothing_trains
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
@@ -57,6 +59,28 @@ def summarize(path: Path) -> dict[str, Any]:
             for operator, count in sorted(operators.items())
         ],
         "lacking": [describe_node(node) for node in lacking],
+        "nothing_trains": None if weights else why_nothing_trains(model),
+    }
+
+
+def summarize_program(folder: Path) -> dict[str, Any]:
+    """Return, as JSON-compatible values, what a saved program was compiled with, its state and its graphs.
+
+    Raises:
+        CheckpointError: the program is damaged.
+    """
+    program = Program.load(folder)
+    signature = program.signature["step"]
+    fed = (Role.DATA, Role.LABEL, Role.HYPERPARAMETER)
+    return {
+        "program": str(folder),
+        "options": program.options,
+        "inputs": [
+            {"name": entry.name, "role": entry.role.value, "dtype": entry.dtype.name.lower(), "shape": list(entry.extents)}
+            for entry in signature.inputs_of(*fed)
+        ],
+        "trains": what_trains(program),
+        "graphs": {name: sum(1 for _ in graph.graph) for name, graph in program.graphs.items()},
     }
 
 

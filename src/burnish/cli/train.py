@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 from burnish.cli.console import counted, output
 from burnish.cli.options import (
     DecayOption,
+    FoldOption,
     LossOption,
     MetricsOption,
     ModelArgument,
@@ -23,7 +25,9 @@ from burnish.cli.options import (
     RateOption,
     TrainableOption,
     compile_model,
+    export_line,
 )
+from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
@@ -91,6 +95,7 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew in a folder that holds a run.", rich_help_panel=RESULT)
     ] = False,
+    fold: FoldOption = True,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -101,12 +106,19 @@ def train(
     """Train a model on data."""
     if resume and overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
+    from burnish.training.trainer import LATEST, Trainer, TrainingInterrupted
+
+    folder = folder or Path("runs") / model.stem
+    if not resume and not overwrite and (folder / "checkpoints" / LATEST).exists():
+        raise ConfigurationError(
+            f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
+            "(--output)"
+        )
     console = output()
     begin = time.monotonic()
     program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs)
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
     from burnish.data import Wanted, open_dataset
-    from burnish.training.trainer import Trainer, TrainingInterrupted
 
     wanted = Wanted.by(program)
     train_set = open_dataset(data, wanted, label=label, image_size=image_size)
@@ -115,7 +127,6 @@ def train(
     if eval_data is not None:
         eval_set = open_dataset(eval_data, wanted, label=label, classes=classes, image_size=image_size)
     console.print(_described(data, train_set, eval_data, eval_set), markup=False)
-    folder = folder or Path("runs") / model.stem
     trainer = Trainer(
         program,
         train_set,
@@ -133,24 +144,31 @@ def train(
         lr=lr,
         schedule=schedule,
     )
+    course = {"lr": trainer.learning_rate, "schedule": schedule, "epochs": epochs}
+    if resume:
+        for note in _resumed_otherwise(folder, course, reinitialize):
+            console.print(note, markup=False)
     tuned = export or folder / "tuned.onnx"
     if not resume:
         # Of the run that is overwritten: it would pass for this run's until that is done.
         (folder / "tuned.onnx").unlink(missing_ok=True)
         program.save(folder / "program")
         (folder / "run.json").write_text(
-            json.dumps({"command": _command(context), "model": str(model), "data": data, "classes": classes}, indent=1) + "\n",
+            json.dumps(
+                {"command": _command(context), "model": str(model), "data": data, "classes": classes, "course": course}, indent=1
+            )
+            + "\n",
             encoding="utf-8",
         )
     try:
         result = trainer.run()
     except TrainingInterrupted as interrupt:
         raise KeyboardInterrupt(f"{interrupt}:\n  {_command(context, resume=True)}") from interrupt
-    trainer.session.export(tuned)
+    trainer.session.export(tuned, fold_norm=fold)
     if result.best is not None and eval_set is not None:
         best = result.best
         console.print(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}", markup=False)
-    console.print(f"{tuned}: the tuned model, after {result.steps:,} steps", markup=False)
+    console.print(export_line(tuned, "the tuned model,", result.steps, program, fold), markup=False)
 
 
 def what_trains(program: Program) -> str:
@@ -163,8 +181,27 @@ def what_trains(program: Program) -> str:
     count = sum(program.weights[entry.name].size for entry in trained)
     rest = len(parameters) - len(trained)
     return f"{counted(count, 'parameter')} in {counted(len(trained), 'tensor')} train" + (
-        f", {counted(rest, 'tensor')} stay as they are" if rest else ""
+        f", {counted(rest, 'tensor')} {'stays as it is' if rest == 1 else 'stay as they are'}" if rest else ""
     )
+
+
+def _resumed_otherwise(folder: Path, course: Mapping[str, object], reinitialize: str | None) -> list[str]:
+    """Return what a resumed run does otherwise than it was started, one line each."""
+    try:
+        started = json.loads((folder / "run.json").read_text(encoding="utf-8"))["course"]
+        before = {name: started[name] for name in course}
+    except (OSError, ValueError, KeyError, TypeError):
+        before = dict(course)
+    # More epochs are what one resumes for; they change the steps to come only where the rate follows a schedule.
+    names = [name for name in course if name != "epochs" or course["schedule"] != "constant"]
+    notes = [
+        f"--{name} {course[name]} is taken from here on; the run was started with {before[name]}"
+        for name in names
+        if course[name] != before[name]
+    ]
+    if reinitialize:
+        notes.append("--reinitialize is not taken: a resumed run goes on with the weights that it has")
+    return notes
 
 
 def _described(data: str, train_set: Dataset, eval_data: str | None, eval_set: Dataset | None) -> str:

@@ -1,4 +1,4 @@
-"""Comma-separated values with a header line."""
+"""Comma-separated values, or with semicolons or tabs between them, with a header line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from burnish.data.table import table_dataset
 from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
+DELIMITERS = (",", ";", "\t")
+
 
 def open_csv(path: Path, wanted: Wanted, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
-    """Read a ``.csv`` file: a header line, then one sample per line.
+    """Read a ``.csv`` file: a header line, then one sample per line; values divided by commas, semicolons or tabs.
 
     Args:
         path: the file, UTF-8.
@@ -38,7 +40,9 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            delimiter = _delimiter(file.readline())
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
             header = [name.strip() for name in next(reader, [])]
             rows: list[list[str]] = []
             for row in reader:
@@ -56,6 +60,11 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
         repeated = next(name for name in header if header.count(name) > 1)
         raise DataError(f"{path}: two columns are called '{repeated}'; give every column its own name")
     return {name: _column([row[index].strip() for row in rows]) for index, name in enumerate(header)}
+
+
+def _delimiter(first_line: str) -> str:
+    """Return the delimiter that divides the first line into the most columns; a comma where it makes no difference."""
+    return max(DELIMITERS, key=lambda delimiter: len(next(csv.reader([first_line], delimiter=delimiter), [])))
 
 
 def _check_row(row: list[str], header: list[str], path: Path, line: int) -> None:

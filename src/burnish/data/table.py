@@ -36,10 +36,18 @@ def table_dataset(
 ) -> ArrayDataset:
     """Make a data set of a table's columns (each [rows]): every column but the label's is a feature, in order.
 
+    A label column that was only guessed, as the last, is named in the data set's note and in errors.
+
     Raises:
         DataError: a feature that is not a number, no rows, or what does not fit the model.
     """
     chosen = label_column(list(columns), label, source)
+    note = None
+    if label is None and chosen.lower() not in LABEL_COLUMNS:
+        note = (
+            f"{source}: no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)"
+        )
+        source = f"{source} (with the last column, '{chosen}', as label)"
     features = {name: column for name, column in columns.items() if name != chosen}
     for name, column in features.items():
         if column.dtype.kind not in "biuf":
@@ -50,7 +58,7 @@ def table_dataset(
     matrix = np.stack([_plain(column) for column in features.values()], axis=1)
     if not len(matrix):
         raise DataError(f"{source}: no rows")
-    return wanted.dataset(matrix, columns[chosen], source, classes)
+    return wanted.dataset(matrix, columns[chosen], source, classes, note)
 
 
 def _plain(column: np.ndarray) -> np.ndarray:

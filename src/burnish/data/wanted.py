@@ -63,13 +63,18 @@ class Wanted:
         return self.label
 
     def dataset(
-        self, features: np.ndarray, labels: np.ndarray, source: str, classes: Sequence[str] | None = None
+        self,
+        features: np.ndarray,
+        labels: np.ndarray,
+        source: str,
+        classes: Sequence[str] | None = None,
+        note: str | None = None,
     ) -> ArrayDataset:
         """Fit features and labels to the only data input and the label input."""
         data, label = self.only_data(source), self.only_label(source)
         samples = fit_data(features, data, source)
         fitted, names = fit_label(labels, label, source, classes)
-        return ArrayDataset({data.name: samples, label.name: fitted}, names)
+        return ArrayDataset({data.name: samples, label.name: fitted}, names, note)
 
 
 def fit_data(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:

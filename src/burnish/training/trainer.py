@@ -20,7 +20,9 @@ from burnish.data.loader import Augmentation
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError
 from burnish.program import Program, Role
+from burnish.random import check_seed
 from burnish.training import schedule as schedules
+from burnish.training.inputs import check_hyperparameters
 from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import Session
@@ -167,22 +169,23 @@ class Trainer:
         augment: Augmentation | None = None,
         progress: bool | Progress = True,
     ):
-        for name, number in (("epochs", epochs), ("checkpoint_every", checkpoint_every)):
-            if number is not None and number < 1:
-                raise ConfigurationError(f"{name}={number}: give 1 or more")
+        for name, number in (("epochs", epochs), ("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
+            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
+                raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
+        check_seed(seed)
         wanted = Wanted.by(program)
         train = as_dataset(train_data, wanted)
         classes = getattr(train, "classes", None)
+        evaluation = None if eval_data is None else as_dataset(eval_data, wanted, classes=classes)
         self.program = program
         self.epochs = epochs
         self.checkpoint_every = checkpoint_every
         self.run_directory = Path(run_directory)
         self.loader = Loader(train, batch_size, seed, augment=augment)
-        self.eval_loader = (
-            None if eval_data is None else Loader(as_dataset(eval_data, wanted, classes=classes), batch_size, shuffle=False)
-        )
+        self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(Role.LOSS, Role.METRIC)]
         self._watched = next((entry.name for entry in program.signature["step"].outputs_of(Role.METRIC)), "loss")
+        self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
         self._rate = _learning_rate(program, lr)
         self._schedule = schedules.get(schedule)
         if self._rate is None and self._schedule is not schedules.constant:
@@ -191,7 +194,8 @@ class Trainer:
         self._course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
         if not resume and not overwrite and self.latest.exists():
             raise ConfigurationError(
-                f"'{self.run_directory}' holds a run already: resume it, choose another folder, or overwrite it"
+                f"'{self.run_directory}' holds a run already: go on with it (resume=True), choose another run_directory, "
+                "or drop it (overwrite=True)"
             )
         self.session = Session(program, engine, state, seed, device, threads)
         self._position = self._restored() if resume else _Position()
@@ -220,6 +224,16 @@ class Trainer:
         """Steps of the whole run."""
         return self.epochs * len(self.loader)
 
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self._position.epoch >= self.epochs
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The learning rate that the schedule changes; None where the optimizer has none."""
+        return self._rate
+
     def run(self) -> TrainingResult:
         """Train to the last epoch.
 
@@ -229,9 +243,16 @@ class Trainer:
             BurnishError: any other error, after the state was saved where it could be.
         """
         self._progress.start(self._position.step, self.steps)
+        for note in self._notes:
+            self._progress.note(note)
+        if self.finished:
+            self._progress.note(
+                f"'{self.run_directory}': already finished after {self._position.step:,} steps; nothing to train: raise epochs "
+                f"(--epochs) above {self._position.epoch}"
+            )
         try:
             with self._ctrl_c_noted():
-                while self._position.epoch < self.epochs:
+                while not self.finished:
                     self._run_epoch()
         except BurnishError as error:
             raise self._stopped_by(error) from error
@@ -403,7 +424,10 @@ def _learning_rate(program: Program, lr: float | None) -> float | None:
         if lr is not None:
             raise ConfigurationError(f"lr={lr}: the optimizer of this program has no learning rate 'lr'")
         return None
-    return entry.default if lr is None else lr
+    if lr is None:
+        return entry.default
+    check_hyperparameters(program.signature["step"], {"lr": lr})
+    return lr
 
 
 def _is_better(metric: str, value: float, than: float) -> bool:
