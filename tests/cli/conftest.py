@@ -16,12 +16,29 @@ from burnish.models import residual_network
 Run = Callable[..., Result]
 
 
+@pytest.fixture(scope="session")
+def model() -> ir.Model:
+    return residual_network((1, 4, 4), classes=3, width=2, blocks=(1,))
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def curves() -> None:
+    """Let a run draw its curves."""
+
+
+@pytest.fixture(autouse=True)
+def no_curves_unasked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the rest of so small a run."""
+    if "curves" not in request.fixturenames:
+        monkeypatch.setattr("burnish.training.trainer.draw_curves", lambda rows, path, names: None)
+
+
+@pytest.fixture
+def folder(model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with ``model.onnx`` (3 classes of 4x4 images) and ``data.npz``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    ir.save(residual_network((1, 4, 4), classes=3, width=2, blocks=(1,)), tmp_path / "model.onnx")
+    ir.save(model, tmp_path / "model.onnx")
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 20)
     images = generator.normal(size=(20, 4, 4)) + labels[:, None, None]

@@ -30,7 +30,7 @@ def images() -> np.ndarray:
     return np.load("data.npz")["x"][:, None]
 
 
-def test_train_writes_a_run(run, folder):
+def test_train_writes_a_run(run, folder, curves):
     result = run(*TRAIN, "--epochs", "2", "--eval-data", "data.npz", "--lr", "0.05", "-o", "runs/first")
     written = {path.name for path in (folder / "runs/first").iterdir()}
     assert written == {"checkpoints", "curves.png", "metrics.csv", "program", "run.json", "tuned.onnx"}
@@ -353,7 +353,7 @@ def test_version(run):
     assert run("--version").stdout == f"burnish {burnish.__version__}\n"
 
 
-def test_demo_in_small(run, folder):
+def test_demo_in_small(run, folder, curves):
     result = run("demo", "--epochs", "1", "--width", "2", "-o", "runs/small")
     counts = re.findall(r"(\d+)/360 = ", result.stdout)
     assert len(counts) == 2
@@ -366,6 +366,7 @@ def test_demo_in_small(run, folder):
 
 def test_a_demo_whose_counts_differ_fails(run, monkeypatch):
     monkeypatch.setattr("burnish.cli.demo.right_by_onnxruntime", lambda *arguments: 7)
+    monkeypatch.setattr("burnish.training.Trainer.run", lambda self: None)
     result = run("demo", "--epochs", "1", "--width", "2", code=1)
     assert re.search(r"is right 7 times and the session \d+ times, of 360: they have to agree", result.stderr)
 
