@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -37,6 +38,13 @@ CASES = [
 ]
 every_case = pytest.mark.parametrize(
     ("name", "torch_optimizer", "options"), CASES, ids=[f"{name}-{list(options.values())}" for name, _, options in CASES]
+)
+# Every switch of Adam is among these; how they combine, float64 covers.
+SOME_CASES = [*CASES[: len(SGD_OPTIONS)], *CASES[len(SGD_OPTIONS) :: 5]]
+some_cases = pytest.mark.parametrize(
+    ("name", "torch_optimizer", "options"),
+    SOME_CASES,
+    ids=[f"{name}-{list(options.values())}" for name, _, options in SOME_CASES],
 )
 every_optimizer = pytest.mark.parametrize(
     "optimizer", [optim.sgd(momentum=0.9), optim.adam(amsgrad=True), optim.adamw()], ids=lambda optimizer: optimizer.name
@@ -106,6 +114,7 @@ def run_steps(
     return history
 
 
+@functools.cache
 def random_problem(dtype: str) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """Parameters, and gradients of 50 steps over six orders of magnitude."""
     rng = np.random.default_rng(3)
@@ -144,7 +153,7 @@ def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any]
             np.testing.assert_allclose(ours[key], expected, rtol=1e-10, atol=1e-12)
 
 
-@every_case
+@some_cases
 def test_float32_stays_near_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
     initial, gradients = random_problem("float32")
     actual = run_steps(getattr(optim, name)(lr=LR, **options), initial, lambda step, _: gradients[step], 50)
