@@ -281,6 +281,7 @@ def test_an_operator_off_the_path_needs_no_gradient(run, folder):
 
 
 def test_check_says_what_trains(run):
+    run("check", "model.onnx", "--outputs", "logits")
     text = run("check", "model.onnx").stdout
     assert re.search(r"model\.onnx can be trained: \d+ parameters in 11 tensors train", text)
     text = run("check", "model.onnx", "--trainable", "classifier.bias").stdout
@@ -301,6 +302,7 @@ def test_check_says_what_trains(run):
         (("train", "model.onnx", "--data", "data.npz", "--engine", "abacus"), r"There is no engine 'abacus'"),
         (("train", "model.onnx", "--data", "data.npz", "--schedule", "stairs"), r"no learning-rate schedule 'stairs'"),
         (("train", "model.onnx", "--data", "data.npz", "--resume"), r"There is nothing to resume in 'runs/model'"),
+        (("check", "model.onnx", "--outputs", "scores"), r"outputs: the model has no output 'scores'; it has 'logits'"),
         (("compile", "model.onnx", "-o", "program", "--norm", "whiten"), r"norm: unknown policy 'whiten'"),
         (("export", "runs/none", "-o", "x.onnx"), r"'runs/none': there is no such run or checkpoint"),
         (("export", "data.npz", "-o", "x.onnx"), r"The program of 'data\.npz' is not beside it"),
