@@ -6,14 +6,15 @@ A source exported in training mode and one exported in inference mode are specia
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, describe_node, replace_value
+from burnish.graph import Builder, Tensor, describe_node, replace_node, replace_value
 from burnish.norms import NormPolicy, RunningVariance
+from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.random import dropout
 
@@ -24,7 +25,11 @@ def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
 
 
 def bind_training(
-    graph: ir.Graph, policies: Mapping[ir.Node, NormPolicy], running_variance: RunningVariance, key: ir.Value
+    graph: ir.Graph,
+    policies: Mapping[ir.Node, NormPolicy],
+    running_variance: RunningVariance,
+    key: ir.Value,
+    step: Callable[[], ir.Value],
 ) -> dict[ir.Value, ir.Value]:
     """Specialize a graph to training, in place.
 
@@ -33,6 +38,7 @@ def bind_training(
         policies: the policy of each batch normalization node.
         running_variance: which batch variance enters the running variance.
         key: the random key that dropout draws from; every dropout node has a stream of its own.
+        step: gives the step counter, an int64 scalar; called only when a policy changes over training.
 
     Returns:
         For every running statistic that a step updates, its next value.
@@ -45,6 +51,7 @@ def bind_training(
             _bind_batch_statistics(graph, node, running_variance, updated)
     for stream, node in enumerate(_dropouts(graph)):
         _bind_dropout(graph, node, key, stream)
+    _put_training_forms(graph)
     return updated
 
 
@@ -64,6 +71,15 @@ def bind_as_exported(graph: ir.Graph) -> None:
     for node in batch_normalizations(graph):
         if _attribute(node, "training_mode", 0):
             _bind_batch_statistics(graph, node, RunningVariance.ONNX, {})
+    _put_training_forms(graph)
+
+
+def _put_training_forms(graph: ir.Graph) -> None:
+    """Replace the operators that have a form of their own for training."""
+    for node in list(graph):
+        rule = find_training_form(node, graph.opset_imports[""])
+        if rule is not None:
+            replace_node(node, rule(Operation(node, Builder(graph, before=node))))
 
 
 def _bind_frozen(node: ir.Node) -> None:

@@ -9,7 +9,7 @@ from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
 from burnish.graph.inference import infer_outputs, operator_version
-from burnish.graph.rewriting import replace_value
+from burnish.graph.rewriting import replace_node, replace_value
 from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_shape
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "describe_node",
     "infer_outputs",
     "operator_version",
+    "replace_node",
     "replace_value",
     "same_dimension",
     "same_shape",

@@ -26,3 +26,23 @@ def replace_value(output: ir.Value, replacement: ir.Value) -> None:
     output.replace_all_uses_with(replacement, replace_graph_outputs=True)
     output.name = None
     replacement.name = name
+
+
+def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]) -> None:
+    """Let ``replacements`` stand for the outputs of a node, and remove the node.
+
+    A replacement keeps the output's shape where that is known; None stands for an output that nothing reads.
+    """
+    results = replacements if isinstance(replacements, tuple) else (replacements,)
+    for output, replacement in zip(node.outputs, results, strict=False):
+        if replacement is None:
+            continue
+        new = replacement.value
+        if new.type is None:
+            new.type = output.type
+        if output.shape is not None:
+            new.shape = output.shape
+        replace_value(output, new)
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    graph.remove(node, safe=True)

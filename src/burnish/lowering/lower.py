@@ -7,7 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_value
+from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_node
 from burnish.ops import Operation, find_lowering
 
 
@@ -42,15 +42,4 @@ def _lower(graph: ir.Graph, node: ir.Node) -> None:
             f"{describe_node(node)} has no lowering to standard ONNX operators: register one with burnish.ops.lowering, "
             "or run the program on an engine that has this operator"
         )
-    result = rule(Operation(node, Builder(graph, before=node)))
-    replacements = result if isinstance(result, tuple) else (result,)
-    for output, replacement in zip(node.outputs, replacements, strict=True):
-        if replacement is None:
-            continue
-        new = replacement.value
-        if new.type is None:
-            new.type = output.type
-        if output.shape is not None:
-            new.shape = output.shape
-        replace_value(output, new)
-    graph.remove(node, safe=True)
+    replace_node(node, rule(Operation(node, Builder(graph, before=node))))

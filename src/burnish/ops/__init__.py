@@ -10,7 +10,6 @@ from burnish.ops import (
     convolution,
     elementwise,
     indexing,
-    local_response,
     loss,
     matmul,
     normalization,
@@ -24,9 +23,11 @@ from burnish.ops.registry import (
     Operation,
     find_gradient,
     find_lowering,
+    find_training_form,
     gradient,
     has_gradient,
     lowering,
+    training_form,
 )
 
 __all__ = [
@@ -36,10 +37,10 @@ __all__ = [
     "elementwise",
     "find_gradient",
     "find_lowering",
+    "find_training_form",
     "gradient",
     "has_gradient",
     "indexing",
-    "local_response",
     "loss",
     "lowering",
     "matmul",
@@ -49,4 +50,5 @@ __all__ = [
     "reduction",
     "resize",
     "shape",
+    "training_form",
 ]

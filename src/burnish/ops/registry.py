@@ -114,6 +114,7 @@ class _Entry:
 
 _gradients: dict[tuple[str, str], list[_Entry]] = {}
 _lowerings: dict[tuple[str, str], list[_Entry]] = {}
+_training_forms: dict[tuple[str, str], list[_Entry]] = {}
 
 
 def node_version(node: ir.Node, opset: int) -> int | None:
@@ -145,6 +146,27 @@ def lowering(*op_types: str, domain: str = "burnish") -> Callable[[_Rule], _Rule
         return rule
 
     return register
+
+
+def training_form(*op_types: str, since: int = 1, until: int | None = None) -> Callable[[_Rule], _Rule]:
+    """Register what a standard operator becomes in a training graph: ``rule(op) -> outputs``.
+
+    For an operator whose backward needs statistics that the operator does not return, or whose kernels lose digits.
+    """
+
+    def register(rule: _Rule) -> _Rule:
+        for op_type in op_types:
+            _training_forms.setdefault(("", op_type), []).append(_Entry(rule, since, until))
+        return rule
+
+    return register
+
+
+def find_training_form(node: ir.Node, opset: int) -> LoweringRule | None:
+    """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
+    version = node_version(node, opset)
+    entries = _training_forms.get((_domain(node), node.op_type), ())
+    return next((entry.rule for entry in entries if entry.covers(version)), None)
 
 
 def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:

@@ -25,6 +25,7 @@ from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, key_from_seed, next_key
 
 PRECISIONS = ("float32",)
+STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 
 
 def compile(
@@ -140,7 +141,10 @@ class _Draft:
         return taken
 
     def add_input(self, entry: Entry) -> Tensor:
+        """Add an input, or return it where the draft has this very entry."""
         graph = self.model.graph
+        if entry in self.inputs:
+            return self.builder.tensor(next(value for value in graph.inputs if value.name == entry.name))
         if any(value.name == entry.name for value in graph.inputs):
             raise ConfigurationError(
                 f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
@@ -274,7 +278,7 @@ class _Compilation:
         updated: dict[ir.Value, ir.Value] = {}
 
         def bind(bound: ir.Graph) -> None:
-            updated.update(bind_training(bound, policies, self.running_variance, key.value))
+            updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 
         prediction = self._bound_prediction(draft, bind)
         label = self._add_label(draft, prediction)
@@ -347,7 +351,7 @@ class _Compilation:
     def _add_update(self, draft: _Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""
         state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
-        step = draft.add_input(Entry("step", Role.STEP, ir.DataType.INT64, ()))
+        step = draft.add_input(STEP)
         hyperparameters = {
             name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
             for name, default in self.optimizer.hyperparameters().items()
