@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 
-LONGEST_RUN = 65536
-LONGEST_LEADING_RUN = 4096
+LONGEST_RUN = 16384
+LONGEST_LEADING_RUN = 1024
 
 
 def channel_axes(x: Tensor) -> list[int]:
@@ -55,30 +55,36 @@ def elements_per_channel(x: Tensor) -> Tensor:
 
 
 def blocked_sum(x: Tensor, axis: int) -> Tensor:
-    """Sum over one axis, of n elements, as the sum of about √n sums of √n elements: the error grows with √n, not with n.
+    """Sum over one axis, of n elements, in three stages of about n^(1/3) elements each: errors grow with that, not with n.
 
-    The axis is padded with zeros to a multiple of the block; n may be known only at run time.
+    n may be known only at run time; every stage pads the axis with zeros to a multiple of its block.
     """
+    partial = _sum_blocks(_sum_blocks(x, axis, 1 / 3), axis, 1 / 2)
+    rest = [x.dimension(index) for index in range(x.rank or 0) if index != axis]
+    return x.builder.op("ReduceSum", partial, x.builder.integers([axis]), keepdims=0, shape=rest)
+
+
+def _sum_blocks(x: Tensor, axis: int, exponent: float) -> Tensor:
+    """Replace an axis of n elements by the sums of its blocks of n^exponent elements."""
     builder = x.builder
     shape = builder.op("Shape", x)
     length = builder.op("Slice", shape, builder.integers([axis]), builder.integers([axis + 1]))
-    root = builder.op("Sqrt", builder.cast(length, ir.DataType.FLOAT))
-    block = builder.op("Max", builder.cast(builder.op("Ceil", root), ir.DataType.INT64), 1)
+    root = builder.op("Ceil", builder.op("Pow", builder.cast(length, ir.DataType.FLOAT), exponent))
+    block = builder.op("Max", builder.cast(root, ir.DataType.INT64), 1)
     blocks = (length + block - 1) / block
     padding = builder.op("Concat", builder.integers([0]), blocks * block - length, axis=0)
     padded = builder.op("Pad", x, padding, None, builder.integers([axis]))
     before = builder.op("Slice", shape, builder.integers([0]), builder.integers([axis]))
     behind = builder.op("Slice", shape, builder.integers([axis + 1]), builder.integers([np.iinfo(np.int64).max]))
-    dimensions: list[int | None] = [x.dimension(index) for index in range(x.rank or 0)]
+    extents: list[int | None] = [x.dimension(index) for index in range(x.rank or 0)]
     split = builder.op(
         "Reshape",
         padded,
         builder.op("Concat", before, blocks, block, behind, axis=0),
-        shape=[*dimensions[:axis], None, None, *dimensions[axis + 1 :]],
+        shape=[*extents[:axis], None, None, *extents[axis + 1 :]],
     )
-    sums = builder.op("ReduceSum", split, builder.integers([axis + 1]), keepdims=0)
-    rest = [*dimensions[:axis], *dimensions[axis + 1 :]]
-    return builder.op("ReduceSum", sums, builder.integers([axis]), keepdims=0, shape=rest)
+    sums = [*extents[:axis], None, *extents[axis + 1 :]]
+    return builder.op("ReduceSum", split, builder.integers([axis + 1]), keepdims=0, shape=sums)
 
 
 def per_channel(vector: Tensor, like: Tensor) -> Tensor:
