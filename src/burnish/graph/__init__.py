@@ -9,6 +9,7 @@ from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
 from burnish.graph.inference import infer_outputs, operator_version
+from burnish.graph.initializers import add_initializer, remove_unread, unused_name
 from burnish.graph.rewriting import replace_node, replace_value
 from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_shape
 
@@ -16,15 +17,18 @@ __all__ = [
     "BURNISH_DOMAIN",
     "Builder",
     "Tensor",
+    "add_initializer",
     "broadcast_shapes",
     "constant_array",
     "describe_node",
     "infer_outputs",
     "operator_version",
+    "remove_unread",
     "replace_node",
     "replace_value",
     "same_dimension",
     "same_shape",
     "static_shape",
     "unbroadcast",
+    "unused_name",
 ]

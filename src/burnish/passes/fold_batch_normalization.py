@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import constant_array, replace_value
+from burnish.graph import add_initializer, constant_array, remove_unread, replace_value, unused_name
 
 EPSILON = 1e-5
 """The standard's default of the attribute ``epsilon``."""
@@ -56,7 +56,7 @@ def _fold(graph: ir.Graph, normalization: ir.Node) -> None:
     replace_value(normalization.outputs[0], value)
     graph.remove(normalization, safe=True)
     for operand in operands:
-        _remove_unread(graph, operand)
+        remove_unread(graph, operand)
 
 
 def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
@@ -131,7 +131,7 @@ def _replace_weight_and_bias(
         _put(graph, layer, 2, bias)
     else:
         layer.resize_inputs(3)
-        layer.replace_input_with(2, _add_initializer(graph, _new_bias_name(graph, layer, normalization), bias))
+        layer.replace_input_with(2, add_initializer(graph, _new_bias_name(graph, layer, normalization), bias))
     return True
 
 
@@ -194,7 +194,7 @@ def _put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray) -> None:
         old.const_value = ir.Tensor(array, name=old.name)
         old.shape = ir.Shape(array.shape)
         return
-    node.replace_input_with(index, _add_initializer(graph, _unused_name(graph, old.name or "weight"), array))
+    node.replace_input_with(index, add_initializer(graph, unused_name(graph, old.name or "weight"), array))
     producer = old.producer()
     if producer is not None and not old.uses() and not old.is_graph_output():
         graph.remove(producer, safe=True)
@@ -206,36 +206,9 @@ def _new_bias_name(graph: ir.Graph, layer: ir.Node, normalization: ir.Node) -> s
     assert bias is not None
     stem = (weight.name or "").removesuffix(".weight")
     if stem != weight.name:
-        return _unused_name(graph, f"{stem}.bias")
+        return unused_name(graph, f"{stem}.bias")
     name = bias.name or "bias"
     if _read_once(bias) and bias.is_initializer():
         graph.initializers.pop(name)
         bias.name = None
-    return _unused_name(graph, name)
-
-
-def _unused_name(graph: ir.Graph, wanted: str) -> str:
-    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
-    taken.update(output.name for node in graph.all_nodes() for output in node.outputs)
-    name, counter = wanted, 0
-    while name in taken:
-        counter += 1
-        name = f"{wanted}_{counter}"
-    return name
-
-
-def _add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.Tensor(array, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value
-
-
-def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
-    if value.uses() or value.is_graph_output():
-        return
-    producer = value.producer()
-    if producer is not None:
-        graph.remove(producer, safe=True)
-    elif value.is_initializer():
-        graph.initializers.pop(value.name)  # type: ignore[arg-type]
+    return unused_name(graph, name)
