@@ -208,10 +208,11 @@ def main() -> None:
     if arguments.write:
         introduction = (
             "# Accuracy of normalization layers\n\n"
-            "Relative errors, by norm, of a float32 layer against float64 on the same input: the output y, and the input gradient\n"
-            "dx for a random signed cotangent. The values have the given mean and standard deviation 1; N elements are normalized\n"
-            "together. Measured by `python benchmarks/normalization_accuracy.py --write`: burnish's graphs on onnxruntime\n"
-            f"{onnxruntime.__version__}, PyTorch {torch.__version__.split('+')[0]}, and onnxruntime's own operators.\n\n"
+            "Relative errors, by norm, of a float32 layer against float64 on the same input: the output y, and the input\n"
+            "gradient dx for a random signed cotangent. The values have the given mean and standard deviation 1; N elements are\n"
+            "normalized together. Measured by `python benchmarks/normalization_accuracy.py --write`: burnish's graphs on\n"
+            f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__.split('+')[0]}, and onnxruntime's own "
+            "operators.\n\n"
         )
         DOCUMENT.write_text(introduction + "\n".join(rows) + "\n")
 

@@ -2,6 +2,13 @@
 
 Training mode is the semantic operator ``burnish.BatchNormTraining``: unlike the standard's operator it returns the statistics
 the backward needs. ``burnish.modes`` puts it in the place of ``BatchNormalization`` and computes the running statistics.
+
+    BatchNormTraining(x, scale, bias; epsilon) -> y, mean, inverse_std, variance, centered, shift
+    BatchNormGrad(dy, x, scale, mean, inverse_std, centered, shift) -> dx, dscale, dbias
+
+``centered`` is x minus some value near the mean of each channel and ``shift`` [C] the mean of what that leaves: together they
+hold x - mean to the last bits, which x and a rounded mean do not. The lowered backward reads these, and x is not kept; a
+kernel that computes with x and mean may leave both out.
 """
 
 from __future__ import annotations
@@ -30,33 +37,41 @@ def batch_norm_training(
         ``y = scale * (x - mean) * inverse_std + bias`` with ``inverse_std = 1 / sqrt(variance + epsilon)``
         (Ioffe and Szegedy 2015; ONNX BatchNormalization-15 with training_mode=1).
     """
-    y, mean, inverse_std, variance = builder.op(
-        "BatchNormTraining", x, scale, bias, domain=BURNISH_DOMAIN, outputs=4, like=x, epsilon=epsilon
+    y, mean, inverse_std, variance, centered, shift = builder.op(
+        "BatchNormTraining", x, scale, bias, domain=BURNISH_DOMAIN, outputs=6, like=x, epsilon=epsilon
     )
-    for statistic in (mean, inverse_std, variance):
+    for statistic in (mean, inverse_std, variance, shift):
         statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
+    centered.value.type, centered.value.shape = x.value.type, x.value.shape
     return y, mean, inverse_std, variance
 
 
 @gradient("BatchNormTraining", domain=BURNISH_DOMAIN)
 def batch_norm_training_gradient(
-    op: Operation, dy: Tensor | None, d_mean: Tensor | None, d_inverse_std: Tensor | None, d_variance: Tensor | None
+    op: Operation,
+    dy: Tensor | None,
+    d_mean: Tensor | None,
+    d_inverse_std: Tensor | None,
+    d_variance: Tensor | None,
+    *_: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Gradient through the batch statistics; cotangents of the statistics themselves add their own terms."""
     x, scale = op.required(0), op.required(1)
     builder = op.builder
-    _, mean, inverse_std, _ = op.outputs
+    mean, inverse_std, centered, shift = (op.outputs[index] for index in (1, 2, 4, 5))
     dx: Tensor | None = None
     dscale: Tensor | None = None
     dbias: Tensor | None = None
     if dy is not None:
-        dx, dscale, dbias = builder.op("BatchNormGrad", dy, x, scale, mean, inverse_std, domain=BURNISH_DOMAIN, outputs=3, like=x)
+        dx, dscale, dbias = builder.op(
+            "BatchNormGrad", dy, x, scale, mean, inverse_std, centered, shift, domain=BURNISH_DOMAIN, outputs=3, like=x
+        )
         for parameter_gradient in (dscale, dbias):
             parameter_gradient.value.type, parameter_gradient.value.shape = scale.value.type, scale.value.shape
     if d_mean is None and d_inverse_std is None and d_variance is None:
         return dx, dscale, dbias
     count = elements_per_channel(x)
-    centered = x - per_channel(mean, x)
+    deviation = centered - per_channel(shift, x)
     for cotangent, factor in (
         (d_mean, None),
         (d_variance, 2.0),
@@ -68,7 +83,7 @@ def batch_norm_training_gradient(
         if factor is None:
             term = builder.op("Expand", per_channel(weight, x), builder.op("Shape", x), like=x)
         else:
-            term = centered * per_channel(weight * factor, x)
+            term = deviation * per_channel(weight * factor, x)
         dx = term if dx is None else dx + term
     return dx, dscale, dbias
 
@@ -118,9 +133,10 @@ def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
     # The running inputs must not be constants. ONNX Runtime writes the running outputs over the running inputs, initializers
     # included, and merges equal initializers: layers with the same number of channels would overwrite each other's statistics.
     zeros = pilot - pilot
-    y, mean, variance = builder.op(
+    centered = x - per_channel(pilot, x)
+    y, shift, variance = builder.op(
         "BatchNormalization",
-        x - per_channel(pilot, x),
+        centered,
         scale,
         bias,
         zeros,
@@ -131,9 +147,9 @@ def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
         momentum=0.0,
         training_mode=1,
     )
-    for statistic in (mean, variance):
+    for statistic in (shift, variance):
         statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
-    return y, pilot + mean, _inverse_std(variance, epsilon), variance
+    return y, pilot + shift, _inverse_std(variance, epsilon), variance, centered, shift
 
 
 def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
@@ -144,7 +160,8 @@ def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
     variance = op.builder.op("Max", channel_mean(centered * centered) - shift * shift, 0)
     inverse_std = _inverse_std(variance, op.attribute("epsilon"))
     gain = scale * inverse_std
-    return channel_affine(centered, gain, bias - shift * gain), mean + shift, inverse_std, variance
+    y = channel_affine(centered, gain, bias - shift * gain)
+    return y, mean + shift, inverse_std, variance, centered, shift
 
 
 @lowering("BatchNormGrad")
@@ -153,18 +170,16 @@ def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
 
     dbias = sum(dy); dscale = r sum(dy (x - mean)); dx = scale r (dy - dbias / N - (x - mean) r dscale / N).
 
-    The mean that was saved is rounded; ``shift``, the mean of what it leaves, is taken off again.
+    x - mean is ``centered - shift``. The shift is small beside the std, and is taken off the sums and not off every element.
     """
-    dy, x, scale, mean, inverse_std = (op.required(index) for index in range(5))
-    centered = x - per_channel(mean, x)
-    count = elements_per_channel(x)
-    shift = channel_sum(centered) / count
+    dy, scale, inverse_std, centered, shift = (op.required(index) for index in (0, 2, 4, 5, 6))
+    count = elements_per_channel(centered)
     dbias = channel_sum(dy)
     dscale = (channel_sum(dy * centered) - shift * dbias) * inverse_std
     gain = scale * inverse_std
     slope = -(gain * inverse_std * dscale / count)
     offset = -(gain * dbias / count) - slope * shift
-    return dy * per_channel(gain, x) + channel_affine(centered, slope, offset), dscale, dbias
+    return dy * per_channel(gain, dy) + channel_affine(centered, slope, offset), dscale, dbias
 
 
 def _check_rank(x: Tensor, op: Operation) -> None:

@@ -1,0 +1,173 @@
+"""Batch normalization + addition + ReLU, forward and backward, on stock onnxruntime beside PyTorch eager.
+
+    python benchmarks/normalization_cost.py --batch 16 --save
+
+On ResNet-50's shapes, all contenders in one process, rounds interleaved: burnish's graph, the same with the fastest lowering
+known (statistics and application by onnxruntime's operator on x as it is, gradient without centering) to show what accuracy
+costs, and PyTorch in both memory formats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch.nn import functional
+
+import burnish
+from burnish.graph import Tensor
+from burnish.ops import Operation, registry
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES = ((256, 56), (512, 28), (1024, 14), (2048, 7))
+
+
+def model_of(channels: int, size: int) -> onnx.ModelProto:
+    vector = f"float[{channels}]"
+    image = f"float[batch, {channels}, {size}, {size}]"
+    return onnx.parser.parse_model(f"""
+<ir_version: 10, opset_import: ["": 18]>
+block ({image} x, {image} shortcut, {vector} scale, {vector} bias, {vector} mean, {vector} variance)
+    => ({image} y, {vector} next_mean, {vector} next_variance) {{
+    normalized, next_mean, next_variance = BatchNormalization <training_mode = 1> (x, scale, bias, mean, variance)
+    total = Add (normalized, shortcut)
+    y = Relu (total)
+}}""")
+
+
+def fast_training(op: Operation) -> tuple[Tensor, ...]:
+    """x goes in as it is, and comes out as if it were centered around 0: one pass less."""
+    x, scale, bias = (op.required(index) for index in range(3))
+    builder = op.builder
+    zeros = scale - scale
+    epsilon = op.attribute("epsilon")
+    y, mean, variance = builder.op(
+        "BatchNormalization", x, scale, bias, zeros, zeros + 1, outputs=3, like=x, epsilon=epsilon, momentum=0.0, training_mode=1
+    )
+    for statistic in (mean, variance):
+        statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
+    return y, mean, builder.op("Reciprocal", builder.op("Sqrt", variance + epsilon)), variance, x, mean
+
+
+@contextlib.contextmanager
+def fastest_lowering() -> Iterator[None]:
+    """Within, batch normalization is lowered for speed alone."""
+    saved = dict(registry._lowerings)
+    registry._lowerings["burnish", "BatchNormTraining"] = [registry._Entry(fast_training, 1, None)]
+    try:
+        yield
+    finally:
+        registry._lowerings.clear()
+        registry._lowerings.update(saved)
+
+
+def on_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray], threads: int) -> Callable[[], None]:
+    """Return one forward and backward; outputs go into buffers of their own, as a step's do."""
+    gradient = burnish.grad(model, ["x", "shortcut", "scale", "bias"], of="y")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(ir.to_proto(gradient).SerializeToString(), options)
+    binding = session.io_binding()
+    inputs = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for output in session.get_outputs():
+        binding.bind_output(output.name)
+    session.run_with_iobinding(binding)
+    outputs = binding.get_outputs()
+    for output, value in zip(session.get_outputs(), outputs, strict=True):
+        binding.bind_ortvalue_output(output.name, value)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def on_pytorch(feeds: dict[str, np.ndarray], memory_format: torch.memory_format) -> Callable[[], None]:
+    def image(name: str) -> torch.Tensor:
+        return torch.from_numpy(feeds[name]).contiguous(memory_format=memory_format)
+
+    x, shortcut = (image(name).requires_grad_() for name in ("x", "shortcut"))
+    scale, bias = (torch.from_numpy(feeds[name]).clone().requires_grad_() for name in ("scale", "bias"))
+    mean, variance = (torch.from_numpy(feeds[name]).clone() for name in ("mean", "variance"))
+    cotangent = image("cotangent:y")
+
+    def run() -> None:
+        for leaf in (x, shortcut, scale, bias):
+            leaf.grad = None
+        y = functional.relu(functional.batch_norm(x, mean, variance, scale, bias, training=True) + shortcut)
+        y.backward(cotangent)
+
+    return run
+
+
+def measure(batch: int, channels: int, size: int, rounds: int, threads: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    shape = (batch, channels, size, size)
+    feeds = {name: random.standard_normal(shape, dtype=np.float32) for name in ("x", "shortcut", "cotangent:y")}
+    feeds |= {name: np.ones(channels, np.float32) for name in ("scale", "variance")}
+    feeds |= {name: np.zeros(channels, np.float32) for name in ("bias", "mean")}
+    model = model_of(channels, size)
+    with fastest_lowering():
+        fastest = on_onnxruntime(model, feeds, threads)
+    contenders = {
+        "burnish": on_onnxruntime(model, feeds, threads),
+        "burnish, fastest lowering": fastest,
+        "PyTorch, NCHW": on_pytorch(feeds, torch.contiguous_format),
+        "PyTorch, channels_last": on_pytorch(feeds, torch.channels_last),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for index in range(rounds + 2):
+        for name, run in contenders.items():
+            started = time.perf_counter()
+            run()
+            if index >= 2:
+                seconds[name].append(time.perf_counter() - started)
+    return {
+        "shape": list(shape),
+        "milliseconds": {name: round(statistics.median(times) * 1e3, 2) for name, times in seconds.items()},
+        "minimum": {name: round(min(times) * 1e3, 2) for name, times in seconds.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results/")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = []
+    for channels, size in SHAPES:
+        row = measure(arguments.batch, channels, size, arguments.rounds, arguments.threads)
+        times = row["milliseconds"]
+        best = min(times["PyTorch, NCHW"], times["PyTorch, channels_last"])
+        row["speed_up_over_best_pytorch"] = round(best / times["burnish"], 2)
+        row["cost_of_accuracy"] = round(times["burnish"] / times["burnish, fastest lowering"] - 1, 3)
+        rows.append(row)
+        print(row, flush=True)
+    if arguments.save:
+        date = datetime.date.today().isoformat()
+        result = {
+            "date": date,
+            "threads": arguments.threads,
+            "rounds": arguments.rounds,
+            "versions": {"onnxruntime": onnxruntime.__version__, "torch": torch.__version__},
+            "rows": rows,
+        }
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{date}-normalization-cost.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
