@@ -10,7 +10,7 @@ from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
 from burnish.graph.inference import infer_outputs, operator_version
 from burnish.graph.initializers import add_initializer, remove_unread, unused_name
-from burnish.graph.rewriting import replace_node, replace_value
+from burnish.graph.rewriting import insert_behind, replace_node, replace_value
 from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_shape
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "constant_array",
     "describe_node",
     "infer_outputs",
+    "insert_behind",
     "operator_version",
     "remove_unread",
     "replace_node",

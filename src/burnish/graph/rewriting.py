@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph.builder import Builder, Tensor
+from burnish.graph.initializers import unused_name
 
 
 def replace_value(output: ir.Value, replacement: ir.Value) -> None:
@@ -46,3 +47,25 @@ def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     graph.remove(node, safe=True)
+
+
+def insert_behind(node: ir.Node, following: ir.Node) -> None:
+    """Put a node that reads another's first output behind it: whatever else read that output reads the new node's.
+
+    A graph output keeps its name, which goes to the new node; the value before it gets another.
+    """
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    before, behind = node.outputs[0], following.outputs[0]
+    behind.type, behind.shape = before.type, None if before.shape is None else ir.Shape(before.shape.dims)
+    graph.insert_after(node, following)
+    for reader, index in list(before.uses()):
+        if reader is not following:
+            reader.replace_input_with(index, behind)
+    if before.is_graph_output():
+        name = before.name
+        positions = [index for index, value in enumerate(graph.outputs) if value is before]
+        for index in positions:
+            graph.outputs[index] = behind
+        before.name = unused_name(graph, f"{name}:before")
+        behind.name = name

@@ -1,0 +1,299 @@
+"""Statistics of values inside a model over a data set: mean and variance per channel, exact whatever the size of the batches.
+
+Of each batch the graph returns the mean in two parts and the population variance, computed on centered values; batches are
+merged in float64 (Chan, Golub, LeVeque 1983).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from burnish.errors import EngineError, InputError
+from burnish.graph import Builder, Tensor
+from burnish.ops.normalization.statistics import channel_mean, per_channel
+
+Batch = Mapping[str, Any]
+Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+LARGEST_MESSAGE = 1 << 30
+"""Bytes of weights from which a model is handed to the runtime as a file: a protobuf message ends at 2 GiB."""
+
+SILENT = 4
+
+
+class Engine(Protocol):
+    """What runs a model: an engine of ``burnish.engines``."""
+
+    name: str
+
+    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]: ...
+
+
+@dataclass
+class Moments:
+    """Count, mean and sum of squared deviations per channel, in float64."""
+
+    count: int
+    mean: np.ndarray
+    deviations: np.ndarray
+
+    def merge(self, other: Moments) -> None:
+        """Take in what was measured elsewhere (Chan, Golub, LeVeque 1983)."""
+        total = self.count + other.count
+        delta = other.mean - self.mean
+        self.mean = self.mean + delta * (other.count / total)
+        self.deviations = self.deviations + other.deviations + delta * delta * (self.count * other.count / total)
+        self.count = total
+
+    @property
+    def variance(self) -> np.ndarray:
+        """The population variance."""
+        return self.deviations / self.count
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of a value [N, C, ...] of one batch, in a graph: ``mean`` + ``shift`` is the mean.
+
+    ``centered`` is the value minus ``mean``; all are in float32 where the value is in half precision.
+    """
+
+    mean: Tensor
+    shift: Tensor
+    variance: Tensor
+    centered: Tensor
+
+
+def emit_statistics(x: Tensor) -> Statistics:
+    """Emit the corrected two-pass statistics of ``x`` [N, C, ...] over all axes but the channel's."""
+    builder = x.builder
+    if x.dtype != ir.DataType.DOUBLE:
+        x = builder.cast(x, ir.DataType.FLOAT)
+    mean = channel_mean(x)
+    centered = x - per_channel(mean, x)
+    shift = channel_mean(centered)
+    variance = builder.op("Max", channel_mean(centered * centered) - shift * shift, 0)
+    return Statistics(mean, shift, variance, centered)
+
+
+class Measurement:
+    """A graph whose outputs are the statistics of chosen values of a model.
+
+    Args:
+        model: a model of standard operators; taken over and changed. Its own outputs are dropped.
+    """
+
+    def __init__(self, model: ir.Model):
+        self.model = model
+        self.model.graph.outputs.clear()
+        self._places: list[tuple[str, str]] = []
+
+    def add(self, key: str, layer: str, x: Tensor, statistics: Statistics) -> None:
+        """Measure a value.
+
+        Args:
+            key: what the results are called; those of a key used twice are merged.
+            layer: the layer, for errors.
+            x: the value [N, C, ...].
+            statistics: those of ``x``.
+        """
+        builder = x.builder
+        index = len(self._places)
+        self._places.append((key, layer))
+        size = builder.op("Size", x)
+        for part, tensor in zip(_PARTS, (size, statistics.mean, statistics.shift, statistics.variance), strict=True):
+            output = builder.op("Identity", tensor).value
+            output.name = f"measured:{index}:{part}"
+            self.model.graph.outputs.append(output)
+
+    def run(
+        self, data: Iterable[Batch], inputs: Sequence[ir.Value], fixed: Mapping[str, np.ndarray], engine: Engine | None
+    ) -> dict[str, Moments]:
+        """Run over a data set.
+
+        Args:
+            data: batches, dicts of arrays by input name.
+            inputs: the inputs that batches give; what else a batch holds is not read.
+            fixed: the other inputs, the same for every batch.
+            engine: what runs the graph; None or the onnxruntime engine loads it once, any other once a batch.
+
+        Raises:
+            InputError: there is no batch, one lacks an input or does not fit the model, or what was measured is not finite.
+        """
+        RemoveUnusedNodesPass()(self.model)
+        run = _opened(self.model, engine)
+        results: dict[str, Moments] = {}
+        batches = 0
+        for batch in check_data(data):
+            outputs = run({**fixed, **batch_inputs(batch, inputs)})
+            batches += 1
+            for index, (key, layer) in enumerate(self._places):
+                size, mean, shift, variance = (outputs[f"measured:{index}:{part}"] for part in _PARTS)
+                moments = _moments(layer, int(size), mean, shift, variance)
+                if key in results:
+                    results[key].merge(moments)
+                else:
+                    results[key] = moments
+        if not batches:
+            raise InputError("There is no batch to measure: the data set is empty, or its iterator was already used up")
+        return results
+
+
+_PARTS = ("size", "mean", "shift", "variance")
+
+
+def measure_values(
+    model: ir.Model, layers: Mapping[str, str], data: Iterable[Batch], engine: Engine | None, *, channels_last: bool = False
+) -> dict[str, Moments]:
+    """Measure values of a model at inference.
+
+    Args:
+        model: a canonical model; left as it is.
+        layers: for the name of each value, the name of its layer, for errors.
+        data: batches, dicts of arrays by input name.
+        engine: what runs the model; None is ONNX Runtime.
+        channels_last: whether the values are [..., C] and not [N, C, ...].
+
+    Returns:
+        The moments by name of the value.
+    """
+    # Here and not at the top, because burnish.modes imports this package.
+    from burnish.modes import bind_inference
+
+    copy = model.clone()
+    graph = copy.graph
+    values = {output.name: output for node in graph for output in node.outputs if output.name in layers}
+    bind_inference(graph)
+    measurement = Measurement(copy)
+    builder = Builder(graph)
+    for name, layer in layers.items():
+        x = builder.tensor(values[name])
+        if channels_last:
+            last = x.dimension(-1)
+            x = builder.op("Reshape", x, builder.integers([-1, last if last is not None else 0]), shape=[None, last])
+        measurement.add(name, layer, x, emit_statistics(x))
+    return measurement.run(data, graph.inputs, {}, engine)
+
+
+def _moments(layer: str, size: int, mean: np.ndarray, shift: np.ndarray, variance: np.ndarray) -> Moments:
+    center = mean.astype(np.float64) + shift.astype(np.float64)
+    if not (np.isfinite(center).all() and np.isfinite(variance).all()):
+        raise InputError(
+            f"The values at the layer '{layer}' are not finite, or too large for their squares: "
+            "look for NaN, infinite or unscaled values in the batch, and in the weights"
+        )
+    count = size // max(mean.size, 1)
+    return Moments(count, center, variance.astype(np.float64) * count)
+
+
+def check_data(data: Iterable[Batch]) -> Iterable[Batch]:
+    """Return ``data``.
+
+    Raises:
+        InputError: it is no iterable of batches.
+    """
+    if isinstance(data, Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
+        raise InputError(
+            f"data must be an iterable of batches, each a dict of arrays by input name, not a {type(data).__name__}: "
+            "give [batch] for a single batch"
+        )
+    return data
+
+
+def batch_inputs(batch: Batch, inputs: Sequence[ir.Value]) -> dict[str, np.ndarray]:
+    """Return the arrays of a batch that a graph reads, in the graph's dtypes.
+
+    Raises:
+        InputError: the batch is no dict, lacks an input, or has one of another rank, extent or kind of number.
+    """
+    if not isinstance(batch, Mapping):
+        names = ", ".join(f"'{value.name}': ..." for value in inputs)
+        raise InputError(f"A batch is a dict of arrays by input name, not a {type(batch).__name__}: give {{{names}}}")
+    arrays = {}
+    for value in inputs:
+        name = value.name or ""
+        if name not in batch:
+            found = ", ".join(f"'{key}'" for key in batch) or "nothing"
+            raise InputError(f"The batch lacks the input '{name}' ({_described(value)}); it has {found}: add it to the batch")
+        array = np.asarray(batch[name])
+        _check_fits(value, array)
+        arrays[name] = _converted(value, array)
+    return arrays
+
+
+def _described(value: ir.Value) -> str:
+    dims = () if value.shape is None else value.shape.dims
+    return f"{value.dtype} of shape [{', '.join(str(extent) for extent in dims)}]"
+
+
+def _check_fits(value: ir.Value, array: np.ndarray) -> None:
+    dims = None if value.shape is None else value.shape.dims
+    fits = dims is None or (
+        len(dims) == array.ndim
+        and all(not isinstance(wanted, int) or wanted == extent for wanted, extent in zip(dims, array.shape, strict=True))
+    )
+    if not fits:
+        raise InputError(
+            f"The input '{value.name}' has shape {list(array.shape)}, and the model takes {_described(value)}: "
+            "give batches of that shape"
+        )
+    if array.size == 0:
+        raise InputError(f"The input '{value.name}' is empty (shape {list(array.shape)}): leave empty batches out")
+
+
+def _converted(value: ir.Value, array: np.ndarray) -> np.ndarray:
+    assert value.dtype is not None
+    wanted = value.dtype.numpy()
+    same_kind = (
+        array.dtype == wanted or (array.dtype.kind == "f" and wanted.kind == "f") or wanted.kind == array.dtype.kind == "i"
+    )
+    if not same_kind:
+        raise InputError(
+            f"The input '{value.name}' has dtype {array.dtype}, expected {wanted}: convert it with .astype('{wanted}')"
+        )
+    return np.asarray(array, dtype=wanted, order="C")
+
+
+def _opened(model: ir.Model, engine: Engine | None) -> Run:
+    if engine is not None and engine.name != "onnxruntime":
+        return lambda inputs: engine.run(model, inputs)
+    session = _load(model)
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+            raise EngineError(f"ONNX Runtime cannot run the model on a batch: {error}. Check the batch's shapes") from error
+
+    return run
+
+
+def _load(model: ir.Model) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = SILENT
+    options.use_deterministic_compute = True
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    try:
+        if size <= LARGEST_MESSAGE:
+            return onnxruntime.InferenceSession(
+                ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        with tempfile.TemporaryDirectory(prefix="burnish-") as directory:
+            path = Path(directory, "model.onnx")
+            ir.save(model, path, external_data="model.data")
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise EngineError(
+            f"ONNX Runtime cannot load the model to measure it: {error}. "
+            "Give another engine, such as burnish.engines.get('reference')"
+        ) from error
