@@ -17,6 +17,7 @@ from onnx.reference.op_run import OpRun
 from burnish.autodiff import FLOATING, differentiate
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators
+from burnish.modes import bind_as_exported
 from oracles.central_differences import central_differences
 from specs.operator_spec import OperatorSpec, Sample
 
@@ -149,6 +150,7 @@ def gradient_graph(
         cotangents: the outputs that carry a cotangent, instead of the sample's.
     """
     graph, values, outputs = forward_graph(spec, sample, dtype, shapes)
+    outputs = _in_training_form(graph, outputs)
     forward = set(graph)
     flowing = carrying_outputs(sample, outputs) if cotangents is None else list(cotangents)
     builder = Builder(graph)
@@ -180,6 +182,15 @@ def gradient_graph(
     emitted_names = [str(node.op_type) for node in emitted]
     lower_semantic_operators(model)
     return GradientGraph(model, [str(output.name) for output in outputs], names, emitted_names, dead)
+
+
+def _in_training_form(graph: ir.Graph, outputs: list[ir.Value]) -> list[ir.Value]:
+    """Bind the graph as ``burnish.grad`` does; return the values that stand for its outputs now."""
+    graph.outputs.extend(outputs)
+    bind_as_exported(graph)
+    bound = list(graph.outputs)
+    graph.outputs.clear()
+    return bound
 
 
 def forward_evaluator(spec: OperatorSpec, sample: Sample, dtype: str) -> tuple[Evaluator, list[str]]:

@@ -181,5 +181,5 @@ def find_lowering(node: ir.Node) -> LoweringRule | None:
 
 
 def has_gradient(node: ir.Node, opset: int) -> bool:
-    """Whether a rule is registered for this node."""
-    return find_gradient(node, opset) is not None
+    """Whether a rule is registered for this node, or for what it becomes in a training graph."""
+    return find_gradient(node, opset) is not None or find_training_form(node, opset) is not None

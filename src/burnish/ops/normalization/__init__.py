@@ -3,8 +3,19 @@
 What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norms``.
 """
 
-from burnish.ops.normalization import batch, local_response
+from burnish.ops.normalization import batch, ghost, group, layer, local_response, lp, renorm, standardize
 from burnish.ops.normalization.batch import batch_norm_training
 from burnish.ops.normalization.statistics import elements_per_channel
 
-__all__ = ["batch", "batch_norm_training", "elements_per_channel", "local_response"]
+__all__ = [
+    "batch",
+    "batch_norm_training",
+    "elements_per_channel",
+    "ghost",
+    "group",
+    "layer",
+    "local_response",
+    "lp",
+    "renorm",
+    "standardize",
+]

@@ -1,0 +1,303 @@
+"""Standardization over trailing axes: what layer, group, instance and mean-variance normalization have in common.
+
+``burnish.Standardize`` (x - mean) / sqrt(variance + epsilon) and ``burnish.RootMeanSquareNormalize`` x / sqrt(mean(x²) + epsilon)
+return what their backward needs, which the standard's operators do not. A layer is one of them with reshapes, scale and bias
+around it. Both are differentiable any number of times.
+"""
+
+from __future__ import annotations
+
+from math import log, prod
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ModelError, UnsupportedOperatorError
+from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.ops.normalization.statistics import blocked_sum
+from burnish.ops.positions import count, extents
+from burnish.ops.registry import Operation, gradient, lowering
+
+LONGEST_KERNEL_ROW = 4096
+"""The longest row whose sums ONNX Runtime's LayerNormalization kernel keeps to 2e-7."""
+LONGEST_PLAIN_SUM = 1024
+LONGEST_BLOCK = 4096
+SHORTEST_BLOCK = 16
+
+
+def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Give each row, the elements over all axes from ``axis`` on, mean 0 and variance 1.
+
+    Args:
+        x: float32 or float64, of known rank.
+        axis: the first normalized axis, counted from the end (negative).
+        epsilon: added to the population variance.
+        offset: added to the standard deviation.
+
+    Returns:
+        (x - mean) * inverse_std like x, mean, and inverse_std = 1 / (sqrt(variance + epsilon) + offset), both with the
+        normalized axes as 1. Where that denominator is 0 (a constant row, no epsilon), inverse_std is 0.
+    """
+    normalized, mean, inverse_std = x.builder.op(
+        "Standardize", x, domain=BURNISH_DOMAIN, outputs=3, like=x, axis=axis, epsilon=epsilon, offset=offset
+    )
+    return normalized, _as_statistic(mean, x, axis), _as_statistic(inverse_std, x, axis)
+
+
+def root_mean_square_normalize(x: Tensor, axis: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Give each row a root mean square of 1: as ``standardize``, without a mean.
+
+    Returns:
+        x * inverse_rms like x, and inverse_rms = 1 / sqrt(mean(x²) + epsilon) with the normalized axes as 1.
+    """
+    normalized, inverse_rms = x.builder.op(
+        "RootMeanSquareNormalize", x, domain=BURNISH_DOMAIN, outputs=2, like=x, axis=axis, epsilon=epsilon
+    )
+    return normalized, _as_statistic(inverse_rms, x, axis)
+
+
+def staged(x: Tensor) -> Tensor:
+    """``x`` in the precision of its statistics: float32 for the 16-bit types, else its own."""
+    return x if x.dtype == ir.DataType.DOUBLE else x.builder.cast(x, ir.DataType.FLOAT)
+
+
+def known_rank(op: Operation, x: Tensor) -> int:
+    """The rank of ``x``; raises UnsupportedOperatorError where it is not known."""
+    if x.rank is None:
+        raise UnsupportedOperatorError(
+            f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
+        )
+    return x.rank
+
+
+def negative_axis(op: Operation, x: Tensor, axis: int) -> int:
+    """``axis`` counted from the end; raises ModelError where ``x`` has no such axis."""
+    rank = known_rank(op, x)
+    if not -rank <= axis < rank:
+        raise ModelError(f"{op}: axis {axis} is outside its input '{x.name}' of rank {rank}; correct the attribute of the node")
+    return axis % rank - rank
+
+
+def check_not_empty(op: Operation, x: Tensor, axis: int) -> None:
+    """Raise ModelError where a row, the axes of ``x`` from ``axis`` on, is known to hold no elements."""
+    if any(x.dimension(position) == 0 for position in range(axis, 0)):
+        raise ModelError(
+            f"{op} normalizes over no elements: its input '{x.name}' has shape {x.shape}; give every normalized axis an extent"
+        )
+
+
+def rows_over(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int] | None]:
+    """``x`` with ``axes`` (not negative) moved behind the others, and the permutation that moves them back (None: unmoved)."""
+    rank = x.rank or 0
+    order = [axis for axis in range(rank) if axis not in axes] + sorted(axes)
+    if order == list(range(rank)):
+        return x, None
+    return x.builder.op("Transpose", x, perm=order), [order.index(axis) for axis in range(rank)]
+
+
+def moved_back(x: Tensor, permutation: list[int] | None) -> Tensor:
+    """Undo ``rows_over``."""
+    return x if permutation is None else x.builder.op("Transpose", x, perm=permutation)
+
+
+def trailing_sum(x: Tensor, axis: int, squares: bool = False) -> Tensor:
+    """Sum ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay as 1.
+
+    A long row is summed in blocks: exact blocks where its length is known, by its axes, or padded at run time.
+    """
+    builder = x.builder
+    rank = x.rank or 0
+    sizes = extents(x, axis)
+    length = None if sizes is None else prod(sizes)
+    block = None if length is None else _block(length)
+    if length is not None and block is not None:
+        leading = rank + axis
+        dimensions = [] if x.shape is None else list(x.shape.dims[:leading])
+        blocks = length // block
+        target = builder.integers([0] * leading + [blocks, block])
+        split = builder.op("Reshape", x, target, shape=[*dimensions, blocks, block], dtype=x.dtype)
+        partial = builder.op("ReduceSumSquare" if squares else "ReduceSum", split, builder.integers([-1]), keepdims=0)
+        total = builder.op("ReduceSum", partial, builder.integers([-1]), keepdims=1)
+        return total if axis == -1 else builder.op("Unsqueeze", total, builder.integers(list(range(axis + 1, 0))))
+    terms = x * x if squares else x
+    if length is not None and length <= LONGEST_PLAIN_SUM:
+        return builder.op("ReduceSum", terms, builder.integers(list(range(axis, 0))), keepdims=1)
+    if axis < -1:
+        along_last = builder.op("ReduceSum", terms, builder.integers([-1]), keepdims=1)
+        return builder.op("ReduceSum", along_last, builder.integers(list(range(axis, -1))), keepdims=1)
+    return builder.op("Unsqueeze", blocked_sum(terms, rank - 1), builder.integers([-1]))
+
+
+def trailing_mean(x: Tensor, axis: int, squares: bool = False) -> Tensor:
+    """Average ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay as 1."""
+    return trailing_sum(x, axis, squares) / trailing_count(x, axis)
+
+
+def trailing_count(x: Tensor, axis: int) -> Tensor:
+    """The number of elements over the axes from ``axis`` (negative) on, a scalar of x's dtype."""
+    sizes = extents(x, axis)
+    if sizes is not None:
+        return x.builder.scalar(prod(sizes), x)
+    return x.builder.cast(count(x, axis), x.dtype)
+
+
+@gradient("Standardize", domain=BURNISH_DOMAIN)
+def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None, d_inverse_std: Tensor | None) -> Tensor | None:
+    """With r the inverse std and y the output: r (dy - mean(dy) - k y mean(dy y)) + d_mean / N - k r² y d_r / N.
+
+    k = (std + offset) / std, which is 1 without an offset.
+    """
+    y, _, inverse_std = op.outputs
+    return _normalization_gradient(op, y, inverse_std, dy, d_mean, d_inverse_std, centered=True)
+
+
+@gradient("RootMeanSquareNormalize", domain=BURNISH_DOMAIN)
+def root_mean_square_normalize_gradient(op: Operation, dy: Tensor | None, d_inverse_rms: Tensor | None) -> Tensor | None:
+    """With r the inverse rms and y the output: r (dy - y mean(dy y)) - r² y d_r / N."""
+    y, inverse_rms = op.outputs
+    return _normalization_gradient(op, y, inverse_rms, dy, None, d_inverse_rms, centered=False)
+
+
+def _normalization_gradient(
+    op: Operation,
+    y: Tensor,
+    inverse: Tensor,
+    dy: Tensor | None,
+    d_mean: Tensor | None,
+    d_inverse: Tensor | None,
+    centered: bool,
+) -> Tensor | None:
+    axis, offset = op.attribute("axis"), op.attribute("offset", 0.0)
+    dx = None if dy is None else _project(dy, y, inverse, axis, offset, centered)
+    if d_inverse is not None:
+        weight = d_inverse * inverse * inverse / trailing_count(y, axis)
+        term = y * -_slope_by_std(weight, inverse, offset)
+        dx = term if dx is None else dx + term
+    if d_mean is not None:
+        share = d_mean / trailing_count(y, axis)
+        dx = op.builder.op("Expand", share, op.builder.op("Shape", y), like=y) if dx is None else dx + share
+    return dx
+
+
+def _project(dy: Tensor, y: Tensor, inverse: Tensor, axis: int, offset: float, centered: bool) -> Tensor:
+    return dy.builder.op(
+        "StandardizeGrad", dy, y, inverse, domain=BURNISH_DOMAIN, like=dy, axis=axis, offset=offset, centered=int(centered)
+    )
+
+
+def _slope_by_std(weight: Tensor, inverse: Tensor, offset: float) -> Tensor:
+    """``weight * k`` with k = (std + offset) / std = 1 / (1 - offset * inverse); 0 where the standard deviation is 0."""
+    if not offset:
+        return weight
+    builder = weight.builder
+    share = 1 - inverse * offset
+    constant = builder.op("LessOrEqual", share, builder.scalar(0, share))
+    return builder.op("Where", constant, builder.scalar(0, weight), weight / builder.op("Where", constant, 1 + share, share))
+
+
+@gradient("StandardizeGrad", domain=BURNISH_DOMAIN)
+def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = r (P q - k y A) with A = mean(q y), P the centering: linear in q and its own adjoint there.
+
+    With B = mean(v y): by y, -r k (A v + B q); by r, N (mean(v P q) - k A B) - r N A B dk/dr.
+    """
+    q, y, r = (op.required(index) for index in range(3))
+    axis, offset, centered = op.attribute("axis"), op.attribute("offset", 0.0), bool(op.attribute("centered"))
+    dq = _project(v, y, r, axis, offset, centered) if op.wants(0) else None
+    if not op.wants(1) and not op.wants(2):
+        return dq, None, None
+    along_q, along_v = trailing_mean(q * y, axis), trailing_mean(v * y, axis)
+    dy = dr = None
+    if op.wants(1):
+        dy = -(v * _slope_by_std(r * along_q, r, offset) + q * _slope_by_std(r * along_v, r, offset))
+    if op.wants(2):
+        deviation = q - trailing_mean(q, axis) if centered else q
+        product = _slope_by_std(along_q * along_v, r, offset)
+        by_r = trailing_mean(v * deviation, axis) - product
+        if offset:
+            by_r = by_r - _slope_by_std(product, r, offset) * (r * offset)
+        dr = by_r * trailing_count(y, axis)
+    return dq, dy, dr
+
+
+@lowering("Standardize")
+def lower_standardize(op: Operation) -> tuple[Tensor, ...]:
+    """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
+
+    Where the rows are known to be short, x minus its mean goes through the standard's LayerNormalization, in one pass: its
+    E[x²] - E[x]² is harmless there.
+    """
+    x = op.input
+    axis, epsilon, offset = op.attribute("axis"), op.attribute("epsilon"), op.attribute("offset", 0.0)
+    sizes = extents(x, axis)
+    if sizes is not None and prod(sizes) <= LONGEST_KERNEL_ROW and x.dtype == ir.DataType.FLOAT and epsilon > 0 and not offset:
+        return _by_standard_operator(x, axis, sizes, epsilon)
+    mean = _pilot(x, trailing_mean(x, axis), axis)
+    centered = x - mean
+    shift = trailing_mean(centered, axis)
+    variance = op.builder.op("Max", trailing_mean(centered, axis, squares=True) - shift * shift, 0)
+    inverse_std = _inverse(variance, epsilon, offset)
+    return (centered - shift) * inverse_std, mean + shift, inverse_std
+
+
+def _by_standard_operator(x: Tensor, axis: int, sizes: tuple[int, ...], epsilon: float) -> tuple[Tensor, ...]:
+    builder = x.builder
+    mean = _pilot(x, builder.op("ReduceMean", x, builder.integers(list(range(axis, 0))), keepdims=1), axis)
+    ones = builder.op("ConstantOfShape", builder.integers(sizes), value=ir.tensor(np.ones(1, x.dtype.numpy())), shape=sizes)
+    y, shift, inverse_std = builder.op("LayerNormalization", x - mean, ones, outputs=3, like=x, axis=axis, epsilon=epsilon)
+    return y, mean + shift, inverse_std
+
+
+def _pilot(x: Tensor, mean: Tensor, axis: int) -> Tensor:
+    """``mean``, or the row's first element where the two agree to rounding: a constant row is then centered to zeros exactly.
+
+    The mean of a constant row is rounded, and the noise it leaves would count as variance, which could come out negative.
+    """
+    builder = x.builder
+    axes = list(range(axis, 0))
+    starts, ends = builder.integers([0] * len(axes)), builder.integers([1] * len(axes))
+    first = builder.op("Slice", x, starts, ends, builder.integers(axes), like=mean)
+    close = builder.op("LessOrEqual", builder.op("Abs", mean - first), builder.op("Abs", first) * 1e-6)
+    return builder.op("Where", close, first, mean)
+
+
+@lowering("RootMeanSquareNormalize")
+def lower_root_mean_square_normalize(op: Operation) -> tuple[Tensor, ...]:
+    x = op.input
+    inverse_rms = _inverse(trailing_mean(x, op.attribute("axis"), squares=True), op.attribute("epsilon"), 0.0)
+    return x * inverse_rms, inverse_rms
+
+
+@lowering("StandardizeGrad")
+def lower_standardize_gradient(op: Operation) -> Tensor:
+    """r (q - mean(q) - k y mean(q y)): y is centered to the last bits, so that nothing has to be corrected."""
+    q, y, r = (op.required(index) for index in range(3))
+    axis = op.attribute("axis")
+    along = _slope_by_std(trailing_mean(q * y, axis), r, op.attribute("offset", 0.0))
+    if op.attribute("centered"):
+        q = q - trailing_mean(q, axis)
+    return (q - y * along) * r
+
+
+def _inverse(square: Tensor, epsilon: float, offset: float) -> Tensor:
+    """1 / (sqrt(square + epsilon) + offset); 0 where that is a division by zero."""
+    builder = square.builder
+    root = builder.op("Sqrt", square + epsilon if epsilon else square)
+    if epsilon or offset:
+        return builder.op("Reciprocal", root + offset if offset else root)
+    zero = builder.scalar(0, root)
+    return builder.op("Where", builder.op("Equal", root, zero), zero, builder.op("Reciprocal", root))
+
+
+def _block(length: int) -> int | None:
+    """The divisor of a row's length nearest to its square root; None where blocks would be too short or too many."""
+    candidates = range(SHORTEST_BLOCK, min(length // SHORTEST_BLOCK, LONGEST_BLOCK) + 1)
+    divisors = [size for size in candidates if length % size == 0 and length // size <= LONGEST_BLOCK]
+    return min(divisors, key=lambda size: abs(log(size * size / length)), default=None)
+
+
+def _as_statistic(statistic: Tensor, x: Tensor, axis: int) -> Tensor:
+    statistic.value.type = x.value.type
+    if x.shape is not None:
+        statistic.value.shape = ir.Shape([*x.shape.dims[:axis], *[1] * -axis])
+    return statistic
