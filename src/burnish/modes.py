@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, describe_node, replace_node, replace_value
-from burnish.norms import NormPolicy, RunningVariance
+from burnish.norms import BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
+from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
-from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.random import dropout
 
 
@@ -42,17 +42,21 @@ def bind_training(
 
     Returns:
         For every running statistic that a step updates, its next value.
+
+    Raises:
+        ModelError: a layer whose operands do not hold one value per channel.
     """
-    updated: dict[ir.Value, ir.Value] = {}
+    statistics = RunningStatistics(running_variance, policies, step)
     for node in batch_normalizations(graph):
-        if policies[node] is NormPolicy.FROZEN:
-            _bind_frozen(node)
+        policy = policies[node]
+        if isinstance(policy, BatchStatistics):
+            _bind_batch_statistics(graph, node, policy, statistics)
         else:
-            _bind_batch_statistics(graph, node, running_variance, updated)
+            _bind_frozen(node)
     for stream, node in enumerate(_dropouts(graph)):
         _bind_dropout(graph, node, key, stream)
     _put_training_forms(graph)
-    return updated
+    return statistics.updated
 
 
 def bind_inference(graph: ir.Graph) -> None:
@@ -68,9 +72,12 @@ def bind_as_exported(graph: ir.Graph) -> None:
 
     Training-mode batch normalization exposes its statistics, and updates its running outputs by the standard's rule.
     """
-    for node in batch_normalizations(graph):
-        if _attribute(node, "training_mode", 0):
-            _bind_batch_statistics(graph, node, RunningVariance.ONNX, {})
+    exported: dict[ir.Node, NormPolicy] = {
+        node: Train() for node in batch_normalizations(graph) if _attribute(node, "training_mode", 0)
+    }
+    statistics = RunningStatistics(RunningVariance.ONNX, exported)
+    for node in exported:
+        _bind_batch_statistics(graph, node, Train(), statistics)
     _put_training_forms(graph)
 
 
@@ -90,30 +97,11 @@ def _bind_frozen(node: ir.Node) -> None:
     node.resize_outputs(1)
 
 
-def _bind_batch_statistics(
-    graph: ir.Graph, node: ir.Node, running_variance: RunningVariance, updated: dict[ir.Value, ir.Value]
-) -> None:
-    builder = Builder(graph, before=node)
-    x, scale, bias, running_mean, running_var = (builder.tensor(value) for value in node.inputs[:5] if value is not None)
-    momentum = float(_attribute(node, "momentum", 0.9))
-    y, mean, _, variance = batch_norm_training(builder, x, scale, bias, float(_attribute(node, "epsilon", 1e-5)))
-    if running_variance is RunningVariance.PYTORCH:
-        count = elements_per_channel(x)
-        # A single element per channel has variance 0; dividing by N - 1 = 0 would make it NaN.
-        variance = variance * (count / builder.op("Max", count - 1, 1))
-    following = []
-    for running, batch in ((running_mean, mean), (running_var, variance)):
-        current = updated.get(running.value, running.value)
-        following.append(_blend(builder.tensor(current), batch, momentum))
-        updated[running.value] = following[-1].value
-    for output, replacement in zip(node.outputs, (y, *following), strict=False):
+def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatistics, statistics: RunningStatistics) -> None:
+    check_layer(node)
+    for output, replacement in zip(node.outputs, normalize(Builder(graph, before=node), node, policy, statistics), strict=False):
         replace_value(output, replacement.value)
     graph.remove(node, safe=True)
-
-
-def _blend(running: Tensor, batch: Tensor, momentum: float) -> Tensor:
-    """``running * momentum + batch * (1 - momentum)``: momentum is what is retained."""
-    return running * momentum + batch * (1.0 - momentum)
 
 
 def _dropouts(graph: ir.Graph) -> list[ir.Node]:

@@ -1,21 +1,154 @@
-"""Normalization policies: how each batch normalization layer behaves during training, chosen by pattern."""
+"""Normalization policies: how each batch normalization layer behaves during training, chosen by pattern.
+
+A policy is text, ``name`` or ``name:settings``, or an object of one of the classes here; both say the same, and ``str(policy)``
+is the text. Settings are separated by commas: ``ghost:32``, ``train:momentum=cumulative``, ``renorm:r_max=2,d_max=3``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 
+CUMULATIVE: Literal["cumulative"] = "cumulative"
 
-class NormPolicy(StrEnum):
-    """What a batch normalization layer does in the training graph."""
 
-    TRAIN = "train"  # statistics of the batch, running statistics updated
-    FROZEN = "frozen"  # running statistics, never updated; scale and bias still train
+@dataclass(frozen=True)
+class NormPolicy:
+    """What a batch normalization layer does in the training graph. Evaluation always uses the running statistics."""
+
+    name: ClassVar[str]
+
+    def settings(self) -> str:
+        """The settings that are not the default ones, as text."""
+        given = {setting.name: (getattr(self, setting.name), setting.default) for setting in fields(self)}
+        return ",".join(f"{name}={_text(value)}" for name, (value, default) in given.items() if value != default)
+
+    def __str__(self) -> str:
+        settings = self.settings()
+        return f"{self.name}:{settings}" if settings else self.name
+
+
+@dataclass(frozen=True)
+class Frozen(NormPolicy):
+    """``frozen``: normalizes with the running statistics, which never change.
+
+    Args:
+        affine: whether scale and bias train; as text, ``frozen`` is True and ``frozen:all`` is False.
+    """
+
+    name: ClassVar[str] = "frozen"
+    affine: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.affine, bool):
+            raise ConfigurationError(f"norm: frozen: affine must be True or False, not {self.affine!r}")
+
+    def settings(self) -> str:
+        return "" if self.affine else "all"
+
+
+@dataclass(frozen=True)
+class BatchStatistics(NormPolicy):
+    """A policy that normalizes with statistics of the batch and updates the running ones.
+
+    Args:
+        momentum: what a step retains of the running statistics, in [0, 1]: ``running * momentum + batch * (1 - momentum)``;
+            PyTorch's momentum is 1 minus it. ``cumulative``: the average over all updates, PyTorch's momentum None; the first
+            step then replaces the statistics that the model came with. None: what the model's layer says.
+    """
+
+    momentum: float | Literal["cumulative"] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.momentum is not None and self.momentum != CUMULATIVE and not _is_fraction(self.momentum):
+            raise ConfigurationError(
+                f"norm: {self.name}: momentum must be a number from 0 to 1, the part that a step retains, or 'cumulative', "
+                f"not {self.momentum!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Train(BatchStatistics):
+    """``train``: statistics of the batch."""
+
+    name: ClassVar[str] = "train"
+
+
+@dataclass(frozen=True)
+class Sync(BatchStatistics):
+    """``sync``: statistics of the batch over all replicas; with one replica the same as ``train``."""
+
+    name: ClassVar[str] = "sync"
+
+
+@dataclass(frozen=True)
+class Ghost(BatchStatistics):
+    """``ghost:<size>``: statistics over groups of ``size`` consecutive samples (Hoffer, Hubara and Soudry 2017).
+
+    A step updates the running statistics once, with the mean over the groups of their means and of their variances.
+
+    Args:
+        size: samples in a group; the batch must be a multiple of it.
+    """
+
+    name: ClassVar[str] = "ghost"
+    size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _is_whole(self.size) or self.size < 1:
+            raise ConfigurationError(
+                f"norm: ghost: size must be a whole number of samples, 1 or more, not {self.size!r}: write 'ghost:32'"
+            )
+
+    def settings(self) -> str:
+        return str(self.size) + ("" if self.momentum is None else f",momentum={_text(self.momentum)}")
+
+
+@dataclass(frozen=True)
+class Renorm(BatchStatistics):
+    """``renorm``: batch renormalization, statistics of the batch corrected toward the running ones (Ioffe 2017, algorithm 1).
+
+    The correction r lies in [1 / r_max, r_max] and d in [-d_max, d_max]. Up to step ``start`` the bounds are 1 and 0, which is
+    ``train``; from there they grow linearly, to be full at ``r_max_step`` and ``d_max_step``. With ``start`` and the step of a
+    bound both 0, it is full from the first step.
+    """
+
+    name: ClassVar[str] = "renorm"
+    r_max: float = 3.0
+    d_max: float = 5.0
+    start: int = 5_000
+    r_max_step: int = 40_000
+    d_max_step: int = 25_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, lowest in (("r_max", 1), ("d_max", 0)):
+            number = getattr(self, name)
+            if not _is_number(number) or number < lowest:
+                raise ConfigurationError(f"norm: renorm: {name} must be a finite number of {lowest} or more, not {number!r}")
+        for name in ("start", "r_max_step", "d_max_step"):
+            number = getattr(self, name)
+            if not _is_whole(number) or number < 0:
+                raise ConfigurationError(f"norm: renorm: {name} must be a whole number of steps, 0 or more, not {number!r}")
+        for name in ("r_max_step", "d_max_step"):
+            number = getattr(self, name)
+            if number <= self.start and (number, self.start) != (0, 0):
+                raise ConfigurationError(
+                    f"norm: renorm: {name}={number}, where the bound is full, must lie behind start={self.start}, where it "
+                    f"begins to grow; start=0,{name}=0 is full from the first step"
+                )
+
+
+POLICIES: dict[str, type[NormPolicy]] = {policy.name: policy for policy in (Train, Frozen, Sync, Ghost, Renorm)}
 
 
 class RunningVariance(StrEnum):
@@ -25,6 +158,30 @@ class RunningVariance(StrEnum):
     PYTORCH = "pytorch"  # unbiased: divided by N - 1
 
 
+def get(policy: str | NormPolicy) -> NormPolicy:
+    """Return the policy of a text, or the object itself.
+
+    Raises:
+        ConfigurationError: an unknown policy, or a setting that it does not have or that is out of range.
+    """
+    if isinstance(policy, NormPolicy):
+        return policy
+    if not isinstance(policy, str):
+        raise ConfigurationError(
+            f"norm: a policy is text, such as 'train' or 'ghost:32', or an object of burnish.norms, not {policy!r}"
+        )
+    name, colon, rest = (part.strip() for part in policy.partition(":"))
+    if name not in POLICIES:
+        known = ", ".join(f"'{known}'" for known in POLICIES)
+        raise ConfigurationError(f"norm: unknown policy '{policy}'; choose among {known}")
+    settings: dict[str, Any] = {}
+    for part in rest.split(",") if colon else ():
+        settings |= _setting(policy, name, part.strip())
+    if name == Ghost.name and "size" not in settings:
+        raise ConfigurationError(f"norm: '{policy}' lacks the number of samples in a group: 'ghost:32'")
+    return POLICIES[name](**settings)
+
+
 def layer_name(node: ir.Node) -> str:
     """The name a pattern selects a layer by: its scale initializer without the last part, else the node's name."""
     scale = node.inputs[1] if len(node.inputs) > 1 else None
@@ -32,7 +189,18 @@ def layer_name(node: ir.Node) -> str:
     return name.rsplit(".", 1)[0] if "." in name else node.name or name
 
 
-def resolve_policies(norm: str | Mapping[str, str], nodes: Sequence[ir.Node]) -> dict[ir.Node, NormPolicy]:
+def layer_names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
+    """The names of layers, each with its node's name behind it where several layers have the same."""
+    names = [layer_name(node) for node in nodes]
+    return tuple(
+        name if names.count(name) == 1 else f"{name} ({node.name or index})"
+        for index, (name, node) in enumerate(zip(names, nodes, strict=True))
+    )
+
+
+def resolve_policies(
+    norm: str | NormPolicy | Mapping[str, str | NormPolicy], nodes: Sequence[ir.Node]
+) -> dict[ir.Node, NormPolicy]:
     """Assign a policy to every batch normalization node.
 
     Args:
@@ -43,12 +211,13 @@ def resolve_policies(norm: str | Mapping[str, str], nodes: Sequence[ir.Node]) ->
     Raises:
         ConfigurationError: an unknown policy, or a pattern that matches no layer.
     """
-    if isinstance(norm, str):
-        policy = _policy(norm)
-        return dict.fromkeys(nodes, policy)
-    policies = dict.fromkeys(nodes, NormPolicy.TRAIN)
-    for pattern, name in norm.items():
-        policy = _policy(name)
+    if isinstance(norm, str | NormPolicy):
+        return dict.fromkeys(nodes, get(norm))
+    if not isinstance(norm, Mapping):
+        raise ConfigurationError(f"norm must be a policy, such as 'train' or 'frozen', or {{pattern: policy}}, not {norm!r}")
+    policies: dict[ir.Node, NormPolicy] = dict.fromkeys(nodes, Train())
+    for pattern, value in norm.items():
+        policy = get(value)
         matches = [node for node in nodes if fnmatchcase(layer_name(node), pattern) or fnmatchcase(node.name or "", pattern)]
         if not matches:
             known = ", ".join(f"'{layer_name(node)}'" for node in nodes[:8]) or "none"
@@ -66,9 +235,47 @@ def default_running_variance(model: ir.Model) -> RunningVariance:
     return RunningVariance.PYTORCH if (model.producer_name or "").lower() == "pytorch" else RunningVariance.ONNX
 
 
-def _policy(name: str) -> NormPolicy:
-    try:
-        return NormPolicy(name)
-    except ValueError:
-        known = ", ".join(f"'{policy.value}'" for policy in NormPolicy)
-        raise ConfigurationError(f"norm: unknown policy '{name}'; choose among {known}") from None
+def _setting(policy: str, name: str, part: str) -> dict[str, Any]:
+    """Read ``key=value``, or the one word that a policy may have without a key."""
+    if name == Frozen.name and part == "all":
+        return {"affine": False}
+    key, equals, text = (word.strip() for word in part.partition("="))
+    if name == Ghost.name and not equals:
+        key, text = "size", key
+    if name == Frozen.name:
+        raise ConfigurationError(f"norm: '{policy}': choose 'frozen', or 'frozen:all' where scale and bias do not train either")
+    known = setting_names(POLICIES[name])
+    if key not in known:
+        raise ConfigurationError(f"norm: '{policy}': {name} has no setting '{part}'; it has {', '.join(known)}")
+    return {key: _value(text)}
+
+
+def setting_names(policy: type[NormPolicy]) -> list[str]:
+    """The names of a policy's settings."""
+    return [setting.name for setting in fields(policy)]
+
+
+def _value(text: str) -> int | float | str:
+    """A number, or the text as it stands, which the policy then refuses by name."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _text(value: float | str) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -17,9 +17,25 @@ from burnish.graph import Builder, Tensor
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import batch_normalizations, bind_inference, bind_training
-from burnish.norms import RunningVariance, default_running_variance, resolve_policies
+from burnish.norms import (
+    ExtentRule,
+    NormPolicy,
+    RunningVariance,
+    default_running_variance,
+    extent_rules,
+    layer_names,
+    resolve_policies,
+)
 from burnish.passes import remove_unused
-from burnish.program.preparation import ModelState, Trainable, check_reached, find_prediction, find_state, lift_state
+from burnish.program.preparation import (
+    ModelState,
+    Trainable,
+    check_reached,
+    find_prediction,
+    find_state,
+    hold_frozen,
+    lift_state,
+)
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, key_from_seed, next_key
@@ -34,7 +50,7 @@ def compile(
     loss: str | losses.Loss = "cross_entropy",
     optimizer: str | optim.Optimizer = "sgd",
     trainable: Trainable = None,
-    norm: str | Mapping[str, str] = "train",
+    norm: str | NormPolicy | Mapping[str, str | NormPolicy] = "train",
     metrics: Sequence[str | metrics.Metric] | None = None,
     precision: str = "float32",
     outputs: str | None = None,
@@ -48,7 +64,9 @@ def compile(
         loss: a name (``cross_entropy``, ``mse``) or an object of ``burnish.losses``.
         optimizer: a name (``sgd``, ``adam``, ``adamw``) or an object of ``burnish.optim``.
         trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
-        norm: policy of batch normalization layers, ``train`` or ``frozen``, or {pattern: policy}.
+        norm: policy of batch normalization layers, or {pattern: policy}: ``train``, ``frozen`` (scale and bias train),
+            ``frozen:all`` (they do not either), ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
+            Settings come behind a colon, with commas between: ``train:momentum=cumulative``.
         metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
         precision: ``float32``: computed in the dtypes of the model.
         outputs: the output the loss reads; by default the only one. A final Softmax is stepped over by cross-entropy.
@@ -68,12 +86,12 @@ def compile(
     for name, value, known in (("precision", precision, PRECISIONS), ("target", target, tuple(TARGETS))):
         if value not in known:
             raise ConfigurationError(f"{name}: unknown '{value}'; choose among {', '.join(map(repr, known))}")
-    if not isinstance(norm, str | Mapping):
-        raise ConfigurationError(f"norm must be a policy, such as 'train' or 'frozen', or {{pattern: policy}}, not {norm!r}")
     model = load(source)
     resolved_loss = losses.get(loss)
     prediction = find_prediction(model, outputs, isinstance(resolved_loss, losses.CrossEntropy))
-    state = find_state(model, trainable)
+    layers = batch_normalizations(model.graph)
+    policies = resolve_policies(norm, layers)
+    state = hold_frozen(find_state(model, trainable), policies)
     compilation = _Compilation(
         model=model,
         prediction=prediction.name or "",
@@ -81,7 +99,9 @@ def compile(
         loss=resolved_loss,
         optimizer=optim.get(optimizer),
         metrics=_resolve_metrics(metrics, resolved_loss),
-        norm=norm,
+        norm=str(norm) if isinstance(norm, str | NormPolicy) else {pattern: str(policy) for pattern, policy in norm.items()},
+        layers=layer_names(layers),
+        policies=tuple(policies[node] for node in layers),
         running_variance=_resolve_running_variance(running_variance, model),
         target=TARGETS[target],
         data=tuple(value.name or "" for value in model.graph.inputs),
@@ -117,6 +137,7 @@ class _Draft:
     model: ir.Model
     inputs: list[Entry] = field(default_factory=list)
     outputs: list[tuple[ir.Value, Entry]] = field(default_factory=list)
+    extents: tuple[ExtentRule, ...] = ()
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.model.graph)
@@ -129,7 +150,7 @@ class _Draft:
 
     def copy(self) -> _Draft:
         """A draft of its own that goes on from here."""
-        draft = _Draft(self.model.clone(), list(self.inputs))
+        draft = _Draft(self.model.clone(), list(self.inputs), extents=self.extents)
         values = draft.values()
         draft.outputs = [(values[value.name or ""], entry) for value, entry in self.outputs]
         return draft
@@ -172,7 +193,9 @@ class _Compilation:
     loss: losses.Loss
     optimizer: optim.Optimizer
     metrics: tuple[metrics.Metric, ...]
-    norm: str | Mapping[str, str]
+    norm: str | dict[str, str]
+    layers: tuple[str, ...]
+    policies: tuple[NormPolicy, ...]
     running_variance: RunningVariance
     target: Target
     data: tuple[str, ...]
@@ -190,7 +213,8 @@ class _Compilation:
             "optimizer": self.optimizer.options(),
             "metrics": [metric.name for metric in self.metrics],
             "trainable": list(self.state.trainable),
-            "norm": self.norm if isinstance(self.norm, str) else dict(self.norm),
+            "norm": self.norm,
+            "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             "running_variance": self.running_variance.value,
             "target": self.target.name,
         }
@@ -274,7 +298,8 @@ class _Compilation:
         draft = self.source()
         builder, graph = draft.builder, draft.model.graph
         key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
-        policies = resolve_policies(self.norm, batch_normalizations(graph))
+        policies = dict(zip(batch_normalizations(graph), self.policies, strict=True))
+        draft.extents = extent_rules(policies)
         updated: dict[ir.Value, ir.Value] = {}
 
         def bind(bound: ir.Graph) -> None:
@@ -372,7 +397,9 @@ class _Compilation:
         remove_unused(model)
         settle_opset(model, self.target)
         check_allowed(model, self.target)
-        return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs))
+        known = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
+        extents = tuple(rule for rule in draft.extents if rule.dimension in known)
+        return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
 
 
 def _entry(value: ir.Value, role: Role) -> Entry:

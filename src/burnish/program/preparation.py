@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.importer import InitializerKind, classify_initializers
 from burnish.importer.operands import FLOATING
+from burnish.norms import Frozen, NormPolicy, layer_name
 from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
 
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
@@ -75,6 +76,61 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
             f"'{parameters[0]}'; let it select some, or leave it out to train all {len(parameters)}"
         )
     return ModelState(parameters, statistics, selected, asked_for)
+
+
+def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
+    """Take scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
+
+    Raises:
+        ConfigurationError: the user asked for one of them by name, one of them is computed from weights that train, or nothing
+            is left to train.
+    """
+    held: dict[str, ir.Node] = {}
+    for node, policy in policies.items():
+        if isinstance(policy, Frozen) and not policy.affine:
+            for value in node.inputs[1:3]:
+                held |= dict.fromkeys(_held(node, value, state.trainable), node)
+    for pattern, names in state.asked_for.items():
+        if names and all(name in held for name in names):
+            layer = layer_name(held[names[0]])
+            raise ConfigurationError(
+                f"trainable: '{pattern}' would not train: '{names[0]}' belongs to the batch normalization '{layer}', which is "
+                f"'frozen:all'; let its scale and bias train with norm={{'{layer}': 'frozen'}}, or leave '{pattern}' out"
+            )
+    trainable = tuple(name for name in state.trainable if name not in held)
+    if not trainable:
+        raise ConfigurationError(
+            "nothing would train: everything that trainable selects belongs to batch normalization that is 'frozen:all'; "
+            "let other weights train, or choose norm='frozen'"
+        )
+    return replace(state, trainable=trainable)
+
+
+def _held(node: ir.Node, value: ir.Value | None, trainable: Collection[str]) -> list[str]:
+    """Return the weight that the scale or bias of a layer is, through nodes that only pass it on."""
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
+            break
+        value = producer.inputs[0]
+    if value is None:
+        return []
+    if value.producer() is None:
+        return [name] if (name := value.name or "") in trainable else []
+    sources, pending = set(), [value]
+    while pending:
+        current = pending.pop()
+        producer = current.producer()
+        if producer is None:
+            sources.add(current.name or "")
+        else:
+            pending.extend(operand for operand in producer.inputs if operand is not None)
+    computed = sorted(sources.intersection(trainable))
+    if computed:
+        raise ConfigurationError(
+            f"norm: the batch normalization '{layer_name(node)}' cannot be 'frozen:all': '{value.name}' is computed from the "
+            f"weight '{computed[0]}'; choose 'frozen', and leave that weight out with trainable=[...]"
+        )
+    return []
 
 
 def why_nothing_trains(model: ir.Model) -> str:

@@ -6,12 +6,14 @@ An engine needs nothing else to run a program: which inputs are state, and which
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+
+from burnish.norms.requirements import ExtentRule
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
 
@@ -81,10 +83,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """Inputs and outputs of one graph, in the graph's order."""
+    """Inputs and outputs of one graph, in the graph's order.
+
+    Attributes:
+        inputs, outputs: what the graph takes and gives.
+        extents: what it asks of symbolic dimensions of its inputs, such as a batch that is a multiple of a number.
+    """
 
     inputs: tuple[Entry, ...]
     outputs: tuple[Entry, ...]
+    extents: tuple[ExtentRule, ...] = ()
 
     def inputs_of(self, *roles: Role) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.inputs if entry.role in roles)
@@ -126,6 +134,7 @@ class Signature:
             name: {
                 "inputs": [_entry_to_dict(entry) for entry in graph.inputs],
                 "outputs": [_entry_to_dict(entry) for entry in graph.outputs],
+                **({"extents": [asdict(rule) for rule in graph.extents]} if graph.extents else {}),
             }
             for name, graph in self.graphs.items()
         }
@@ -142,6 +151,7 @@ class Signature:
                 name: GraphSignature(
                     tuple(_entry_from_dict(entry) for entry in graph["inputs"]),
                     tuple(_entry_from_dict(entry) for entry in graph["outputs"]),
+                    tuple(ExtentRule(**rule) for rule in graph.get("extents", ())),
                 )
                 for name, graph in values.items()
             }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import ConfigurationError, InputError
+from burnish.norms import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
 
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
@@ -28,7 +29,7 @@ def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Co
 
     Raises:
         InputError: a missing or unexpected input, a wrong dtype, rank or extent, an empty batch, inputs that disagree about
-            a symbolic dimension, a class index out of range.
+            a symbolic dimension, a batch that a batch normalization cannot take statistics of, a class index out of range.
     """
     expected = {entry.name: entry for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
     if not isinstance(batch, Mapping):
@@ -45,6 +46,9 @@ def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Co
         array = _converted(entry, array)
         _check_range(entry, array)
         arrays[name] = array
+    for rule in signature.extents:
+        if rule.dimension in extents:
+            _check_extent(rule, *extents[rule.dimension])
     return arrays
 
 
@@ -154,6 +158,21 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
                     f"The inputs '{other}' and '{entry.name}' disagree about '{wanted}': {earlier} and {extent} "
                     f"('{entry.name}': {_expected(entry, array)}). Give both for the same samples"
                 )
+
+
+def _check_extent(rule: ExtentRule, extent: int, name: str) -> None:
+    if extent % rule.multiple:
+        raise InputError(
+            f"The input '{name}' has {extent} along '{rule.dimension}', and batch normalization '{rule.layer}' takes its "
+            f"statistics over groups of {rule.multiple} (norm 'ghost:{rule.multiple}'), which {extent} is not a multiple of. "
+            "Leave a shorter last batch out (drop_last=True), give batches of another size, or compile with another ghost size"
+        )
+    if extent < rule.minimum:
+        raise InputError(
+            f"The input '{name}' has {extent} along '{rule.dimension}', and batch normalization '{rule.layer}' then has a single "
+            f"value per channel, which has no variance to normalize by. Give batches of {rule.minimum} or more (drop_last=True "
+            f"leaves a shorter last one out), or freeze the layer, norm={{'{rule.layer}': 'frozen'}}"
+        )
 
 
 def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:
