@@ -1,0 +1,148 @@
+"""What the written-out normalization layers have in common: the pieces of a standard deviation, and how an affine part fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor, constant_array, replace_node, same_dimension
+from burnish.graph.matching import Either, Match, Node, Number, Pattern, remove_unread
+
+HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def mean(operand: Pattern) -> Pattern:
+    """The mean over trailing axes, which are kept with extent 1; their number is bound to ``axes``."""
+    return Node("ReduceMean", operand, reads=_trailing_axes)
+
+
+def square(operand: Pattern) -> Pattern:
+    return Either(Node("Pow", operand, Number(2.0)), Node("Mul", operand, operand))
+
+
+def standard_deviation(variance: Pattern) -> Pattern:
+    """The root of ``variance`` and a constant that is bound to ``epsilon``."""
+    stabilized = Node("Add", variance, Number(name="epsilon"))
+    return Either(Node("Sqrt", stabilized), Node("Pow", stabilized, Number(0.5)))
+
+
+def inverse_standard_deviation(variance: Pattern) -> Pattern:
+    deviation = standard_deviation(variance)
+    return Either(
+        Node("Reciprocal", deviation),
+        Node("Div", Number(1.0), deviation),
+        Node("Pow", Node("Add", variance, Number(name="epsilon")), Number(-0.5)),
+    )
+
+
+def widened(x: Pattern) -> Pattern:
+    """``x`` in float32."""
+    return Node("Cast", x, attributes={"to": int(ir.DataType.FLOAT)})
+
+
+def rounded(operand: Pattern) -> Pattern:
+    """A Cast; its dtype is bound to ``dtype``."""
+    return Node("Cast", operand, reads=lambda node: {"dtype": ir.DataType(node.attributes["to"].as_int())})
+
+
+def keeps_precision(match: Match) -> bool:
+    """Whether the standard's operators, which compute statistics in float32, compute what the pieces do.
+
+    Pieces in float64 are more exact than the operator, and pieces in 16 bits less; 16 bits that are widened to float32 for the
+    statistics and rounded before the affine part are what the operator means.
+    """
+    x: ir.Value = match["x"]
+    return x.dtype == ir.DataType.FLOAT if match.get("dtype") is None else x.dtype in HALF and x.dtype == match["dtype"]
+
+
+def is_valid_epsilon(match: Match) -> bool:
+    epsilon: float = match["epsilon"]
+    return np.isfinite(epsilon) and epsilon >= 0
+
+
+def fits_normalized_shape(operand: ir.Value | None, match: Match) -> bool:
+    """Whether a scale or bias, if any, broadcasts to the normalized axes of ``x`` and makes nothing larger."""
+    if operand is None:
+        return True
+    x: ir.Value = match["x"]
+    if operand.dtype != x.dtype or operand.shape is None or x.shape is None:
+        return False
+    extents = _without_leading_ones(operand.shape, match["axes"])
+    normalized = x.shape.dims[len(x.shape) - match["axes"] :]
+    if len(extents) > len(normalized):
+        return False
+    return all(
+        extent == 1 or same_dimension(extent, other)
+        for extent, other in zip(reversed(extents), reversed(normalized), strict=False)
+    )
+
+
+def affine_operand(builder: Builder, match: Match, operand: ir.Value | None) -> Tensor:
+    """A scale or bias in exactly the normalized shape, the only one that every runtime takes; ones where there is none."""
+    x = builder.tensor(match["x"])
+    assert x.shape is not None
+    dims = x.shape.dims[len(x.shape) - match["axes"] :]
+    static = [dim for dim in dims if isinstance(dim, int)]
+    is_static = len(static) == len(dims)
+    if operand is None and is_static:
+        return builder.constant(np.ones(static, dtype=x.dtype.numpy()))
+    target = builder.integers(static) if is_static else builder.op("Shape", x, start=len(x.shape) - match["axes"])
+    if operand is None:
+        return builder.op("Expand", builder.scalar(1, x), target, shape=ir.Shape(dims))
+    assert operand.shape is not None
+    extents = _without_leading_ones(operand.shape, match["axes"])
+    tensor = builder.tensor(operand)
+    if len(extents) < len(operand.shape):
+        # 0 keeps a dimension only at its own place, so that leading ones are taken off by Squeeze.
+        tensor = builder.op("Squeeze", tensor, builder.integers(range(len(operand.shape) - len(extents))), shape=extents)
+    same = len(extents) == len(dims) and all(map(same_dimension, extents, dims))
+    return tensor if same else builder.op("Expand", tensor, target, shape=ir.Shape(dims))
+
+
+def replace_pieces(graph: ir.Graph, output: ir.Value, layer: Tensor) -> None:
+    """Let the output of a new node stand for that of the pieces, under its name, and remove the pieces."""
+    last = output.producer()
+    assert last is not None
+    operands = [value for value in last.inputs if value is not None]
+    name = output.name
+    replace_node(last, layer)
+    layer.value.name = name
+    for operand in operands:
+        producer = operand.producer()
+        if producer is not None:
+            remove_unread(graph, producer)
+        elif operand.is_initializer() and not operand.uses() and not operand.is_graph_output():
+            graph.initializers.pop(operand.name or "", None)
+
+
+def _trailing_axes(node: ir.Node) -> Mapping[str, Any] | None:
+    value = node.inputs[0]
+    if value is None or value.shape is None or _integer(node, "keepdims", 1) != 1:
+        return None
+    rank = len(value.shape)
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is None:
+        return None if _integer(node, "noop_with_empty_axes", 0) else {"axes": rank}
+    array = constant_array(given)
+    if array is None:
+        return None
+    axes = sorted(int(axis) % rank if rank else 0 for axis in array.reshape(-1))
+    if not axes and _integer(node, "noop_with_empty_axes", 0):
+        return None
+    axes = axes or list(range(rank))
+    return {"axes": len(axes)} if axes == list(range(rank - len(axes), rank)) else None
+
+
+def _integer(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _without_leading_ones(shape: ir.Shape, rank: int) -> list[int | ir.SymbolicDim]:
+    """The dimensions without the ones in front that go beyond ``rank``."""
+    dims = list(shape.dims)
+    while len(dims) > rank and dims[0] == 1:
+        dims.pop(0)
+    return dims
