@@ -3,6 +3,8 @@
 The mathematics of the layers is in ``burnish.ops.normalization``; a policy is put into a graph by ``burnish.modes``.
 """
 
+from burnish.norms.convert import convert
+from burnish.norms.insert import insert, unfold
 from burnish.norms.policies import (
     POLICIES,
     BatchStatistics,
@@ -19,7 +21,9 @@ from burnish.norms.policies import (
     layer_names,
     resolve_policies,
 )
+from burnish.norms.recalibrate import recalibrate
 from burnish.norms.requirements import ExtentRule, check_layer, extent_rules
+from burnish.norms.weight_normalization import weight_normalize
 
 __all__ = [
     "POLICIES",
@@ -33,10 +37,15 @@ __all__ = [
     "Sync",
     "Train",
     "check_layer",
+    "convert",
     "default_running_variance",
     "extent_rules",
     "get",
+    "insert",
     "layer_name",
     "layer_names",
+    "recalibrate",
     "resolve_policies",
+    "unfold",
+    "weight_normalize",
 ]

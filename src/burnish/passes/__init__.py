@@ -1,6 +1,22 @@
 """Passes: whole-graph rewrites, ``Model -> Model``, one per file. What a single operator becomes is in ``burnish.ops``."""
 
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
+from burnish.passes.fold_weight_normalization import fold_weight_normalization
+from burnish.passes.recognize_gelu import recognize_gelu
+from burnish.passes.recognize_group_normalization import recognize_group_normalization
+from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
+from burnish.passes.recognize_normalization import recognize_normalization, recognize_training_normalization
+from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 from burnish.passes.remove_unused import remove_unused
 
-__all__ = ["fold_batch_normalization", "remove_unused"]
+__all__ = [
+    "fold_batch_normalization",
+    "fold_weight_normalization",
+    "recognize_gelu",
+    "recognize_group_normalization",
+    "recognize_layer_normalization",
+    "recognize_normalization",
+    "recognize_rms_normalization",
+    "recognize_training_normalization",
+    "remove_unused",
+]

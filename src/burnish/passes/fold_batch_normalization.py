@@ -1,8 +1,8 @@
-"""Folding of inference-mode batch normalization into the layer before it.
+"""Folding of inference-mode batch normalization into the layer before it, or the one behind it.
 
 Batch normalization at inference is ``y = a * x + b`` per channel, with ``a = scale / sqrt(variance + epsilon)`` and
 ``b = bias - mean * a`` (Ioffe and Szegedy 2015, section 3.1). Behind a linear layer with output channels the same numbers
-come from weights ``a * W`` and the bias ``a * c + b``.
+come from weights ``a * W`` and the bias ``a * c + b``. What is left is tried on the layer behind it (``fold_into_following``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, remove_unread, replace_value, unused_name
+from burnish.graph import add_initializer, constant_array, remove_unread, replace_value
+from burnish.passes.constant_operands import dtype_of, new_bias_name, put, read_once, rounded
+from burnish.passes.fold_into_following import fold_into_following
 
 EPSILON = 1e-5
 """The standard's default of the attribute ``epsilon``."""
@@ -22,16 +24,22 @@ def fold_batch_normalization(model: ir.Model) -> ir.Model:
     """Fold, in place, inference-mode BatchNormalization into a Conv, ConvTranspose, Gemm or MatMul with Add before it.
 
     A layer is folded when the normalization is the only reader of its output and every operand is an initializer or
-    constant. Computed in float64 and rounded once to the weight's dtype. Weights keep their names; one that other nodes
-    read too is copied, and the copy gets a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight
-    ``<layer>.weight``, else the name of the normalization's bias. Initializers that nothing reads any more are removed.
+    constant. What cannot be folded so is folded into the Conv, Gemm or MatMul behind it, where that is its only reader and the
+    outputs stay the same up to rounding: a Conv without padding, unless the normalization shifts nothing.
+
+    Computed in float64 and rounded once to the weight's dtype. Weights keep their names; one that other nodes read too is
+    copied, and the copy gets a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight ``<layer>.weight``,
+    else the name of the normalization's bias. Initializers that nothing reads any more are removed.
 
     Returns:
         The same model.
     """
     for node in list(model.graph):
         if _is_inference_batch_normalization(node):
-            _fold(model.graph, node)
+            _fold(model.graph, node, _into_preceding)
+    for node in list(model.graph):
+        if _is_inference_batch_normalization(node):
+            _fold(model.graph, node, fold_into_following)
     return model
 
 
@@ -43,20 +51,25 @@ def _is_inference_batch_normalization(node: ir.Node) -> bool:
     return not in_use and (mode is None or mode.value == 0)
 
 
-def _fold(graph: ir.Graph, normalization: ir.Node) -> None:
+def _fold(graph: ir.Graph, normalization: ir.Node, into: _Fold) -> None:
     value = normalization.inputs[0]
-    layer = None if value is None else value.producer()
-    if value is None or layer is None or layer.domain != "" or layer.graph is not graph or not _read_once(value):
-        return
-    rule = _RULES.get(layer.op_type)
     factors = _factors(normalization)
-    if rule is None or factors is None or not rule(graph, layer, normalization, *factors):
+    if value is None or factors is None or not into(graph, normalization, *factors):
         return
     operands = [operand for operand in normalization.inputs[1:] if operand is not None]
     replace_value(normalization.outputs[0], value)
     graph.remove(normalization, safe=True)
     for operand in operands:
         remove_unread(graph, operand)
+
+
+def _into_preceding(graph: ir.Graph, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+    value = normalization.inputs[0]
+    layer = None if value is None else value.producer()
+    if value is None or layer is None or layer.domain != "" or layer.graph is not graph or not read_once(value):
+        return False
+    rule = _RULES.get(layer.op_type)
+    return rule is not None and rule(graph, layer, normalization, a, b)
 
 
 def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
@@ -122,16 +135,16 @@ def _fold_gemm(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.nd
 def _replace_weight_and_bias(
     graph: ir.Graph, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shifted: np.ndarray
 ) -> bool:
-    dtype = _dtype_of(layer.inputs[1])
-    weight, bias = _rounded(scaled, dtype), _rounded(shifted, dtype)
+    dtype = dtype_of(layer.inputs[1])
+    weight, bias = rounded(scaled, dtype), rounded(shifted, dtype)
     if weight is None or bias is None:
         return False
-    _put(graph, layer, 1, weight)
+    put(graph, layer, 1, weight)
     if len(layer.inputs) > 2 and layer.inputs[2] is not None:
-        _put(graph, layer, 2, bias)
+        put(graph, layer, 2, bias)
     else:
         layer.resize_inputs(3)
-        layer.replace_input_with(2, add_initializer(graph, _new_bias_name(graph, layer, normalization), bias))
+        layer.replace_input_with(2, add_initializer(graph, new_bias_name(graph, layer.inputs[1], normalization), bias))
     return True
 
 
@@ -145,21 +158,22 @@ def _fold_added_bias(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a:
             continue
         weight = constant_array(producer.inputs[1])
         shape = layer.outputs[0].shape
-        if weight is None or weight.ndim != 2 or shape is None or len(shape) != 2 or not _read_once(product):
+        if weight is None or weight.ndim != 2 or shape is None or len(shape) != 2 or not read_once(product):
             continue
         if bias.ndim > 2 or producer.graph is not graph:
             continue
-        dtype = _dtype_of(producer.inputs[1])
-        scaled = _rounded(weight.astype(np.float64) * a[None, :], dtype)
-        shifted = _rounded(bias.astype(np.float64) * a + b, dtype)
+        dtype = dtype_of(producer.inputs[1])
+        scaled = rounded(weight.astype(np.float64) * a[None, :], dtype)
+        shifted = rounded(bias.astype(np.float64) * a + b, dtype)
         if scaled is None or shifted is None:
             return False
-        _put(graph, producer, 1, scaled)
-        _put(graph, layer, position, shifted)
+        put(graph, producer, 1, scaled)
+        put(graph, layer, position, shifted)
         return True
     return False
 
 
+_Fold = Callable[[ir.Graph, ir.Node, np.ndarray, np.ndarray], bool]
 _Rule = Callable[[ir.Graph, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
 _RULES: dict[str, _Rule] = {
     "Add": _fold_added_bias,
@@ -167,48 +181,3 @@ _RULES: dict[str, _Rule] = {
     "ConvTranspose": _fold_transposed_convolution,
     "Gemm": _fold_gemm,
 }
-
-
-def _dtype_of(value: ir.Value | None) -> np.dtype:
-    array = constant_array(value)
-    assert array is not None
-    return array.dtype
-
-
-def _rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Cast, or None where a narrow dtype cannot hold a number."""
-    with np.errstate(over="ignore"):
-        result = array.astype(dtype)
-    return result if np.isfinite(result.astype(np.float64)).all() else None
-
-
-def _read_once(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
-def _put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray) -> None:
-    """Give an operand of a node new numbers; under its name, unless others read the old ones."""
-    old = node.inputs[index]
-    assert old is not None
-    if _read_once(old) and old.is_initializer():
-        old.const_value = ir.Tensor(array, name=old.name)
-        old.shape = ir.Shape(array.shape)
-        return
-    node.replace_input_with(index, add_initializer(graph, unused_name(graph, old.name or "weight"), array))
-    producer = old.producer()
-    if producer is not None and not old.uses() and not old.is_graph_output():
-        graph.remove(producer, safe=True)
-
-
-def _new_bias_name(graph: ir.Graph, layer: ir.Node, normalization: ir.Node) -> str:
-    weight, bias = layer.inputs[1], normalization.inputs[2]
-    assert weight is not None
-    assert bias is not None
-    stem = (weight.name or "").removesuffix(".weight")
-    if stem != weight.name:
-        return unused_name(graph, f"{stem}.bias")
-    name = bias.name or "bias"
-    if _read_once(bias) and bias.is_initializer():
-        graph.initializers.pop(name)
-        bias.name = None
-    return unused_name(graph, name)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
-from burnish.passes import fold_batch_normalization, remove_unused
+from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
 from burnish.program.persistence import ONE_FILE_LIMIT, constant_bytes
 from burnish.program.program import Program
 from burnish.program.state import check_state, replacing
@@ -28,7 +28,8 @@ def export_inference(program: Program, state: Mapping[str, np.ndarray], fold_nor
         program: the program.
         state: arrays by state name; those that are neither ``param/...`` nor ``stat/...`` are not read. The model refers to
             the arrays: pass copies if they change later.
-        fold_norm: fold inference-mode batch normalization into the layers before it.
+        fold_norm: compute weights under weight normalization once, and fold inference-mode batch normalization into the layers
+            beside it.
 
     Returns:
         A model with the source's inputs and outputs, and its weights and statistics as initializers under their own names.
@@ -45,6 +46,7 @@ def export_inference(program: Program, state: Mapping[str, np.ndarray], fold_nor
     for name, array in needed.items():
         _make_initializer(graph, inputs[name], name.partition("/")[2], np.asarray(array, order="C"))
     if fold_norm:
+        fold_weight_normalization(model)
         fold_batch_normalization(model)
     return remove_unused(model)
 

@@ -1,0 +1,74 @@
+"""Weights that are given by direction and length become single initializers again."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import add_initializer, constant_array, remove_unread
+
+
+def fold_weight_normalization(model: ir.Model) -> ir.Model:
+    """Compute, in place, ``v * (g / ReduceL2(v))`` of constant g and v once, as ``burnish.norms.weight_normalize`` writes it.
+
+    The result is computed in float64, rounded once, and an initializer under the name that it had as a value, which is the
+    weight's. g and v are removed where nothing else reads them. What does not come out finite stays.
+
+    Returns:
+        The same model.
+    """
+    for node in list(model.graph):
+        operands = _normalized_weight(node)
+        if operands is not None:
+            _fold(model.graph, node, *operands)
+    return model
+
+
+def _normalized_weight(node: ir.Node) -> tuple[ir.Value, ir.Node, ir.Node] | None:
+    """Return v, the division and the norm of a product that is a normalized weight."""
+    if not _is(node, "Mul") or node.outputs[0].is_graph_output():
+        return None
+    for direction, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):
+        division = None if factor is None else factor.producer()
+        if direction is None or division is None or not _is(division, "Div"):
+            continue
+        length, divisor = division.inputs
+        norm = None if divisor is None else divisor.producer()
+        if norm is None or not _is(norm, "ReduceL2") or norm.inputs[0] is not direction:
+            continue
+        keepdims = norm.attributes.get("keepdims")
+        axes = norm.inputs[1] if len(norm.inputs) > 1 else None
+        if keepdims is not None and keepdims.as_int() == 0:
+            continue
+        if all(constant_array(value) is not None for value in (direction, length, axes)):
+            return direction, division, norm
+    return None
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain == ""
+
+
+def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node, norm: ir.Node) -> None:
+    length, axes = division.inputs[0], norm.inputs[1]
+    v, g, along = (constant_array(value) for value in (direction, length, axes))
+    assert v is not None
+    assert g is not None
+    assert along is not None
+    over = tuple(int(axis) for axis in along) or None
+    wide = v.astype(np.float64)
+    with np.errstate(all="ignore"):
+        weight = (g.astype(np.float64) * wide / np.sqrt(np.sum(wide * wide, axis=over, keepdims=True))).astype(v.dtype)
+    if not np.isfinite(weight.astype(np.float64)).all():
+        return
+    output = node.outputs[0]
+    name = output.name or "weight"
+    output.name = None
+    output.replace_all_uses_with(add_initializer(graph, name, weight))
+    graph.remove(node, safe=True)
+    for unread in (division, norm):
+        if not unread.outputs[0].uses():
+            graph.remove(unread, safe=True)
+    for value in (direction, length, axes):
+        if value is not None:
+            remove_unread(graph, value)
