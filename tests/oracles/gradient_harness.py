@@ -180,8 +180,9 @@ def gradient_graph(
     ]
     model = ir.Model(graph, ir_version=10)
     emitted_names = [str(node.op_type) for node in emitted]
+    output_names = [str(output.name) for output in outputs]
     lower_semantic_operators(model)
-    return GradientGraph(model, [str(output.name) for output in outputs], names, emitted_names, dead)
+    return GradientGraph(model, output_names, names, emitted_names, dead)
 
 
 def _in_training_form(graph: ir.Graph, outputs: list[ir.Value]) -> list[ir.Value]:
