@@ -1,8 +1,9 @@
-"""Whether a node means the same in another opset, and moving a model to one where everything does."""
+"""Whether a node means the same in another opset, and moving models to opsets where everything does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import onnx
@@ -11,39 +12,39 @@ import onnx_ir as ir
 from burnish.graph.inference import operator_version
 
 
-def _is_set(attribute: str) -> Callable[[ir.Node], bool]:
-    return lambda node: attribute in node.attributes and bool(node.attributes[attribute].value)
+def _has(attribute: str, value: Any) -> Callable[[ir.Node], bool]:
+    return lambda node: attribute in node.attributes and bool(node.attributes[attribute].value == value)
 
 
 CHANGED: dict[tuple[str, int], Callable[[ir.Node], bool]] = {
     # Windows that start in the padding behind the data were counted before.
-    ("AveragePool", 19): _is_set("ceil_mode"),
+    ("AveragePool", 19): _has("ceil_mode", 1),
     # Scale and bias were per group, and are per channel.
     ("GroupNormalization", 21): lambda node: True,
+    # Modes that were new.
+    ("Pad", 19): _has("mode", "wrap"),
+    ("Resize", 19): _has("coordinate_transformation_mode", "half_pixel_symmetric"),
 }
 """Versions that gave the same signature another meaning, and which nodes that concerns."""
 
 
-def keeps_meaning(node: ir.Node, opset: int, other: int) -> bool:
-    """Whether a node of one opset, put into a newer one, is the same: versions between differ by types or by additions.
+def keeps_meaning(node: ir.Node, opset: int, newer: int) -> bool:
+    """Whether a node is the same in two opsets: the versions of its operator differ by types or by additions.
 
     An addition is an optional attribute or a trailing optional input. Nodes of other domains are as they are.
     """
     if node.domain not in ("", "ai.onnx"):
         return True
-    older = operator_version(node.op_type, opset)
-    if older is None:
+    version = _version(node.op_type, opset)
+    if version is None:
         return False
-    for version in range(opset + 1, other + 1):
-        newer = operator_version(node.op_type, version)
-        if newer is None:
-            return False
-        if newer == older:
+    for following in range(opset + 1, newer + 1):
+        if _version(node.op_type, following) != following:
             continue
-        changed = CHANGED.get((node.op_type, newer))
-        if (changed is not None and changed(node)) or not _only_adds(node.op_type, opset, version):
+        changes = CHANGED.get((node.op_type, following))
+        if (changes is not None and changes(node)) or not _only_adds(node.op_type, version, following):
             return False
-        older = newer
+        version = following
     return True
 
 
@@ -60,8 +61,25 @@ def raise_opset(model: ir.Model, opset: int) -> bool:
     return True
 
 
-def _only_adds(op_type: str, opset: int, newer_opset: int) -> bool:
-    old, new = (onnx.defs.get_schema(op_type, version, "") for version in (opset, newer_opset))
+def oldest_opset(node: ir.Node, opset: int, oldest: int) -> int:
+    """Return the oldest opset, from ``oldest`` on, in which a standard node of this opset is valid and means the same."""
+    version = _version(node.op_type, opset)
+    while version is not None and version > oldest:
+        older = _version(node.op_type, version - 1)
+        if older is None or not keeps_meaning(node, version - 1, version) or not _is_valid(node, older):
+            return version
+        version = older
+    return oldest if version is not None else opset
+
+
+@cache
+def _version(op_type: str, opset: int) -> int | None:
+    return operator_version(op_type, opset)
+
+
+@cache
+def _only_adds(op_type: str, older: int, newer: int) -> bool:
+    old, new = (onnx.defs.get_schema(op_type, version, "") for version in (older, newer))
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     count = len(old.inputs)
     same_inputs = _parameters(new.inputs)[:count] == _parameters(old.inputs)
@@ -80,3 +98,34 @@ def _parameters(parameters: Any) -> list[tuple[str, Any]]:
 
 def _definition(attribute: Any) -> tuple[Any, ...]:
     return attribute.type, attribute.required, attribute.default_value.SerializeToString()
+
+
+def _is_valid(node: ir.Node, version: int) -> bool:
+    """Whether a version of the node's operator has its attributes, and takes and gives its types."""
+    schema, inputs, outputs = _signature(node.op_type, version)
+    if len(node.inputs) > schema.max_input or not set(node.attributes) <= set(schema.attributes):
+        return False
+    return _are_allowed(node.inputs, inputs) and _are_allowed(node.outputs, outputs)
+
+
+def _are_allowed(values: Any, allowed: tuple[frozenset[str], ...]) -> bool:
+    for index, value in enumerate(values):
+        if value is None or not (value.uses() or value.is_graph_output()):
+            continue
+        if not allowed or not isinstance(value.type, ir.TensorType):
+            return False
+        if f"tensor({value.dtype.name.lower()})" not in allowed[min(index, len(allowed) - 1)]:
+            return False
+    return True
+
+
+@cache
+def _signature(op_type: str, version: int) -> tuple[Any, tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
+    """The schema, and the types that each input and output may have; the last one's are those of all that follow it."""
+    schema = onnx.defs.get_schema(op_type, version, "")
+    allowed = {constraint.type_param_str: frozenset(constraint.allowed_type_strs) for constraint in schema.type_constraints}
+
+    def types(parameters: Any) -> tuple[frozenset[str], ...]:
+        return tuple(allowed.get(parameter.type_str, frozenset({parameter.type_str})) for parameter in parameters)
+
+    return schema, types(schema.inputs), types(schema.outputs)

@@ -8,7 +8,8 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import describe_node, operator_version
+from burnish.graph import describe_node
+from burnish.graph.versions import oldest_opset
 
 OLDEST_OPSET = 18
 
@@ -56,7 +57,7 @@ def settle_opset(model: ir.Model, target: Target) -> None:
     for node in model.graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):
             continue
-        version = operator_version(node.op_type, declared) or declared
+        version = oldest_opset(node, declared, OLDEST_OPSET)
         if version > target.newest_opset:
             raise UnsupportedOperatorError(
                 f"{describe_node(node)} is of opset {version}, and {target.name} loads opset {target.newest_opset} at most: "

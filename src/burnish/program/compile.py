@@ -26,7 +26,7 @@ from burnish.norms import (
     layer_names,
     resolve_policies,
 )
-from burnish.passes import remove_unused
+from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
 from burnish.program.preparation import (
     ModelState,
     Trainable,
@@ -86,7 +86,7 @@ def compile(
     for name, value, known in (("precision", precision, PRECISIONS), ("target", target, tuple(TARGETS))):
         if value not in known:
             raise ConfigurationError(f"{name}: unknown '{value}'; choose among {', '.join(map(repr, known))}")
-    model = load(source)
+    model = recognize_normalization(load(source))
     resolved_loss = losses.get(loss)
     prediction = find_prediction(model, outputs, isinstance(resolved_loss, losses.CrossEntropy))
     layers = batch_normalizations(model.graph)
@@ -303,6 +303,7 @@ class _Compilation:
         updated: dict[ir.Value, ir.Value] = {}
 
         def bind(bound: ir.Graph) -> None:
+            recognize_training_normalization(draft.model)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 
         prediction = self._bound_prediction(draft, bind)

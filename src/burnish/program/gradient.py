@@ -14,7 +14,7 @@ from burnish.importer import Source, load
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
 from burnish.optim.base import zeros_like
-from burnish.passes import remove_unused
+from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
 
 
 def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
@@ -39,7 +39,7 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     if target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     names = [wrt] if isinstance(wrt, str) else list(wrt)
-    model = load(source)
+    model = recognize_training_normalization(recognize_normalization(load(source)))
     graph = model.graph
     output_names = [value.name or "" for value in graph.outputs]
     chosen = _choose_output(output_names, of)
