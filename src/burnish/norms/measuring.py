@@ -273,7 +273,9 @@ def _opened(model: ir.Model, engine: Engine | None) -> Run:
         try:
             return dict(zip(names, session.run(names, dict(inputs)), strict=True))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
-            raise EngineError(f"ONNX Runtime cannot run the model on a batch: {error}. Check the batch's shapes") from error
+            raise EngineError(
+                f"ONNX Runtime cannot run the model on a batch: {_reason(error)}. Check the shapes of the batch"
+            ) from error
 
     return run
 
@@ -294,6 +296,11 @@ def _load(model: ir.Model) -> onnxruntime.InferenceSession:
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise EngineError(
-            f"ONNX Runtime cannot load the model to measure it: {error}. "
+            f"ONNX Runtime cannot load the model to measure it: {_reason(error)}. "
             "Give another engine, such as burnish.engines.get('reference')"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error on one line, without its full stop."""
+    return " ".join(str(error).split()).rstrip(" .")
