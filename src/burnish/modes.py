@@ -16,6 +16,7 @@ from burnish.graph import Builder, Tensor, describe_node, replace_node, replace_
 from burnish.norms import BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
 from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
+from burnish.ops.normalization.statistics import per_channel
 from burnish.random import dropout
 
 
@@ -53,6 +54,7 @@ def bind_training(
             _bind_batch_statistics(graph, node, policy, statistics)
         else:
             _bind_frozen(node)
+            _center(graph, node)
     for stream, node in enumerate(_dropouts(graph)):
         _bind_dropout(graph, node, key, stream)
     _put_training_forms(graph)
@@ -95,6 +97,17 @@ def _bind_frozen(node: ir.Node) -> None:
         if running is not None:
             output.replace_all_uses_with(running, replace_graph_outputs=True)
     node.resize_outputs(1)
+
+
+def _center(graph: ir.Graph, node: ir.Node) -> None:
+    """Take the mean off before a frozen layer: a runtime's x * a + b loses digits when the mean is large."""
+    builder = Builder(graph, before=node)
+    x, mean = (builder.tensor(value) for index in (0, 3) if (value := node.inputs[index]) is not None)
+    channels = mean.dimension(0)
+    if x.rank is None or channels is None:
+        return
+    node.replace_input_with(0, (x - per_channel(mean, x)).value)
+    node.replace_input_with(3, builder.constant(np.zeros(channels, mean.dtype.numpy())).value)
 
 
 def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatistics, statistics: RunningStatistics) -> None:

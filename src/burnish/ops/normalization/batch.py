@@ -13,6 +13,8 @@ kernel that computes with x and mean may leave both out.
 
 from __future__ import annotations
 
+import numpy as np
+
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
 from burnish.ops.normalization.statistics import (
@@ -103,7 +105,8 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
     dbias = channel_sum(dy) if any(map(op.wants, (2, 3))) else None
     weighted = None
     if op.wants(1) or op.wants(4):
-        weighted = channel_sum(dy * (x - per_channel(mean, x)))
+        is_centered = mean.array is not None and not np.any(mean.array)
+        weighted = channel_sum(dy * (x if is_centered else x - per_channel(mean, x)))
     dscale = weighted * inverse_std if weighted is not None and op.wants(1) else None
     dmean = -(scale * inverse_std * dbias) if op.wants(3) and dbias is not None else None
     dvariance = None
