@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, replace_node
 from burnish.norms.measuring import Batch, Engine, Measurement, Moments, Statistics, emit_statistics
-from burnish.norms.policies import RunningVariance
+from burnish.norms.policies import RunningVariance, layer_name
 from burnish.ops.normalization.statistics import channel_affine
 
 PREFIX = "stat/"
@@ -73,8 +74,9 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: Engi
     moments = measurement.run(data, inputs, fixed, session.engine if engine is None else engine)
     unbiased = program.options.get("running_variance") == RunningVariance.PYTORCH
     results = {}
-    for name, (layer, part) in targets.items():
-        values = moments[layer].mean if part == "mean" else _variance(layer, moments[layer], unbiased)
+    for name, target in targets.items():
+        measured = moments[target.key]
+        values = _variance(target.layer, measured, unbiased) if target.is_variance else measured.mean
         results[name] = values.astype(state[name].dtype)
     session.load_state(state | results)
     return results
@@ -91,26 +93,31 @@ def _variance(layer: str, moments: Moments, unbiased: bool) -> np.ndarray:
     return moments.deviations / (moments.count - 1)
 
 
-def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]) -> dict[str, tuple[str, str]]:
-    """Let the layers that training updates normalize with the batch, and measure them.
+@dataclass(frozen=True)
+class _Target:
+    """Where the new value of a running statistic comes from: the key of its moments, the layer, and which of them it is."""
 
-    Returns:
-        For every running statistic the name its moments are measured under, and which of them it is: mean or variance.
-    """
-    targets: dict[str, tuple[str, str]] = {}
+    key: str
+    layer: str
+    is_variance: bool
+
+
+def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]) -> dict[str, _Target]:
+    """Let the layers that training updates normalize with the batch, and measure them; returns the running statistics."""
+    targets: dict[str, _Target] = {}
     for node in list(graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue
         mean, variance = (_state_name(value) for value in node.inputs[3:5])
-        layer = next((name for name in (mean, variance) if name in updated), None)
-        if layer is None:
+        key = next((name for name in (mean, variance) if name in updated), None)
+        if key is None:
             continue
         builder = Builder(graph, before=node)
         x = builder.tensor(node.inputs[0])  # type: ignore[arg-type]
         statistics = emit_statistics(x)
-        layer = layer.removeprefix(PREFIX)
-        measurement.add(layer, layer, x, statistics)
-        targets |= {name: (layer, part) for name, part in ((mean, "mean"), (variance, "variance")) if name in updated}
+        layer = layer_name(node)
+        measurement.add(key, layer, x, statistics)
+        targets |= {name: _Target(key, layer, name == variance) for name in (mean, variance) if name in updated}
         replace_node(node, _normalized(node, builder, x, statistics))
     return targets
 
