@@ -249,3 +249,147 @@ def test_the_arrays_of_the_source_are_not_written_to() -> None:
     fold_batch_normalization(source.clone())
     np.testing.assert_array_equal(array(source, "conv.weight"), weights["conv.weight"])
     assert [node.op_type for node in source.graph] == ["Conv", "BatchNormalization"]
+
+
+def following(op_type: str, weight: np.ndarray, with_bias: bool, **attributes: object) -> tuple[list[onnx.NodeProto], Arrays]:
+    """A normalization with nothing before it that it could fold into, and a layer behind it."""
+    channels = weight.shape[1] * attributes.get("group", 1) if op_type == "Conv" else 4  # type: ignore[operator]
+    weights = {"layer.weight": weight, **statistics(channels)}
+    operands = ["b", "layer.weight"]
+    if with_bias:
+        out = weight.shape[0] if op_type == "Conv" or attributes.get("transB") else weight.shape[1]
+        weights["layer.bias"] = random(out)
+        operands.append("layer.bias")
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), normalization("a", "b", epsilon=1e-3)]
+    return [*nodes, helper.make_node(op_type, operands, ["y"], **attributes)], weights
+
+
+FOLLOWING_CONVOLUTIONS = {
+    "plain": (random(6, 4, 3, 3), {}),
+    "strided, dilated": (random(6, 4, 2, 2), {"strides": [2, 2], "dilations": [2, 2]}),
+    "grouped": (random(6, 2, 3, 3), {"group": 2}),
+    "depthwise": (random(8, 1, 3, 3), {"group": 4}),
+    "valid": (random(6, 4, 3, 3), {"auto_pad": "VALID"}),
+    "zero pads": (random(6, 4, 3, 3), {"pads": [0, 0, 0, 0]}),
+}
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("layer", FOLLOWING_CONVOLUTIONS)
+def test_into_the_convolution_behind(layer: str, with_bias: bool) -> None:
+    nodes, weights = following("Conv", FOLLOWING_CONVOLUTIONS[layer][0], with_bias, **FOLLOWING_CONVOLUTIONS[layer][1])
+    folded = compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "Conv"])
+    assert set(folded.graph.initializers) == {"layer.weight", "layer.bias"}
+
+
+@pytest.mark.parametrize("attributes", [{"pads": [1, 1, 1, 1]}, {"auto_pad": "SAME_UPPER"}, {"pads": [0, 0, 0, 1]}])
+def test_a_convolution_that_pads_is_not_changed(attributes: dict[str, object]) -> None:
+    nodes, weights = following("Conv", random(6, 4, 3, 3), True, **attributes)
+    compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "BatchNormalization", "Conv"])
+
+
+def test_a_normalization_that_only_scales_folds_into_a_convolution_that_pads() -> None:
+    nodes, weights = following("Conv", random(6, 4, 3, 3), False, pads=[1, 1, 1, 1])
+    weights["bn.bias"][:] = weights["bn.running_mean"][:] = 0
+    folded = compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "Conv"])
+    assert set(folded.graph.initializers) == {"layer.weight"}
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_into_the_dense_layer_behind(transposed: int, with_bias: bool) -> None:
+    weight = random(6, 4) if transposed else random(4, 6)
+    attributes = {"transB": transposed, "alpha": 0.5, "beta": 2.0}
+    nodes, weights = following("Gemm", weight, with_bias, **attributes)
+    folded = compare(build(nodes, weights, ["n", 4]), random(5, 4), ["Relu", "Gemm"])
+    assert set(folded.graph.initializers) == {"layer.weight", "layer.bias"}
+
+
+def test_a_transposed_operand_is_not_changed() -> None:
+    weights = {"layer.weight": random(5, 6), **statistics(4)}
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), normalization("a", "b")]
+    nodes.append(helper.make_node("Gemm", ["b", "layer.weight"], ["y"], transA=1))
+    compare(build(nodes, weights, [5, 4]), random(5, 4), ["Relu", "BatchNormalization", "Gemm"])
+
+
+@pytest.mark.parametrize("flatten", ["Flatten", "Reshape"])
+def test_through_a_flatten(flatten: str) -> None:
+    weights = {"layer.weight": random(6, 4 * 9), "layer.bias": random(6), **statistics(4)}
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), normalization("a", "b")]
+    if flatten == "Reshape":
+        weights["shape"] = np.asarray([-1, 36])
+        nodes.append(helper.make_node("Reshape", ["b", "shape"], ["f"]))
+    else:
+        nodes.append(helper.make_node("Flatten", ["b"], ["f"]))
+    nodes.append(helper.make_node("Gemm", ["f", "layer.weight", "layer.bias"], ["y"], transB=1))
+    between = ["Flatten"] if flatten == "Flatten" else ["Constant", "Reshape"]  # the importer makes the shape a constant
+    compare(build(nodes, weights, ["n", 4, 3, 3]), random(2, 4, 3, 3), ["Relu", *between, "Gemm"])
+
+
+def test_a_reshape_that_mixes_channels_is_not_stepped_over() -> None:
+    weights = {"layer.weight": random(18, 6), "shape": np.asarray([-1, 18]), **statistics(4)}
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), normalization("a", "b"), helper.make_node("Reshape", ["b", "shape"], ["f"])]
+    nodes.append(helper.make_node("Gemm", ["f", "layer.weight"], ["y"]))
+    compare(build(nodes, weights, ["n", 4, 3, 3]), random(2, 4, 3, 3), ["Relu", "BatchNormalization", "Reshape", "Gemm"])
+
+
+def test_into_the_product_behind() -> None:
+    nodes, weights = following("MatMul", random(4, 6), False)
+    folded = compare(build(nodes, weights, ["n", 4]), random(5, 4), ["Relu", "MatMul", "Add"])
+    assert set(folded.graph.initializers) == {"layer.weight", "layer.bias"}
+    assert folded.graph.outputs[0].name == "y"
+
+
+def test_into_the_product_and_sum_behind() -> None:
+    nodes, weights = following("MatMul", random(4, 6), False)
+    nodes[-1].output[0] = "m"
+    nodes.append(helper.make_node("Add", ["layer.bias", "m"], ["y"]))
+    weights["layer.bias"] = random(6)
+    folded = compare(build(nodes, weights, ["n", 4]), random(5, 4), ["Relu", "MatMul", "Add"])
+    assert set(folded.graph.initializers) == {"layer.weight", "layer.bias"}
+
+
+def test_a_product_over_positions_is_not_changed() -> None:
+    """Of [N, C, L] a product sums over L, and the channels are another axis."""
+    nodes, weights = following("MatMul", random(4, 6), False)
+    compare(build(nodes, weights, ["n", 4, 4]), random(2, 4, 4), ["Relu", "BatchNormalization", "MatMul"])
+
+
+def test_a_normalization_that_several_layers_read_is_not_folded_forward() -> None:
+    nodes, weights = following("Conv", random(4, 4, 1, 1), False)
+    nodes[-1].output[0] = "c"
+    nodes.append(helper.make_node("Add", ["b", "c"], ["y"]))
+    compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "BatchNormalization", "Conv", "Add"])
+
+
+def test_a_nonlinearity_between_stops_folding() -> None:
+    nodes, weights = following("Conv", random(6, 4, 1, 1), False)
+    nodes[-1].input[0] = "r"
+    nodes.insert(2, helper.make_node("Relu", ["b"], ["r"]))
+    compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "BatchNormalization", "Relu", "Conv"])
+
+
+def test_a_weight_that_others_read_is_copied_before_it_is_folded_into() -> None:
+    nodes, weights = following("Conv", random(4, 4, 1, 1), False)
+    nodes[-1].output[0] = "c"
+    nodes.append(helper.make_node("Conv", ["c", "layer.weight"], ["y"]))
+    folded = compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "Conv", "Conv"])
+    np.testing.assert_array_equal(array(folded, "layer.weight"), weights["layer.weight"])
+
+
+def test_the_layer_before_is_preferred() -> None:
+    weights = {"first.weight": random(4, 4, 1, 1), "second.weight": random(5, 4, 1, 1), **statistics(4)}
+    nodes = [
+        helper.make_node("Conv", ["x", "first.weight"], ["c"]),
+        normalization("c", "b"),
+        helper.make_node("Conv", ["b", "second.weight"], ["y"]),
+    ]
+    folded = compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Conv", "Conv"])
+    np.testing.assert_array_equal(array(folded, "second.weight"), weights["second.weight"])
+
+
+def test_one_behind_the_other() -> None:
+    nodes, weights = following("Conv", random(6, 4, 3, 3), True)
+    nodes[1].output[0] = "between"
+    nodes.insert(2, normalization("between", "b"))
+    compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "Conv"])

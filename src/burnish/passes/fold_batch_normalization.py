@@ -37,7 +37,7 @@ def fold_batch_normalization(model: ir.Model) -> ir.Model:
     for node in list(model.graph):
         if _is_inference_batch_normalization(node):
             _fold(model.graph, node, _into_preceding)
-    for node in list(model.graph):
+    for node in reversed(list(model.graph)):
         if _is_inference_batch_normalization(node):
             _fold(model.graph, node, fold_into_following)
     return model
