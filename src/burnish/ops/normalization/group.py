@@ -77,7 +77,7 @@ def mean_variance_normalization(op: Operation) -> Tensor:
 
 
 def _by_group(op: Operation, x: Tensor) -> Tensor:
-    """Reshape ``x`` [N, C, ...] to [N, groups, elements], or to [N, groups, rows, width] where the extents are not known."""
+    """Reshape ``x`` [N, C, ...] to [N, groups, elements]; images of unknown extents to [N, groups, others, height, width]."""
     builder = op.builder
     rank = known_rank(op, x)
     if rank < 2:
@@ -90,9 +90,10 @@ def _by_group(op: Operation, x: Tensor) -> Tensor:
         )
     batch = None if x.shape is None else x.shape.dims[0]
     sizes = extents(x, 1)
-    if rank > 2 and sizes is None:
-        target = joined(builder, [builder.integers([0, groups, -1]), extent(x, -1)])
-        return builder.op("Reshape", x, target, shape=[batch, groups, None, x.dimension(-1)], dtype=x.dtype)
+    if rank > 3 and sizes is None:
+        target = joined(builder, [builder.integers([0, groups, -1]), extent(x, -2), extent(x, -1)])
+        dimensions = [batch, groups, None, x.dimension(-2), x.dimension(-1)]
+        return builder.op("Reshape", x, target, shape=dimensions, dtype=x.dtype)
     return builder.op("Reshape", x, builder.integers([0, groups, -1]))
 
 

@@ -7,6 +7,7 @@ around it. Both are differentiable any number of times.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil, log, prod
 
 import numpy as np
@@ -104,7 +105,8 @@ def moved_back(x: Tensor, permutation: list[int] | None) -> Tensor:
 def trailing_sum(x: Tensor, axis: int, squares: bool = False) -> Tensor:
     """Sum ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay as 1.
 
-    A long row is summed in blocks: exact blocks where its length is known, by its axes, or padded at run time.
+    A long row of known length is summed in blocks that divide it. Else its axes are summed one after the other, where an axis
+    of unknown extent beside others (the width of images) is taken to be short; one alone is padded to blocks at run time.
     """
     builder = x.builder
     rank = x.rank or 0
@@ -120,13 +122,20 @@ def trailing_sum(x: Tensor, axis: int, squares: bool = False) -> Tensor:
             reduction = "ReduceSumSquare" if squares and stage == len(blocks) else "ReduceSum"
             total = builder.op(reduction, total, builder.integers([-1]), keepdims=int(stage == 1))
         return total if axis == -1 else builder.op("Unsqueeze", total, builder.integers(list(range(axis + 1, 0))))
+    if axis < -1 and x.dimension(-1) is not None and (length is None or length > LONGEST_PLAIN_SUM):
+        return _sum_by_axes(trailing_sum(x, -1, squares), range(-2, axis - 1, -1))
     terms = x * x if squares else x
     if length is not None and length <= LONGEST_PLAIN_SUM:
         return builder.op("ReduceSum", terms, builder.integers(list(range(axis, 0))), keepdims=1)
     if axis < -1:
-        along_last = builder.op("ReduceSum", terms, builder.integers([-1]), keepdims=1)
-        return builder.op("ReduceSum", along_last, builder.integers(list(range(axis, -1))), keepdims=1)
+        return _sum_by_axes(terms, range(-1, axis - 1, -1))
     return builder.op("Unsqueeze", blocked_sum(terms, rank - 1), builder.integers([-1]))
+
+
+def _sum_by_axes(x: Tensor, axes: Iterable[int]) -> Tensor:
+    for axis in axes:
+        x = x.builder.op("ReduceSum", x, x.builder.integers([axis]), keepdims=1)
+    return x
 
 
 def trailing_mean(x: Tensor, axis: int, squares: bool = False) -> Tensor:
