@@ -176,7 +176,11 @@ def get(policy: str | NormPolicy) -> NormPolicy:
         raise ConfigurationError(f"norm: unknown policy '{policy}'; choose among {known}")
     settings: dict[str, Any] = {}
     for part in rest.split(",") if colon else ():
-        settings |= _setting(policy, name, part.strip())
+        given = _setting(policy, name, part.strip())
+        repeated = next((key for key in given if key in settings), None)
+        if repeated is not None:
+            raise ConfigurationError(f"norm: '{policy}' gives {repeated} twice; give it once")
+        settings |= given
     if name == Ghost.name and "size" not in settings:
         raise ConfigurationError(f"norm: '{policy}' lacks the number of samples in a group: 'ghost:32'")
     return POLICIES[name](**settings)

@@ -8,7 +8,7 @@ from burnish.graph import Tensor
 
 
 def linear(step: Tensor, start: int, end: int, first: float, last: float) -> Tensor:
-    """Return ``first`` up to step ``start``, ``last`` from step ``end`` on, and the line between, as a float32 scalar.
+    """Return ``first`` up to step ``start``, ``last`` from step ``end`` on, and the line between, as a float64 scalar.
 
     Args:
         step: int64 scalar, the number of updates done before this one.
@@ -17,4 +17,4 @@ def linear(step: Tensor, start: int, end: int, first: float, last: float) -> Ten
     """
     builder = step.builder
     done = builder.op("Min", builder.op("Max", step - start, 0), end - start)
-    return builder.cast(done, ir.DataType.FLOAT) * ((last - first) / (end - start)) + first
+    return builder.cast(done, ir.DataType.DOUBLE) * ((last - first) / (end - start)) + first

@@ -90,7 +90,7 @@ class RunningStatistics:
 
     def _linear(self, builder: Builder, start: int, end: int, first: float, last: float) -> Tensor:
         if start == end:
-            return builder.scalar(last, ir.DataType.FLOAT)
+            return builder.scalar(last, ir.DataType.DOUBLE)
         return linear(self._steps(builder), start, end, first, last)
 
     def _steps(self, builder: Builder) -> Tensor:
