@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, same_dimension
+from burnish.graph import Builder, Tensor, constant_array, same_dimension, static_shape
 from burnish.graph.matching import Either, Match, Node, Pattern, Variable, find_match
 from burnish.graph.versions import raise_opset
 from burnish.passes.normalization_patterns import is_valid_epsilon, replace_pieces
@@ -106,10 +106,19 @@ def _per_channel(builder: Builder, x: Tensor, operand: ir.Value | None, default:
     assert channels is not None
     if operand is None:
         return builder.constant(np.full(channels, default, dtype=x.dtype.numpy()))
-    tensor = builder.tensor(operand)
+    tensor = builder.tensor(_vector(operand, channels))
     if tensor.rank != 1:
         tensor = builder.op("Reshape", tensor, builder.integers([-1]))
     return tensor if tensor.dimension(0) == channels else builder.op("Expand", tensor, builder.integers([channels]))
+
+
+def _vector(operand: ir.Value, channels: int) -> ir.Value:
+    """The vector of all channels that an exporter gave trailing axes, or the operand itself."""
+    producer = operand.producer()
+    source = producer.inputs[0] if producer is not None and producer.domain == "" and producer.inputs else None
+    if producer is None or producer.op_type not in ("Unsqueeze", "Reshape") or source is None:
+        return operand
+    return source if static_shape(source) == (channels,) else operand
 
 
 def _has_shape_of(restored: ir.Value, x: ir.Value) -> bool:
