@@ -211,8 +211,8 @@ def main() -> None:
             "normalized together. Measured by `python benchmarks/normalization_accuracy.py --write`: burnish's graphs on\n"
             f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__.split('+')[0]}, and onnxruntime's own "
             "operators.\n\n"
-            "Of two elements (N = 2) the exact dx is of the order of epsilon, what is left of terms 10^5 times as large: no float32\n"
-            "arithmetic keeps more digits of it than are shown.\n\n"
+            "Of two elements (N = 2) the exact dx is of the order of epsilon, what is left of terms 10^5 times as large: no\n"
+            "float32 arithmetic keeps more digits of it than are shown.\n\n"
         )
         DOCUMENT.write_text(introduction + "\n".join(rows) + "\n")
 
