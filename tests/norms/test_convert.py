@@ -126,6 +126,14 @@ def test_a_converted_network_trains_like_pytorchs(to: str) -> None:
         assert np.linalg.norm(state[f"param/{name}"] - wanted) <= 1e-4 * np.linalg.norm(wanted), name
 
 
+@pytest.mark.parametrize("to", ["group:4", "layer", "instance"])
+def test_a_converted_network_starts_from_scratch(to: str) -> None:
+    model = burnish.norms.convert(export_onnx(ResNet((1,), 8, 5), torch.zeros(2, 3, 32, 32)), to)
+    state = burnish.compile(model).initial_state(reinitialize="kaiming")
+    np.testing.assert_array_equal(state["param/bn1.weight"], np.ones(8))
+    np.testing.assert_array_equal(state["param/bn1.bias"], np.zeros(8))
+
+
 def test_only_the_layers_that_are_named() -> None:
     model = burnish.norms.convert(
         export_onnx(ResNet((1,), 8, 5), torch.zeros(2, 3, 32, 32)), "group:4", layers=["bn1", "stages.*.bn2"]

@@ -289,3 +289,14 @@ def test_a_model_that_cannot_be_run() -> None:
     weights["back"] = np.asarray([-1, 3, 8, 8], np.int64)
     with pytest.raises(EngineError, match=r"ONNX Runtime cannot run the model on a batch.*Check the shapes of the batch"):
         burnish.norms.insert(build(nodes, weights), data=[{"x": random(1, 3, 8, 8)}])
+
+
+def test_half_precision_that_cannot_hold_the_variance() -> None:
+    proto = build([helper.make_node("Conv", ["x", "conv.weight"], ["y"])], {"conv.weight": random(3, 3, 1, 1).astype(np.float16)})
+    for info in (*proto.graph.input, *proto.graph.output):
+        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    x = random(4, 3, 8, 8).astype(np.float16)
+    model = burnish.norms.insert(proto, data=[{"x": x}])
+    assert array(model, "conv.norm.running_var").dtype == np.float16
+    with pytest.raises(ConfigurationError, match=r"statistics behind Conv .* are too large for FLOAT16"):
+        burnish.norms.insert(proto, data=[{"x": 1000 * x}])

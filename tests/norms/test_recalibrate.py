@@ -200,6 +200,14 @@ def test_nothing_to_recalibrate() -> None:
         burnish.norms.recalibrate(dense_session(norm="frozen"), [{"x": np.ones((2, 2), np.float32)}])
 
 
+def test_what_is_no_session_and_no_engine() -> None:
+    session = dense_session()
+    with pytest.raises(ConfigurationError, match=r"a Program holds none: give burnish\.Session\(program\)"):
+        burnish.norms.recalibrate(session.program, [])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"engine='reference' is not an engine: give an object.*engines\.get"):
+        burnish.norms.recalibrate(session, [{"x": np.ones((2, 2), np.float32)}], engine="reference")  # type: ignore[arg-type]
+
+
 def failing() -> Iterator[dict[str, np.ndarray]]:
     yield {"x": np.ones((2, 2), np.float32)}
     yield {"x": np.full((2, 2), np.inf, np.float32)}

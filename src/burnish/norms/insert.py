@@ -49,7 +49,8 @@ def insert(
         ``conv1.norm.running_mean`` and ``conv1.norm.running_var``, each [C] in the dtype of the layer.
 
     Raises:
-        ConfigurationError: nothing matches, all of it is normalized already, a layer of unknown size, or an option out of range.
+        ConfigurationError: nothing matches, all of it is normalized already, a layer of unknown size, or an option out of range;
+            or statistics that the model's half precision cannot hold.
         InputError: a batch that does not fit the model, none at all, or values that are not finite.
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
@@ -120,11 +121,17 @@ def _insert(graph: ir.Graph, node: ir.Node, moments: Moments | None, epsilon: fl
     dtype = output.dtype.numpy()
     mean = np.zeros(channels) if moments is None else moments.mean
     variance = np.ones(channels) if moments is None else moments.variance
-    arrays = {"running_mean": mean.astype(dtype), "running_var": variance.astype(dtype)}
+    with np.errstate(over="ignore"):
+        arrays = {"running_mean": mean.astype(dtype), "running_var": variance.astype(dtype)}
     # From the rounded variance and the epsilon as the model holds it: the factor scale / sqrt(variance + epsilon) is then 1.
     held = float(np.float32(epsilon))
     arrays["weight"] = np.sqrt(arrays["running_var"].astype(np.float64) + held).astype(dtype)
     arrays["bias"] = arrays["running_mean"]
+    if not all(np.isfinite(array.astype(np.float64)).all() for array in arrays.values()):
+        raise ConfigurationError(
+            f"insert: the statistics behind {describe_node(node)} are too large for {output.dtype}: choose other layers with "
+            "after=..., or give the model in float32"
+        )
     stem = f"{layer_name(node) or _key(node)}.norm"
     operands = []
     for part in ("weight", "bias", "running_mean", "running_var"):

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from burnish.errors import EngineError, InputError
+from burnish.errors import ConfigurationError, EngineError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.ops.normalization.statistics import channel_mean, per_channel
 
@@ -264,6 +264,8 @@ def _converted(value: ir.Value, array: np.ndarray) -> np.ndarray:
 
 
 def _opened(model: ir.Model, engine: Engine | None) -> Run:
+    if engine is not None and not callable(getattr(engine, "run", None)):
+        raise ConfigurationError(f"engine={engine!r} is not an engine: give an object, such as burnish.engines.get('reference')")
     if engine is not None and engine.name != "onnxruntime":
         return lambda inputs: engine.run(model, inputs)
     session = _load(model)

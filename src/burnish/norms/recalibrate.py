@@ -52,11 +52,15 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: Engi
         N - 1, with N the number of elements of a channel in the whole data set.
 
     Raises:
-        ConfigurationError: the program has no running statistics that training updates.
+        ConfigurationError: no session, or one whose program has no running statistics that training updates.
         InputError: a batch that does not fit, none at all, values that are not finite, or a single element per channel where
             the variance is divided by N - 1. The state is as it was.
         EngineError: the engine failed; the state is as it was.
     """
+    if not all(hasattr(session, name) for name in ("program", "engine", "state", "load_state")):
+        raise ConfigurationError(
+            f"recalibrate: statistics belong to a state, and a {type(session).__name__} holds none: give burnish.Session(program)"
+        )
     program = session.program
     updated = {name for name in program.signature["step"].updates if name.startswith(PREFIX)}
     model = program.predict.clone()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 EMBEDDING_DEVIATION = 0.02
 """Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""
 
+SHAPE_A_VECTOR = ("Expand", "Reshape", "Unsqueeze")
+"""What gives one number per channel the shape it is applied in."""
+
 Scheme = Callable[[np.random.Generator, tuple[int, ...], int, int], np.ndarray]
 
 
@@ -113,7 +116,8 @@ def _uses(value: ir.Value, permutation: tuple[int, ...]) -> list[_Use]:
     """Return the operators that compute with a value, seen through operators that only pass it on."""
     uses = []
     for node, operand in value.uses():
-        if node.op_type in ("Identity", "Cast"):
+        is_vector = len(permutation) == 1
+        if node.op_type in ("Identity", "Cast") or (is_vector and operand == 0 and node.op_type in SHAPE_A_VECTOR):
             uses += _uses(node.outputs[0], permutation)
         elif node.op_type == "Transpose":
             given = node.attributes.get("perm")
