@@ -39,7 +39,7 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     if target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     names = [wrt] if isinstance(wrt, str) else list(wrt)
-    model = recognize_training_normalization(recognize_normalization(load(source)))
+    model = _load_recognized(source, names)
     graph = model.graph
     output_names = [value.name or "" for value in graph.outputs]
     chosen = _choose_output(output_names, of)
@@ -66,6 +66,13 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     settle_opset(model, TARGETS[target])
     check_allowed(model, TARGETS[target])
     return model
+
+
+def _load_recognized(source: Source, names: Sequence[str]) -> ir.Model:
+    model = recognize_training_normalization(recognize_normalization(load(source)))
+    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    # A constant inside the pieces of a layer, such as an epsilon, is gone with them.
+    return model if known.issuperset(names) else load(source)
 
 
 def _choose_output(names: Sequence[str], of: str | None) -> str:
