@@ -276,7 +276,8 @@ def test_a_batch_that_ghost_does_not_divide():
     before = session.state()
     message = (
         r"The input 'x' has 6 along 'batch', and batch normalization 'bn2' takes its statistics over groups of 4 "
-        r"\(norm 'ghost:4'\), which 6 is not a multiple of\. Leave a shorter last batch out \(drop_last=True\), .* another ghost"
+        r"\(norm 'ghost:4'\), and asks for a multiple of 4\. Give batches of another size \(drop_last=True .*\), or compile with "
+        r"another ghost size"
     )
     with pytest.raises(InputError, match=message):
         session.step(data)
@@ -294,6 +295,20 @@ def test_several_ghost_sizes_ask_for_a_multiple_of_each():
         session.step(batches(4, 1, 4)[0])
 
 
+def test_a_trainer_leaves_out_a_last_batch_that_the_program_does_not_take(tmp_path):
+    program = burnish.compile(network(2), loss="mse", norm="ghost:4")
+    (data,) = batches(2, 1, 22)
+    options = {"epochs": 2, "progress": False, "run_directory": tmp_path / "run"}
+    trained = burnish.Trainer(program, (data["x"], data["targets"]), batch_size=8, **options)
+    assert trained.steps == 4
+    assert trained.run().steps == 4
+    assert burnish.Trainer(program, (data["x"][:20], data["targets"][:20]), batch_size=8, overwrite=True, **options).steps == 6
+    with pytest.raises(
+        ConfigurationError, match=r"batch_size=6: batch normalization 'bn1' .* multiple of 4; give another batch_s"
+    ):
+        burnish.Trainer(program, (data["x"], data["targets"]), batch_size=6, **options)
+
+
 def test_what_is_asked_of_the_batch_is_saved_with_the_program(tmp_path):
     program = burnish.compile(network(4), loss="mse", norm="ghost:4")
     program.save(tmp_path / "program")
@@ -308,8 +323,8 @@ def test_a_single_value_per_channel(norm):
     session = burnish.Session(burnish.compile(network(2), loss="mse", norm=norm))
     (data,) = batches(2, 1, 1)
     message = (
-        r"The input 'x' has 1 along 'batch', and batch normalization 'bn1' then has a single value per channel, which has no "
-        r"variance to normalize by\. Give batches of 2 or more .* or freeze the layer, norm=\{'bn1': 'frozen'\}"
+        r"The input 'x' has 1 along 'batch', and batch normalization 'bn1' needs 2 or more: a single value per channel has "
+        r"no variance to normalize by\. Give batches of another size .* or freeze the layer, norm=\{'bn1': 'frozen'\}"
     )
     with pytest.raises(InputError, match=message):
         session.step(data)

@@ -40,7 +40,7 @@ def _print_program(summary: dict[str, Any], console: Console) -> None:
     say(f"{summary['program']}: a training program; {summary['trains']}")
     say("compiled with")
     for name, value in summary["options"].items():
-        if name != "trainable":
+        if name not in ("trainable", "norm_layers"):
             say(f"  {name:<16}  {value if isinstance(value, str) else json.dumps(value)}")
     say("a step takes, beside its state")
     for value in summary["inputs"]:

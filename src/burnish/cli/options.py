@@ -44,7 +44,8 @@ NormOption = Annotated[
     typer.Option(
         "--norm",
         metavar="POLICY",
-        help="Batch normalization: train or frozen, or PATTERN=POLICY for some layers; may be given again.",
+        help="Batch normalization: train, frozen, frozen:all, sync, ghost:32 or renorm, or PATTERN=POLICY for some layers; may be "
+        "given again.",
         rich_help_panel=COMPILATION,
     ),
 ]
@@ -146,14 +147,26 @@ def norm_policies(given: list[str]) -> str | dict[str, str]:
     Raises:
         typer.BadParameter: several policies without patterns.
     """
-    values = split(given)
-    if not values:
+    parts = split(given)
+    if not parts:
         return "train"
-    if len(values) == 1 and "=" not in values[0]:
-        return values[0]
+    from burnish.norms.policies import POLICIES, setting_names
+
+    settings = {name for policy in POLICIES.values() for name in setting_names(policy)}
+    values: list[str] = []
+    for part in parts:
+        # A comma stands between policies, and between the settings of one.
+        if values and ":" in values[-1] and part.partition("=")[0].strip() in settings:
+            values[-1] += f",{part}"
+        else:
+            values.append(part)
     policies = {}
     for value in values:
-        pattern, separator, policy = value.rpartition("=")
+        pattern, separator, policy = value.partition("=")
+        if not separator or value.partition(":")[0] in POLICIES:
+            if len(values) == 1:
+                return value
+            separator = ""
         if not separator or not pattern or not policy:
             raise typer.BadParameter(f"'{value}': with several --norm, each is PATTERN=POLICY, such as 'stem*=frozen'")
         policies[pattern] = policy

@@ -29,6 +29,30 @@ class ExtentRule:
     multiple: int = 1
     minimum: int = 1
 
+    def allows(self, extent: int) -> bool:
+        """Whether a step takes this extent."""
+        return extent % self.multiple == 0 and extent >= self.minimum
+
+    @property
+    def reason(self) -> str:
+        """What the layer asks for, and why."""
+        if self.multiple > 1:
+            return (
+                f"batch normalization '{self.layer}' takes its statistics over groups of {self.multiple} "
+                f"(norm 'ghost:{self.multiple}'), and asks for a multiple of {self.multiple}"
+            )
+        return (
+            f"batch normalization '{self.layer}' needs {self.minimum} or more: a single value per channel has no variance to "
+            "normalize by"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What else than another extent helps."""
+        if self.multiple > 1:
+            return "compile with another ghost size"
+        return f"freeze the layer, norm={{'{self.layer}': 'frozen'}}"
+
 
 def extent_rules(policies: Mapping[ir.Node, NormPolicy]) -> tuple[ExtentRule, ...]:
     """Return what the layers ask of symbolic dimensions, each rule once, with the first layer that asks for it.

@@ -47,9 +47,19 @@ def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Co
         _check_range(entry, array)
         arrays[name] = array
     for rule in signature.extents:
-        if rule.dimension in extents:
-            _check_extent(rule, *extents[rule.dimension])
+        extent, name = extents[rule.dimension]
+        if not rule.allows(extent):
+            raise InputError(
+                f"The input '{name}' has {extent} along '{rule.dimension}', and {rule.reason}. Give batches of another size "
+                f"(drop_last=True leaves a shorter last one out), or {rule.remedy}"
+            )
     return arrays
+
+
+def broken_rule(signature: GraphSignature, samples: int) -> ExtentRule | None:
+    """Return the rule that a batch of this many samples breaks, or None for one that the graph takes."""
+    batch = {entry.extents[0] for entry in signature.inputs_of(Role.DATA, Role.LABEL) if entry.extents}
+    return next((rule for rule in signature.extents if rule.dimension in batch and not rule.allows(samples)), None)
 
 
 def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -158,21 +168,6 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
                     f"The inputs '{other}' and '{entry.name}' disagree about '{wanted}': {earlier} and {extent} "
                     f"('{entry.name}': {_expected(entry, array)}). Give both for the same samples"
                 )
-
-
-def _check_extent(rule: ExtentRule, extent: int, name: str) -> None:
-    if extent % rule.multiple:
-        raise InputError(
-            f"The input '{name}' has {extent} along '{rule.dimension}', and batch normalization '{rule.layer}' takes its "
-            f"statistics over groups of {rule.multiple} (norm 'ghost:{rule.multiple}'), which {extent} is not a multiple of. "
-            "Leave a shorter last batch out (drop_last=True), give batches of another size, or compile with another ghost size"
-        )
-    if extent < rule.minimum:
-        raise InputError(
-            f"The input '{name}' has {extent} along '{rule.dimension}', and batch normalization '{rule.layer}' then has a single "
-            f"value per channel, which has no variance to normalize by. Give batches of {rule.minimum} or more (drop_last=True "
-            f"leaves a shorter last one out), or freeze the layer, norm={{'{rule.layer}': 'frozen'}}"
-        )
 
 
 def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from burnish.errors import BurnishError, CheckpointError, ConfigurationError, No
 from burnish.program import Program, Role
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
-from burnish.training.inputs import check_hyperparameters
+from burnish.training.inputs import broken_rule, check_hyperparameters
 from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import Session
@@ -127,7 +127,8 @@ class Trainer:
         train_data: a data set, a source of one (``digits``, a path), ``(x, y)``, or arrays by input name.
         eval_data: the same, to evaluate on after every epoch.
         epochs: how often to go through the training data, in all.
-        batch_size: samples in a batch; the last one of an epoch may be smaller.
+        batch_size: samples in a batch; the last one of an epoch may be smaller, and is left out where the program does not
+            take it (``norm="ghost:<size>"``).
         seed: of the order of the data, of augmentation, and of the random key.
         run_directory: the folder of the run.
         checkpoint_every: also save after this many steps; each epoch is saved in any case.
@@ -181,11 +182,14 @@ class Trainer:
         self.epochs = epochs
         self.checkpoint_every = checkpoint_every
         self.run_directory = Path(run_directory)
-        self.loader = Loader(train, batch_size, seed, augment=augment)
+        rest = _left_out(program, len(train), batch_size)
+        self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment)
         self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(Role.LOSS, Role.METRIC)]
         self._watched = next((entry.name for entry in program.signature["step"].outputs_of(Role.METRIC)), "loss")
         self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
+        if rest:
+            self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         self._rate = _learning_rate(program, lr)
         self._schedule = schedules.get(schedule)
         if self._rate is None and self._schedule is not schedules.constant:
@@ -428,6 +432,16 @@ def _learning_rate(program: Program, lr: float | None) -> float | None:
         return entry.default
     check_hyperparameters(program.signature["step"], {"lr": lr})
     return lr
+
+
+def _left_out(program: Program, samples: int, batch_size: int) -> int:
+    """Return how many samples are left at the end of an epoch that make no batch which the program takes."""
+    signature = program.signature["step"]
+    rule = broken_rule(signature, batch_size)
+    if rule is not None and samples >= batch_size:
+        raise ConfigurationError(f"batch_size={batch_size}: {rule.reason}; give another batch_size, or {rule.remedy}")
+    rest = samples % batch_size
+    return rest if samples > batch_size and rest and broken_rule(signature, rest) is not None else 0
 
 
 def _is_better(metric: str, value: float, than: float) -> bool:
