@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.lowering.targets import OLDEST_OPSET, TARGETS
-from burnish.ops import find_gradient
+from burnish.ops import find_gradient, find_training_form
 
 PAGE = Path(__file__).with_name("operators.md")
 # A fixed range, so that a newer release of the standard does not put the page out of date.
@@ -53,7 +53,9 @@ def operator_page() -> str:
     rows: dict[str, list[str]] = defaultdict(list)
     missing: list[str] = []
     for operator, schemas in schemas_by_operator().items():
-        rules = {version: rule for version in schemas if (rule := find_gradient(ir.node(operator, []), version)) is not None}
+        nodes = {version: ir.node(operator, []) for version in schemas}
+        found = {version: find_gradient(node, version) or find_training_form(node, version) for version, node in nodes.items()}
+        rules = {version: rule for version, rule in found.items() if rule is not None}
         if rules:
             module = rules[max(rules)].__module__
             rows[module].append(f"| {operator} | {', '.join(str(version) for version in sorted(rules))} |")
