@@ -69,6 +69,24 @@ def exported(module: torch.nn.Module, x: np.ndarray, opset: int, folding: bool =
     return file.getvalue()
 
 
+def exported_by_dynamo(module: torch.nn.Module, x: np.ndarray, opset: int) -> onnx.ModelProto:
+    """What PyTorch's newer exporter writes for a module, with a symbolic batch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module.eval(),
+            (torch.from_numpy(x),),
+            opset_version=opset,
+            dynamo=True,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_shapes=({0: torch.export.Dim("n")},),
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
 def random_weights(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Give every parameter random numbers; PyTorch's own ones and zeros hide errors."""
     generator = torch.Generator().manual_seed(seed)

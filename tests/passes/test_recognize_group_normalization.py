@@ -19,6 +19,7 @@ from oracles.recognition import (
     assert_recognized,
     assert_untouched,
     exported,
+    exported_by_dynamo,
     operators,
     random_weights,
     written,
@@ -146,6 +147,11 @@ def test_pytorch_exports(name: str, opset: int) -> None:
     parameters = dict(module.named_parameters())
     names = {initializer: parameter for initializer, parameter in zip(model.graph.initializers, parameters, strict=True)}
     assert_gradients(proto, module, x, names)
+
+
+def test_pytorch_export_by_dynamo() -> None:
+    proto = exported_by_dynamo(random_weights(torch.nn.GroupNorm(3, 6)), X, 18)
+    assert_recognized(proto, recognize_group_normalization, X, [*AFFINE, "GroupNormalization"])
 
 
 def test_what_an_exporter_fills_in_is_no_weight() -> None:

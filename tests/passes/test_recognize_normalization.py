@@ -16,7 +16,7 @@ import burnish
 from burnish.importer import load
 from burnish.passes import recognize_normalization
 from oracles.onnxruntime_outputs import onnxruntime_outputs
-from oracles.recognition import exported, operators, random_weights
+from oracles.recognition import exported, operators, random_weights, written
 
 X = np.random.default_rng(0).normal(size=(5, 3, 8, 8)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 3, 1])
@@ -135,3 +135,17 @@ def test_gradients_are_those_of_the_pieces(network: nn.Module, monkeypatch: pyte
     assert list(after) == list(before)
     for name, expected in before.items():
         assert np.linalg.norm(after[name] - expected) <= 5e-6 * np.linalg.norm(expected), name
+
+
+def test_a_constant_inside_a_layer_is_differentiated_by() -> None:
+    body = (
+        "square = Pow(x, two) power = ReduceMean<keepdims=1>(square, last) stable = Add(power, epsilon) "
+        "root = Sqrt(stable) y = Div(x, root)"
+    )
+    x = np.random.default_rng(2).normal(size=(3, 8)).astype(np.float32)
+    cotangent = np.random.default_rng(3).normal(size=(3, 8)).astype(np.float32)
+    model = burnish.grad(written(body, x, {}), ["x", "epsilon"])
+    gradient = onnxruntime_outputs(model, {"x": x, "cotangent:y": cotangent})["grad:epsilon"]
+    exact = x.astype(np.float64)
+    expected = (-0.5 * cotangent * exact * ((exact**2).mean(-1, keepdims=True) + np.float32(1e-3)) ** -1.5).sum()
+    assert gradient == pytest.approx(expected, rel=1e-5)

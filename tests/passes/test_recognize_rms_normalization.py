@@ -13,6 +13,7 @@ from oracles.recognition import (
     assert_recognized,
     assert_untouched,
     exported,
+    exported_by_dynamo,
     operators,
     random_weights,
     written,
@@ -136,6 +137,12 @@ def test_pytorch_exports(opset: int) -> None:
     model = assert_recognized(proto, recognize_rms_normalization, X, ["RMSNormalization"])
     assert list(model.graph.initializers) == ["weight"]
     assert_gradients(proto, module, X, {"weight": "weight"})
+
+
+def test_pytorch_export_by_dynamo() -> None:
+    proto = exported_by_dynamo(random_weights(torch.nn.RMSNorm(8)), X, 18)
+    model = assert_recognized(proto, recognize_rms_normalization, X, ["RMSNormalization"])
+    assert list(model.graph.initializers) == ["weight"]
 
 
 def test_pytorch_export_in_half_precision() -> None:
