@@ -14,10 +14,6 @@ import pytest
 import burnish
 from burnish import norms
 from burnish.errors import ConfigurationError, InputError, ModelError
-from burnish.importer import load
-from burnish.modes import batch_normalizations, bind_training
-from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
-from burnish.random import KEY_DTYPE, KEY_SHAPE
 from oracles.normalization_policies import MOMENTUM, batches, frozen, ghost, network, reference, renorm, train
 
 RENORM = {"r_max": 1.5, "d_max": 0.6, "start": 1, "r_max_step": 4, "d_max_step": 3}
@@ -180,17 +176,6 @@ def test_a_statistic_is_never_trained_nor_decayed():
     session.step(data)
     for name, value in expected.items():
         close(session.state()[f"stat/{name}"], value)
-
-
-def test_the_distributed_layer_finds_synchronized_layers_by_metadata():
-    model = load(network(4))
-    key = ir.Value(name="key", type=ir.TensorType(KEY_DTYPE), shape=ir.Shape(KEY_SHAPE))
-    policies = norms.resolve_policies({"bn1": "sync"}, batch_normalizations(model.graph))
-    bind_training(model.graph, policies, norms.RunningVariance.ONNX, key, lambda: key)
-    found = {
-        node.metadata_props[LAYER_METADATA]: node.metadata_props[POLICY_METADATA] for node in model.graph if node.metadata_props
-    }
-    assert found == {"bn1": "sync", "bn2": "train"}
 
 
 @pytest.mark.parametrize(
