@@ -150,6 +150,18 @@ def test_sizes_known_only_at_run_time() -> None:
     assert_recognized(proto, recognize_layer_normalization, x, expected)
 
 
+def test_a_scale_that_would_repeat_the_normalized_axis_stays_outside() -> None:
+    proto = written(PYTORCH, X[..., :1], WEIGHTS)
+    assert_recognized(proto, recognize_layer_normalization, X[..., :1], ["LayerNormalization", "Mul", "Add"])
+
+
+def test_a_scale_of_a_size_that_is_known_only_at_run_time_stays_outside() -> None:
+    proto = written(PYTORCH, X, WEIGHTS)
+    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "width"
+    expected = ["Shape", "Expand", "LayerNormalization", "Mul", "Add"]
+    assert_recognized(proto, recognize_layer_normalization, X, expected)
+
+
 def test_a_normalized_value_with_two_readers_keeps_both() -> None:
     body = PYTORCH + " other = Mul(normal, bias) z = Exp(other)"
     operators = ["LayerNormalization", "Mul", "Add", "Mul", "Exp"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import onnx_ir as ir
 
@@ -31,7 +32,7 @@ def recognize_gelu(model: ir.Model) -> ir.Model:
         if node.graph is None or node.domain != "" or node.op_type not in ("Div", "Mul"):
             continue
         for pattern, approximate in ((_EXACT, None), (_APPROXIMATION, "tanh")):
-            match = find_match(pattern, node.outputs[0], lambda found, node=node: _keeps_shape(found, node))  # type: ignore[misc]
+            match = find_match(pattern, node.outputs[0], partial(_keeps_shape, node.outputs[0]))
             if match is None:
                 continue
             if not raise_opset(model, OPSET):
@@ -43,10 +44,9 @@ def recognize_gelu(model: ir.Model) -> ir.Model:
     return model
 
 
-def _keeps_shape(match: Match, node: ir.Node) -> bool:
+def _keeps_shape(output: ir.Value, match: Match) -> bool:
     """Whether no constant of several axes gave the output more of them than x has."""
     x: ir.Value = match["x"]
-    output = node.outputs[0]
     return x.dtype in DTYPES and x.shape is not None and output.shape is not None and len(x.shape) == len(output.shape)
 
 
