@@ -6,7 +6,7 @@ A source exported in training mode and one exported in inference mode are specia
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,10 @@ from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
 from burnish.random import dropout
+
+# Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
+# thousand standard deviations no digit of it is left.
+EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
@@ -67,6 +71,7 @@ def bind_inference(graph: ir.Graph) -> None:
         _bind_frozen(node)
     for node in _dropouts(graph):
         _remove_dropout(node)
+    _put_training_forms(graph, EXPANDED_NAIVELY)
 
 
 def bind_as_exported(graph: ir.Graph) -> None:
@@ -83,11 +88,11 @@ def bind_as_exported(graph: ir.Graph) -> None:
     _put_training_forms(graph)
 
 
-def _put_training_forms(graph: ir.Graph) -> None:
-    """Replace the operators that have a form of their own for training."""
+def _put_training_forms(graph: ir.Graph, only: Container[str] | None = None) -> None:
+    """Replace the operators that have a form of their own for training, or those of them that ``only`` names."""
     for node in list(graph):
         rule = find_training_form(node, graph.opset_imports[""])
-        if rule is not None:
+        if rule is not None and (only is None or node.op_type in only):
             replace_node(node, rule(Operation(node, Builder(graph, before=node))))
 
 

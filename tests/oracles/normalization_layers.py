@@ -163,7 +163,7 @@ def in_burnish(configuration: Configuration, arrays: dict[str, np.ndarray]) -> d
     outputs = engine.run(program.grad, {entry.name: given[entry.name] for entry in program.signature["grad"].inputs})
     evaluated = engine.run(program.evaluate, {entry.name: given[entry.name] for entry in program.signature["evaluate"].inputs})
     results = {"loss": outputs["loss"], "dx": outputs["grad:offset"]}
-    if configuration.kind == "batch":
+    if configuration.kind in ("batch", "group"):
         # In inference the other layers are the runtime's own operators, with their accuracy.
         results["evaluation"] = evaluated["loss"]
     results |= {f"d{name}": outputs[f"grad:{name}"] for name in trained[1:]}
