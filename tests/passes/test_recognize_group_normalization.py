@@ -169,3 +169,20 @@ def test_weights_of_a_layer_normalization_between_reshapes_stay_weights() -> Non
     weights = {**WEIGHTS, "gain": np.ones(40, np.float32), "shift": np.zeros(40, np.float32)}
     body = "blocks = Reshape(x, groups) normal = LayerNormalization(blocks, gain, shift) y = Reshape(normal, shape)"
     assert_untouched(written(body, X, weights), recognize_group_normalization)
+
+
+REPEATED = """
+    blocks = Reshape(x, groups) all = Shape(blocks) extent = Slice(all, start, end) repeated = Expand(unit, extent)
+    normal = LayerNormalization(blocks, repeated) y = Reshape(normal, shape)
+"""
+SLICED = {**WEIGHTS, "start": np.array([2]), "end": np.array([3])}
+
+
+def test_ones_repeated_in_the_graph() -> None:
+    constant = "unit = Constant<value = float[1] {1.0}>() " + REPEATED
+    assert_recognized(written(constant, X, SLICED), recognize_group_normalization, X, ["GroupNormalization"])
+
+
+def test_a_weight_repeated_in_the_graph_stays_a_weight() -> None:
+    weights = {**SLICED, "unit": np.ones(1, np.float32)}
+    assert_untouched(written(REPEATED, X, weights), recognize_group_normalization)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.errors import BurnishError, ModelError
 from burnish.importer.domains import normalize_domains
 from burnish.importer.functions import inline_functions
+from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
 from burnish.importer.names import name_everything
 from burnish.importer.opset import check_opset, upgrade_opset
@@ -60,6 +61,7 @@ def _canonicalize(model: ir.Model) -> None:
     name_input_dimensions(model)
     infer_shapes(model)
     upgrade_opset(model)
+    expand_group_normalization(model)
     untie_parameters(model)
     name_everything(model)
     infer_shapes(model)

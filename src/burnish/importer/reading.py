@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.external_data import check_external_tensor
+from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
 from burnish.importer.tensors import check_tensors, own_tensors
 
@@ -128,6 +129,7 @@ def _check(light: onnx.ModelProto, name: str) -> None:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     normalize_proto_domains(light)
+    hide_deprecated_nodes(light)
     try:
         onnx.checker.check_model(light)
     except Exception as error:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from burnish.graph import constant_array, static_shape
+from burnish.importer.operands import FLOATING
 
 Element = int | float | bool | str | None
 """A known number, the name of a dimension, or unknown."""
@@ -142,7 +143,10 @@ def _compute(node: ir.Node, known: dict[ir.Value, np.ndarray], opset: int) -> li
         arrays[value.name or ""] = array
     if not any(value in known for value in node.inputs if value is not None):
         return []
-    shape = static_shape(node.outputs[0])
+    output = node.outputs[0]
+    if node.op_type == "Expand" and output.dtype in FLOATING:
+        return []  # Ones that are no weights but stand where weights do: as a constant they would be read as such once exported.
+    shape = static_shape(output)
     if node.op_type in GROWS and (shape is None or math.prod(shape) > LARGEST):
         return []
     return _run(node, arrays, opset)

@@ -177,6 +177,10 @@ def _layer_normalization(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _is_filled(value: ir.Value | None, number: float) -> bool:
+    producer = None if value is None else value.producer()
+    source = None if producer is None or producer.op_type != "Expand" or producer.domain != "" else producer.inputs[0]
+    if source is not None and not source.is_initializer():
+        value = source
     array = constant_array(value)
     return array is not None and bool((array == number).all())
 
