@@ -20,6 +20,8 @@ from burnish.ops.normalization.renorm import batch_renorm_training
 POLICY_METADATA = "burnish.norm.policy"
 LAYER_METADATA = "burnish.norm.layer"
 
+SIXTEEN_BIT = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
 
 class RunningStatistics:
     """The running statistics of a training graph: their next values, and the steps that rules and schedules count by.
@@ -117,7 +119,10 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
     Returns:
         y, the next running mean, the next running variance: what the node's outputs are.
     """
-    x, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
+    given, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
+    # Statistics of 16-bit values are taken in float32: float16 cannot even count the elements of an image.
+    dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
+    x, scale, bias = (builder.cast(tensor, dtype) for tensor in (given, scale, bias))
     mean_value, variance_value = (value for value in node.inputs[3:5] if value is not None)
     epsilon, momentum = float(_attribute(node, "epsilon", 1e-5)), float(_attribute(node, "momentum", 0.9))
     if isinstance(policy, Ghost):
@@ -125,8 +130,8 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
     else:
         count = elements_per_channel(x)
         if isinstance(policy, Renorm):
-            running_mean = statistics.current(builder, mean_value)
-            running_variance = statistics.current(builder, variance_value)
+            running_mean = builder.cast(statistics.current(builder, mean_value), dtype)
+            running_variance = builder.cast(statistics.current(builder, variance_value), dtype)
             r_max = statistics.ramp(builder, policy, policy.r_max_step, 1.0, policy.r_max, scale.dtype)
             d_max = statistics.ramp(builder, policy, policy.d_max_step, 0.0, policy.d_max, scale.dtype)
             y, mean, _, variance = batch_renorm_training(
@@ -137,7 +142,7 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
         _mark(y, policy, node)
     retained = momentum if policy.momentum is None else policy.momentum
     following = statistics.update(builder, (mean_value, variance_value), (mean, variance, count), retained)
-    return (y, *following)
+    return (builder.cast(y, given.dtype), *following)
 
 
 def _mark(y: Tensor, policy: NormPolicy, node: ir.Node) -> None:
