@@ -7,7 +7,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, zeros_like
+from oracles.gradient_harness import Evaluator
 
 
 def builder_with_input(
@@ -128,3 +129,16 @@ def test_known_extents() -> None:
     assert (x.rank, x.dimension(0), x.dimension(1), x.dimension(-1)) == (2, None, 3, 3)
     unranked = Tensor(x.builder, ir.Value(name="u", type=ir.TensorType(ir.DataType.FLOAT)))
     assert (unranked.rank, unranked.dimension(0)) == (None, None)
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
+@pytest.mark.parametrize(("shape", "first"), [([2, 3], "Constant"), (["n", 3], "Shape")])
+def test_zeros_like_are_made_when_the_graph_runs(dtype: ir.DataType, shape: list, first: str) -> None:
+    builder, x = builder_with_input(dtype, ir.Shape(shape))
+    zeros = zeros_like(x)
+    assert [node.op_type for node in builder.graph] == [first, "ConstantOfShape"]
+    assert (zeros.dtype, dimensions(zeros)) == (dtype, shape)
+    builder.graph.outputs.append(zeros.value)
+    data = np.ones((2, 3), dtype.numpy())
+    (result,) = Evaluator(ir.Model(builder.graph, ir_version=10))({"x": data}).values()
+    np.testing.assert_array_equal(result, np.zeros_like(data), strict=True)

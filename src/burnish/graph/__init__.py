@@ -5,7 +5,7 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 """
 
 from burnish.graph.broadcasting import unbroadcast
-from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor, zeros_like
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
 from burnish.graph.inference import infer_outputs, operator_version
@@ -32,4 +32,5 @@ __all__ = [
     "static_shape",
     "unbroadcast",
     "unused_name",
+    "zeros_like",
 ]

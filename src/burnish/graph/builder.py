@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from burnish.graph.constants import constant_array
 from burnish.graph.inference import infer_outputs
+from burnish.graph.shapes import static_shape
 
 BURNISH_DOMAIN = "burnish"
 
@@ -227,3 +228,11 @@ class Builder:
             self.graph.append(node)
         else:
             self.graph.insert_before(self.before, node)
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """Emit zeros of the dtype and shape of ``tensor``; made when the graph runs, and not stored in it."""
+    builder, shape = tensor.builder, static_shape(tensor.value)
+    extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
+    value = ir.tensor(np.zeros(1, dtype=tensor.dtype.numpy()))
+    return builder.op("ConstantOfShape", extents, value=value, like=tensor)

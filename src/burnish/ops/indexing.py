@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import BURNISH_DOMAIN, Tensor
-from burnish.ops.positions import add_at_positions, count, extent, flat_positions, zeros_like
+from burnish.graph import BURNISH_DOMAIN, Tensor, zeros_like
+from burnish.ops.positions import add_at_positions, count, extent, flat_positions
 from burnish.ops.registry import Operation, gradient, lowering
 
 

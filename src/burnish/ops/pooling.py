@@ -16,9 +16,9 @@ from math import prod
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.graph import BURNISH_DOMAIN, Tensor, zeros_like
 from burnish.ops.pooling_windows import Windows, counts, spread
-from burnish.ops.positions import add_at_positions, count, reshape_as, zeros_like
+from burnish.ops.positions import add_at_positions, count, reshape_as
 from burnish.ops.registry import Operation, gradient, lowering
 
 

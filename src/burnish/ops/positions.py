@@ -72,12 +72,6 @@ def reshape_to(tensor: Tensor, parts: Sequence[int | Callable[[], Tensor]]) -> T
     return builder.op("Reshape", tensor, joined(builder, pieces), allowzero=1)
 
 
-def zeros_like(tensor: Tensor) -> Tensor:
-    """Zeros of the dtype and shape of a tensor, made at run time."""
-    zero = ir.tensor(np.zeros(1, tensor.dtype.numpy()))
-    return tensor.builder.op("ConstantOfShape", tensor.builder.op("Shape", tensor), value=zero, like=tensor)
-
-
 def flat_positions(tensor: Tensor) -> Tensor:
     """For each element its position in row-major order: int64, of the tensor's shape."""
     builder = tensor.builder

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Tensor
+from burnish.graph import Tensor, zeros_like
 from burnish.ops.positions import (
     INT64_MIN,
     add_at_positions,
@@ -17,7 +17,6 @@ from burnish.ops.positions import (
     pad_or_crop,
     reshape_as,
     reshape_to,
-    zeros_like,
 )
 from burnish.ops.registry import Operation, gradient
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import Scalars, Tensors, check_fraction, check_not_negative, zeros_like
+from burnish.graph import Builder, Tensor, zeros_like
+from burnish.optim.base import Scalars, Tensors, check_fraction, check_not_negative
 
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
@@ -59,7 +59,7 @@ class Adam:
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         slots = (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
-        return {f"{slot}/{name}": zeros_like(builder, parameter) for slot in slots for name, parameter in params.items()}
+        return {f"{slot}/{name}": zeros_like(parameter) for slot in slots for name, parameter in params.items()}
 
     def update(
         self,

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, static_shape
+from burnish.graph import Builder, Tensor
 
 Tensors = dict[str, Tensor]
 
@@ -81,14 +80,6 @@ class Scalars:
         if key not in self._cast:
             self._cast[key] = self._builder.cast(scalar, like.dtype)
         return self._cast[key]
-
-
-def zeros_like(builder: Builder, tensor: Tensor) -> Tensor:
-    """Emit zeros of the dtype and shape of ``tensor``, without storing them in the graph."""
-    shape = static_shape(tensor.value)
-    extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
-    value = ir.tensor(np.zeros(1, dtype=tensor.dtype.numpy()))
-    return builder.op("ConstantOfShape", extents, value=value, like=tensor)
 
 
 def check_finite(optimizer: str, **numbers: float) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import Scalars, Tensors, check_finite, check_not_negative, zeros_like
+from burnish.graph import Builder, Tensor, zeros_like
+from burnish.optim.base import Scalars, Tensors, check_finite, check_not_negative
 
 MOMENTUM = "momentum"
 
@@ -59,7 +59,7 @@ class SGD:
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         if self.momentum == 0.0:
             return {}
-        return {f"{MOMENTUM}/{name}": zeros_like(builder, parameter) for name, parameter in params.items()}
+        return {f"{MOMENTUM}/{name}": zeros_like(parameter) for name, parameter in params.items()}
 
     def update(
         self,

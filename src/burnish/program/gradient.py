@@ -9,11 +9,10 @@ import onnx_ir as ir
 
 from burnish.autodiff import FLOATING, differentiate
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import Builder, Tensor
+from burnish.graph import Builder, Tensor, zeros_like
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
-from burnish.optim.base import zeros_like
 from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
 
 
@@ -55,7 +54,7 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     except GradientError as error:
         raise GradientError(error.problem, "wrt=[...] says with respect to what, of='...' which output") from error
     for name, operand in zip(names, operands, strict=True):
-        gradient = gradients[operand] or zeros_like(builder, builder.tensor(operand))
+        gradient = gradients[operand] or zeros_like(builder.tensor(operand))
         value = gradient.value
         if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
             value = builder.op("Identity", gradient).value
