@@ -67,7 +67,7 @@ FoldOption = Annotated[
     bool,
     typer.Option(
         "--fold/--no-fold",
-        help="In the exported model, fold batch normalization into the layers before it; not where it is to be trained further.",
+        help="In the exported model, fold normalization into the layers beside it; not where it is to be trained further.",
     ),
 ]
 

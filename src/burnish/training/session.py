@@ -196,7 +196,8 @@ class Session:
 
         Args:
             path: the ``.onnx`` file; written whole or not at all.
-            fold_norm: fold batch normalization into the layers before it where that is exact up to rounding.
+            fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before it or
+                the one behind it, where that is exact up to rounding.
 
         Returns:
             The path.
