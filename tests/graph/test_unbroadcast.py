@@ -18,11 +18,12 @@ def summed_back(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return array.sum(axis=axes, keepdims=True).reshape(shape)
 
 
-def build(full: ir.Shape | None, operand: ir.Shape | None) -> tuple[ir.Model, ir.Value]:
+def build(full: ir.Shape | None, operand: ir.Shape | None, dtype: ir.DataType = ir.DataType.DOUBLE) -> tuple[ir.Model, ir.Value]:
     graph = ir.Graph([], [], nodes=[], name="unbroadcast", opset_imports={"": 18})
     builder = Builder(graph)
-    double = ir.TensorType(ir.DataType.DOUBLE)
-    values = [ir.Value(name=name, type=double, shape=shape) for name, shape in (("cotangent", full), ("operand", operand))]
+    values = [
+        ir.Value(name=name, type=ir.TensorType(dtype), shape=shape) for name, shape in (("cotangent", full), ("operand", operand))
+    ]
     graph.inputs.extend(values)
     result = unbroadcast(*(builder.tensor(value) for value in values)).value
     graph.outputs.append(result if result not in values else builder.op("Identity", builder.tensor(result)).value)
@@ -72,3 +73,46 @@ def test_known_shapes_need_no_work_at_run_time(full: list, operand: list, operat
     assert emitted == operators
     if operators:
         assert [dim if isinstance(dim, int) else dim.value for dim in result.shape.dims] == operand
+
+
+LONG = [
+    ([262144, 8], [8]),
+    ([262144, 8], [1, 8]),
+    ([512, 512, 8], [8]),
+    ([512, 512, 8], [1, 1, 8]),
+    ([16, 4096, 3, 2], [4096, 1, 2]),
+    ([32768, "n"], ["n"]),
+    ([65536, 4], []),
+]
+
+
+@pytest.mark.parametrize(("full", "operand"), LONG)
+def test_long_leading_axes_keep_their_digits(full: list, operand: list) -> None:
+    """All terms have one sign, so that the error of a float32 sum shows how many were added one after the other."""
+    model, result = build(ir.Shape(full), ir.Shape(operand), ir.DataType.FLOAT)
+    extents, target = ([5 if extent == "n" else extent for extent in shape] for shape in (full, operand))
+    cotangent = np.random.default_rng(0).random(extents, dtype=np.float32)
+    (actual,) = Evaluator(model)({"cotangent": cotangent, "operand": np.zeros(target, np.float32)}).values()
+    expected = summed_back(cotangent.astype(np.float64), tuple(target))
+    assert actual.shape == expected.shape
+    assert np.abs(actual / expected - 1).max() <= 1e-6
+    assert [dim if isinstance(dim, int) else dim.value for dim in result.shape.dims] == operand
+
+
+@pytest.mark.parametrize(
+    ("full", "operand", "operators"),
+    [
+        ([262144, 8], [8], ["Reshape", "ReduceSum", "ReduceSum"]),
+        ([512, 512, 8], [1, 1, 8], ["Reshape", "ReduceSum", "ReduceSum"]),
+        ([16384, 8], [8], ["ReduceSum"]),  # not longer than what is added up well
+        ([16411, 8], [8], ["ReduceSum"]),  # a prime
+        ([2 * 16411, 8], [8], ["ReduceSum"]),  # no factor near the root
+        (["n", 262144, 8], [8], ["ReduceSum"]),
+        ([262144, "n", "m"], ["n", "m"], ["ReduceSum"]),
+        ([8, 262144], [8, 1], ["ReduceSum"]),
+        ([262144, 0], [0], ["ReduceSum"]),
+    ],
+)
+def test_only_long_leading_axes_are_summed_in_stages(full: list, operand: list, operators: list[str]) -> None:
+    model, _ = build(ir.Shape(full), ir.Shape(operand))
+    assert [node.op_type for node in model.graph if node.op_type != "Constant"] == operators
