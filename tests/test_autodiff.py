@@ -180,6 +180,49 @@ def test_a_path_only_through_an_operator_with_zero_gradient_has_none() -> None:
     assert differentiate(builder, {y.value: dy}, [x.value]) == {x.value: None}
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_value_that_only_a_branch_reads_is_refused_and_not_taken_for_constant(nested: bool) -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    hidden = builder.op("Tanh", x)
+    hidden.value.name = "hidden"
+    y = branch_on_a_condition(builder, "Exp", hidden, nested)
+    dy = float64_input(builder, "dy")
+    with pytest.raises(GradientError, match=r"^If 'choice' \(output 'y'\) reads 'hidden' in a branch .* without control flow"):
+        differentiate(builder, {y.value: dy}, [x.value])
+
+
+def test_a_branch_that_reads_only_the_shape_of_a_value_stops_its_gradient() -> None:
+    builder = new_builder()
+    x = float64_input(builder, "x")
+    y = branch_on_a_condition(builder, "Shape", x, nested=False)
+    assert differentiate(builder, {y.value: float64_input(builder, "dy")}, [x.value]) == {x.value: None}
+
+
+def branch_on_a_condition(builder: Builder, operator: str, operand: Tensor, nested: bool) -> Tensor:
+    """An If whose branches apply an operator to a value around them and make it float64, or hold such an If themselves."""
+
+    def branch() -> ir.Graph:
+        inner = Builder(ir.Graph([], [], nodes=[], name="branch", opset_imports={"": 18}))
+        read = inner.op(operator, inner.tensor(operand.value))
+        inner.graph.outputs.append(inner.cast(read, ir.DataType.DOUBLE).value)
+        return inner.graph
+
+    def choice(then_branch: ir.Graph, else_branch: ir.Graph, name: str, output: str) -> ir.Node:
+        branches = {"then_branch": then_branch, "else_branch": else_branch}
+        result = ir.Value(name=output, type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([1, 3]))
+        return ir.node("If", [condition.value], branches, name=name, outputs=[result])
+
+    condition = builder.constant(np.asarray(True))
+    node = choice(branch(), branch(), "choice", "y")
+    if nested:
+        inside = choice(branch(), branch(), "inner", "inner_y")
+        outer = ir.Graph([], inside.outputs, nodes=[inside], name="outer", opset_imports={"": 18})
+        node = choice(outer, branch(), "choice", "y")
+    builder.graph.append(node)
+    return builder.tensor(node.outputs[0])
+
+
 def test_an_initializer_is_differentiated_like_an_input() -> None:
     builder = new_builder()
     x = float64_input(builder, "x")
