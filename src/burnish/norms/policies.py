@@ -221,6 +221,8 @@ def resolve_policies(
         raise ConfigurationError(f"norm must be a policy, such as 'train' or 'frozen', or {{pattern: policy}}, not {norm!r}")
     policies: dict[ir.Node, NormPolicy] = dict.fromkeys(nodes, Train())
     for pattern, value in norm.items():
+        if not isinstance(pattern, str):
+            raise ConfigurationError(f"norm: a pattern is the name of a layer, in which * stands for any text, not {pattern!r}")
         policy = get(value)
         matches = [node for node in nodes if fnmatchcase(layer_name(node), pattern) or fnmatchcase(node.name or "", pattern)]
         if not matches:

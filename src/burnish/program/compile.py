@@ -420,15 +420,25 @@ def _quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:
 
 
 def _set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:
-    """Make values the graph's outputs under given names; whatever else had such a name gets another."""
-    names = {name for _, name in outputs}
+    """Make values the graph's outputs under given names; whatever else had such a name, or that of an input, gets another.
+
+    Raises:
+        ConfigurationError: an input has the name of an output and is not it.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    names = {name for _, name in outputs} | inputs.keys()
     for node in graph:
         for value in node.outputs:
             if value.name in names:
                 value.name = f"{value.name}:source"
     builder = Builder(graph)
     for value, name in outputs:
-        if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
+        if inputs.get(name, value) is not value:
+            raise ConfigurationError(
+                f"'{name}' would be both an input and an output of the program's {graph.name} graph: rename it in the model"
+            )
+        is_passed_through = name in inputs
+        if not is_passed_through and (value.is_graph_input() or value.is_graph_output() or value.is_initializer()):
             value = builder.op("Identity", builder.tensor(value)).value
         value.name = name
         graph.outputs.append(value)

@@ -227,6 +227,10 @@ def find_prediction(model: ir.Model, output: str | None, reads_logits: bool) -> 
         if len(outputs) != 1:
             raise ConfigurationError(f"the model has the outputs {known}: say which one the loss reads with the option outputs")
         output = next(iter(outputs))
+    if not isinstance(output, str):
+        raise ConfigurationError(
+            f"outputs is the name of the one output that the loss reads, not {output!r}; the model has {known}"
+        )
     if output not in outputs:
         raise ConfigurationError(f"outputs: the model has no output '{output}'; it has {known}")
     return _logits(outputs[output]) if reads_logits else outputs[output]
@@ -261,6 +265,10 @@ def lift_state(model: ir.Model, state: ModelState) -> dict[str, np.ndarray]:
         arrays[state_name] = array
         if value.is_graph_output():
             raise ConfigurationError(f"the initializer '{name}' is an output of the model; remove that output to train it")
+        if any(other.name == state_name for other in graph.inputs):
+            raise ConfigurationError(
+                f"the model has an input '{state_name}', a name the program needs for its state: rename that input"
+            )
         replacement = ir.Value(
             name=state_name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape)
         )
