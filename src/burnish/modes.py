@@ -111,8 +111,11 @@ def _center(graph: ir.Graph, node: ir.Node) -> None:
     channels = mean.dimension(0)
     if x.rank is None or channels is None:
         return
-    node.replace_input_with(0, (x - per_channel(mean, x)).value)
-    node.replace_input_with(3, builder.constant(np.zeros(channels, mean.dtype.numpy())).value)
+    taken_off = builder.cast(mean, x.dtype)
+    zeros = builder.constant(np.zeros(channels, mean.dtype.numpy()))
+    node.replace_input_with(0, (x - per_channel(taken_off, x)).value)
+    # A mean of more digits than x has leaves what x could not take off.
+    node.replace_input_with(3, (zeros if mean.dtype == x.dtype else mean - builder.cast(taken_off, mean.dtype)).value)
 
 
 def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatistics, statistics: RunningStatistics) -> None:

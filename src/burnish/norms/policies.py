@@ -193,6 +193,11 @@ def layer_name(node: ir.Node) -> str:
     return name.rsplit(".", 1)[0] if "." in name else node.name or name
 
 
+def matches_layer(node: ir.Node, pattern: str) -> bool:
+    """Whether a layer has this name, or one that fits it as a shell-style pattern; its node's name counts, too."""
+    return any(name == pattern or fnmatchcase(name, pattern) for name in (layer_name(node), node.name or ""))
+
+
 def layer_names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
     """The names of layers, each with its node's name behind it where several layers have the same."""
     names = [layer_name(node) for node in nodes]
@@ -224,7 +229,7 @@ def resolve_policies(
         if not isinstance(pattern, str):
             raise ConfigurationError(f"norm: a pattern is the name of a layer, in which * stands for any text, not {pattern!r}")
         policy = get(value)
-        matches = [node for node in nodes if fnmatchcase(layer_name(node), pattern) or fnmatchcase(node.name or "", pattern)]
+        matches = [node for node in nodes if matches_layer(node, pattern)]
         if not matches:
             known = ", ".join(f"'{layer_name(node)}'" for node in nodes[:8]) or "none"
             raise ConfigurationError(

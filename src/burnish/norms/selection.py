@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.norms.policies import layer_name
+from burnish.norms.policies import layer_name, matches_layer
 
 Patterns = str | Sequence[str]
 SHOWN = 8
@@ -28,11 +27,11 @@ def select_layers(nodes: Sequence[ir.Node], patterns: Patterns, option: str, kin
     """
     wanted = _patterns(patterns, option)
     for pattern in wanted:
-        if not any(_matches(node, pattern) for node in nodes):
+        if not any(matches_layer(node, pattern) for node in nodes):
             raise ConfigurationError(
                 f"{option}: '{pattern}' matches no {kind} layer; the model's layers are: {listed_layers(nodes)}"
             )
-    return [node for node in nodes if any(_matches(node, pattern) for pattern in wanted)]
+    return [node for node in nodes if any(matches_layer(node, pattern) for pattern in wanted)]
 
 
 def listed_layers(nodes: Sequence[ir.Node]) -> str:
@@ -46,7 +45,3 @@ def _patterns(patterns: Patterns, option: str) -> list[str]:
     if not wanted or not all(isinstance(pattern, str) for pattern in wanted):
         raise ConfigurationError(f"{option} must be a name or pattern of layers, or a list of them, not {patterns!r}")
     return wanted
-
-
-def _matches(node: ir.Node, pattern: str) -> bool:
-    return any(name == pattern or fnmatchcase(name, pattern) for name in (layer_name(node), node.name or ""))

@@ -99,8 +99,12 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
             "differentiate through burnish.grad or burnish.compile"
         )
     x, scale, mean, variance = op.required(0), op.required(1), op.required(3), op.required(4)
-    inverse_std = _inverse_std(variance, op.attribute("epsilon", 1e-5))
     _check_rank(x, op)
+    # The standard lets x, the affine pair and the statistics differ in dtype; the widest of x and the statistics has the digits.
+    wide = max(x.dtype, variance.dtype, key=lambda dtype: dtype.itemsize)
+    dtypes = [tensor.dtype for tensor in (x, scale, scale, mean, variance)]
+    dy, x, scale, mean, variance = (op.builder.cast(tensor, wide) for tensor in (dy, x, scale, mean, variance))
+    inverse_std = _inverse_std(variance, op.attribute("epsilon", 1e-5))
     dx = dy * per_channel(scale * inverse_std, x) if op.wants(0) else None
     dbias = channel_sum(dy) if any(map(op.wants, (2, 3))) else None
     weighted = None
@@ -112,7 +116,8 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
     dvariance = None
     if weighted is not None and op.wants(4):
         dvariance = scale * inverse_std * inverse_std * inverse_std * weighted * -0.5
-    return dx, dscale, dbias, dmean, dvariance
+    gradients = (dx, dscale, dbias, dmean, dvariance)
+    return tuple(None if d is None else op.builder.cast(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True))
 
 
 @lowering("BatchNormTraining")
