@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -253,8 +255,18 @@ def test_weights_of_unknown_size() -> None:
         burnish.norms.insert(proto)
 
 
-@pytest.mark.parametrize("options", [{"epsilon": 0.0}, {"epsilon": float("nan")}, {"momentum": 1.5}, {"momentum": -0.1}])
-def test_options_out_of_range(options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": float("nan")},
+        {"epsilon": "small"},
+        {"momentum": 1.5},
+        {"momentum": -0.1},
+        {"momentum": None},
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="epsilon must be positive and finite, and momentum between 0 and 1"):
         burnish.norms.insert(small_network(), **options)
 

@@ -139,6 +139,19 @@ def test_a_missing_gradient_names_the_options_of_the_caller():
     burnish.compile(DET, trainable=["w"])
 
 
+@pytest.mark.parametrize("wrt", [None, [], [1], 3])
+def test_grad_takes_names(wrt):
+    with pytest.raises(
+        ConfigurationError, match=r"^wrt must be the name of an input or initializer, or a list of such names, not "
+    ):
+        burnish.grad(DET, wrt=wrt)
+
+
+def test_grad_gives_a_name_that_is_asked_for_twice_once():
+    outputs = [value.name for value in burnish.grad(TWO_HEADS, wrt=["x", "x"], of="a").graph.outputs]
+    assert outputs == ["a", "b", "grad:x"]
+
+
 def test_grad_refuses_an_unknown_target():
     with pytest.raises(ConfigurationError, match=r"target: unknown 'abacus'; choose among 'onnxruntime'"):
         burnish.grad(DET, wrt="x", target="abacus")

@@ -55,7 +55,8 @@ def insert(
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
     """
-    if not (0 < epsilon < np.inf and 0 <= momentum <= 1):
+    are_numbers = all(isinstance(number, int | float | np.number) for number in (epsilon, momentum))
+    if not (are_numbers and 0 < epsilon < np.inf and 0 <= momentum <= 1):
         raise ConfigurationError(
             f"insert: epsilon must be positive and finite, and momentum between 0 and 1, not {epsilon!r} and {momentum!r}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -37,7 +37,7 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     """
     if target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
-    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    names = _names(wrt)
     model = _load_recognized(source, names)
     graph = model.graph
     output_names = [value.name or "" for value in graph.outputs]
@@ -65,6 +65,14 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     settle_opset(model, TARGETS[target])
     check_allowed(model, TARGETS[target])
     return model
+
+
+def _names(wrt: str | Sequence[str]) -> list[str]:
+    """The names that ``wrt`` gives, each once."""
+    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt)) if isinstance(wrt, Iterable) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"wrt must be the name of an input or initializer, or a list of such names, not {wrt!r}")
+    return names
 
 
 def _load_recognized(source: Source, names: Sequence[str]) -> ir.Model:
