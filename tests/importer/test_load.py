@@ -128,6 +128,27 @@ def test_constants_that_are_no_weights_stay_constants() -> None:
     assert set(load(proto).graph.initializers) == {"weight", "bias"}
 
 
+@pytest.mark.parametrize(("fill", "trains"), [((1, 0), False), ((2, 0.5), True)])
+@pytest.mark.parametrize("weights_in_nodes", [False, True])
+def test_the_scale_and_bias_that_a_layer_does_not_have_stay_constants(
+    fill: tuple[float, float], trains: bool, weights_in_nodes: bool
+) -> None:
+    """PyTorch writes affine=False as Constant nodes of ones and zeros beside weights that are initializers."""
+    proto = dense()
+    names = ["scale", "shift"]
+    constants = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.full(4, number, np.float32)))
+        for name, number in zip(names, fill, strict=True)
+    ]
+    if weights_in_nodes:
+        constants += [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in proto.graph.initializer]
+        del proto.graph.initializer[:]
+    nodes = [*constants, *proto.graph.node[:2], helper.make_node("LayerNormalization", ["sum", *names], ["y"])]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    assert set(load(proto).graph.initializers) == {"weight", "bias", *(names if trains or weights_in_nodes else [])}
+
+
 def _with_function(function_opset: int = 17) -> onnx.ModelProto:
     function = helper.make_function(
         "local",

@@ -157,8 +157,6 @@ def test_pytorch_export_by_dynamo() -> None:
 def test_what_an_exporter_fills_in_is_no_weight() -> None:
     module = random_weights(torch.nn.GroupNorm(3, 6))
     model = load(exported(module, X, 14, folding=True))
-    before = classify_initializers(model)
-    assert sum(kind is InitializerKind.WEIGHT for kind in before.values()) == 4
     recognize_normalization(model)
     assert operators(model) == ["Reshape", "InstanceNormalization", "Reshape", "Mul", "Add"]
     assert classify_initializers(model) == {name: InitializerKind.WEIGHT for name in model.graph.initializers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import constant_array
@@ -12,7 +13,8 @@ def gather_initializers(model: ir.Model) -> None:
     """Make, in place, every weight an initializer of the main graph, and no initializer a graph input.
 
     An initializer that is also an input is a weight with a default a caller may override; in training it is state. Weights
-    that an exporter wrote as Constant nodes are lifted under the name of the node's output.
+    that an exporter wrote as Constant nodes are lifted under the name of the node's output. The ones and zeros that stand for
+    the scale and bias that a normalization layer does not have stay constants: they were never weights.
     """
     graph = model.graph
     weights = set(graph.initializers.values())
@@ -22,13 +24,25 @@ def gather_initializers(model: ir.Model) -> None:
     for subgraph in list(model.graphs()):
         if subgraph is not graph:
             _lift_from_subgraph(graph, subgraph)
+    # An exporter that writes all weights as Constant nodes writes a fresh scale and bias so, too.
+    has_initializers = any(
+        value.dtype in FLOATING and value.shape is not None and len(value.shape) > 1 for value in graph.initializers.values()
+    )
     for node in list(graph):
         for index in WEIGHT_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
             operand = node.inputs[index] if index < len(node.inputs) else None
-            if operand is not None:
+            if operand is not None and not (has_initializers and _stands_for_nothing(node, index, operand)):
                 _lift(graph, operand)
         if node.op_type == "Add" and node.domain == "":
             _lift_bias(graph, node)
+
+
+def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
+    """Whether a constant is the scale 1 or the bias 0 that a normalization layer without them is written with."""
+    if not node.op_type.endswith("Normalization") or index not in (1, 2):
+        return False
+    array = constant_array(operand) if operand.producer() is not None else None
+    return array is not None and bool(np.all(array == (1 if index == 1 else 0)))
 
 
 def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph) -> None:
