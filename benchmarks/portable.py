@@ -48,7 +48,7 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "weights": str(folder / "weights.pt"),
         "data": str(folder / "data.npz"),
         "threads": arguments.threads,
-        "lr": 0.01,
+        "lr": 0.001,
         "momentum": 0.9,
     }
 
