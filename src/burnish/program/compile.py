@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,11 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import Builder, Tensor
+from burnish.graph import Tensor
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
-    ExtentRule,
     NormPolicy,
     RunningVariance,
     default_running_variance,
@@ -27,6 +26,7 @@ from burnish.norms import (
     resolve_policies,
 )
 from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
+from burnish.program.draft import Draft, entry_of, set_outputs
 from burnish.program.preparation import (
     ModelState,
     Trainable,
@@ -131,61 +131,6 @@ def _resolve_running_variance(requested: str | None, model: ir.Model) -> Running
 
 
 @dataclass
-class _Draft:
-    """A graph under construction: a copy of a model, and what its inputs and outputs are."""
-
-    model: ir.Model
-    inputs: list[Entry] = field(default_factory=list)
-    outputs: list[tuple[ir.Value, Entry]] = field(default_factory=list)
-    extents: tuple[ExtentRule, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.builder = Builder(self.model.graph)
-
-    def values(self) -> dict[str, ir.Value]:
-        """Every value of the graph, by name."""
-        graph = self.model.graph
-        values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
-        return values | {output.name or "": output for node in graph for output in node.outputs}
-
-    def copy(self) -> _Draft:
-        """A draft of its own that goes on from here."""
-        draft = _Draft(self.model.clone(), list(self.inputs), extents=self.extents)
-        values = draft.values()
-        draft.outputs = [(values[value.name or ""], entry) for value, entry in self.outputs]
-        return draft
-
-    def take_gradients(self) -> dict[str, Tensor]:
-        """Remove the gradients from the outputs and return them by initializer name."""
-        taken = {e.name.removeprefix("grad:"): self.builder.tensor(v) for v, e in self.outputs if e.role is Role.GRADIENT}
-        self.outputs = [(value, entry) for value, entry in self.outputs if entry.role is not Role.GRADIENT]
-        return taken
-
-    def add_input(self, entry: Entry) -> Tensor:
-        """Add an input, or return it where the draft has this very entry."""
-        graph = self.model.graph
-        if entry in self.inputs:
-            return self.builder.tensor(next(value for value in graph.inputs if value.name == entry.name))
-        if any(value.name == entry.name for value in graph.inputs):
-            raise ConfigurationError(
-                f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
-            )
-        self.inputs.append(entry)
-        value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
-        graph.inputs.append(value)
-        return self.builder.tensor(value)
-
-    def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
-        self.outputs.append((tensor.value, Entry(name, role, tensor.dtype, _shape(tensor.value), **fields)))
-
-
-def _shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    if value.shape is None:
-        return None
-    return tuple(dimension if isinstance(dimension, int) else dimension.value for dimension in value.shape.dims)
-
-
-@dataclass
 class _Compilation:
     model: ir.Model
     prediction: str
@@ -219,21 +164,21 @@ class _Compilation:
             "target": self.target.name,
         }
 
-    def source(self) -> _Draft:
+    def source(self) -> Draft:
         """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
-        draft = _Draft(self.model.clone())
+        draft = Draft(self.model.clone())
         draft.model.graph.outputs.clear()
         roles = dict.fromkeys(self.data, Role.DATA)
         roles |= {f"param/{name}": Role.PARAMETER for name in self.state.parameters}
         roles |= {f"stat/{name}": Role.STATISTIC for name in self.state.statistics}
-        draft.inputs = [_entry(value, roles[value.name or ""]) for value in draft.model.graph.inputs]
+        draft.inputs = [entry_of(value, roles[value.name or ""]) for value in draft.model.graph.inputs]
         return draft
 
-    def empty(self) -> _Draft:
+    def empty(self) -> Draft:
         graph = ir.Graph([], [], nodes=[], opset_imports=dict(self.model.opset_imports), name=self.model.graph.name)
-        return _Draft(ir.Model(graph, ir_version=self.model.ir_version))
+        return Draft(ir.Model(graph, ir_version=self.model.ir_version))
 
-    def predict(self) -> _Draft:
+    def predict(self) -> Draft:
         draft = self.source()
         names = [value.name or "" for value in self.model.graph.outputs]
         values = draft.values()
@@ -245,7 +190,7 @@ class _Compilation:
             draft.add_output(draft.builder.tensor(value), value.name or "", Role.OUTPUT)
         return draft
 
-    def evaluate(self) -> _Draft:
+    def evaluate(self) -> Draft:
         draft = self.source()
         prediction = self._bound_prediction(draft, bind_inference)
         label = self._add_label(draft, prediction)
@@ -258,10 +203,10 @@ class _Compilation:
             draft.add_output(count, f"count:{name}", Role.METRIC)
         return draft
 
-    def grad(self) -> _Draft:
+    def grad(self) -> Draft:
         return self.training.copy()
 
-    def step(self) -> _Draft:
+    def step(self) -> Draft:
         draft = self.training.copy()
         gradients = draft.take_gradients()
         values = draft.values()
@@ -269,7 +214,7 @@ class _Compilation:
         self._add_update(draft, parameters, gradients)
         return draft
 
-    def apply(self) -> _Draft:
+    def apply(self) -> Draft:
         draft = self.empty()
         parameters = self._add_parameters(draft)
         gradients = {
@@ -279,7 +224,7 @@ class _Compilation:
         self._add_update(draft, parameters, gradients)
         return draft
 
-    def init(self) -> _Draft:
+    def init(self) -> Draft:
         draft = self.empty()
         seed = draft.add_input(Entry("seed", Role.SEED, ir.DataType.INT64, ()))
         for name, value in self.optimizer.init(draft.builder, self._add_parameters(draft)).items():
@@ -289,7 +234,7 @@ class _Compilation:
         return draft
 
     @cached_property
-    def training(self) -> _Draft:
+    def training(self) -> Draft:
         """The training graph up to the gradients, which are its last outputs, in the order the reverse pass reaches them.
 
         Updates are emitted in that order too: a runtime that walks back from the outputs then updates the last layer first,
@@ -346,21 +291,21 @@ class _Compilation:
             if entry.role is Role.OPTIMIZER
         )
 
-    def _add_parameters(self, draft: _Draft) -> dict[str, Tensor]:
+    def _add_parameters(self, draft: Draft) -> dict[str, Tensor]:
         return {name: draft.add_input(self._parameter_entry(name)) for name in self.trained}
 
     def _parameter_entry(self, name: str) -> Entry:
         array = self.weights[f"param/{name}"]
         return Entry(f"param/{name}", Role.PARAMETER, ir.DataType.from_numpy(array.dtype), array.shape)
 
-    def _bound_prediction(self, draft: _Draft, bind: Callable[[ir.Graph], Any]) -> Tensor:
+    def _bound_prediction(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> Tensor:
         """The prediction after the graph was bound to a mode; binding may put another value in its place."""
         outputs = draft.model.graph.outputs
         outputs.append(draft.values()[self.prediction])
         bind(draft.model.graph)
         return draft.builder.tensor(outputs.pop())
 
-    def _add_label(self, draft: _Draft, prediction: Tensor) -> Tensor:
+    def _add_label(self, draft: Draft, prediction: Tensor) -> Tensor:
         spec = self.loss.label_entry(prediction)
         return draft.add_input(
             Entry(
@@ -374,7 +319,7 @@ class _Compilation:
             )
         )
 
-    def _add_update(self, draft: _Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    def _add_update(self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""
         state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
         step = draft.add_input(STEP)
@@ -389,11 +334,11 @@ class _Compilation:
             draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
         draft.add_output(step + 1, "next:step", Role.STEP, updates="step")
 
-    def _finish(self, name: str, draft: _Draft) -> tuple[ir.Model, GraphSignature]:
+    def _finish(self, name: str, draft: Draft) -> tuple[ir.Model, GraphSignature]:
         """Name the outputs, lower to the target, and drop what nothing reads."""
         model = draft.model
         model.graph.name = name
-        _set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
+        set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
         lower_semantic_operators(model, keep=self.target.kernels)
         remove_unused(model)
         settle_opset(model, self.target)
@@ -403,42 +348,6 @@ class _Compilation:
         return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
 
 
-def _entry(value: ir.Value, role: Role) -> Entry:
-    assert value.dtype is not None
-    shape = _shape(value)
-    if shape is None:
-        raise ConfigurationError(
-            f"the model's input '{value.name}' declares no shape, not even its rank: give it one, in which any dimension may be "
-            "symbolic"
-        )
-    return Entry(value.name or "", role, value.dtype, shape)
-
-
 def _quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:
     builder = total.builder
     return losses.average(builder.cast(total, dtype), builder.cast(count, dtype))
-
-
-def _set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:
-    """Make values the graph's outputs under given names; whatever else had such a name, or that of an input, gets another.
-
-    Raises:
-        ConfigurationError: an input has the name of an output and is not it.
-    """
-    inputs = {value.name: value for value in graph.inputs}
-    names = {name for _, name in outputs} | inputs.keys()
-    for node in graph:
-        for value in node.outputs:
-            if value.name in names:
-                value.name = f"{value.name}:source"
-    builder = Builder(graph)
-    for value, name in outputs:
-        if inputs.get(name, value) is not value:
-            raise ConfigurationError(
-                f"'{name}' would be both an input and an output of the program's {graph.name} graph: rename it in the model"
-            )
-        is_passed_through = name in inputs
-        if not is_passed_through and (value.is_graph_input() or value.is_graph_output() or value.is_initializer()):
-            value = builder.op("Identity", builder.tensor(value)).value
-        value.name = name
-        graph.outputs.append(value)

@@ -1,0 +1,108 @@
+"""A graph under construction: what its inputs and outputs are, before names and lowering are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.norms import ExtentRule
+from burnish.program.signature import Entry, Role
+
+
+@dataclass
+class Draft:
+    """A graph under construction: a copy of a model, and what its inputs and outputs are."""
+
+    model: ir.Model
+    inputs: list[Entry] = field(default_factory=list)
+    outputs: list[tuple[ir.Value, Entry]] = field(default_factory=list)
+    extents: tuple[ExtentRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.model.graph)
+
+    def values(self) -> dict[str, ir.Value]:
+        """Every value of the graph, by name."""
+        graph = self.model.graph
+        values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
+        return values | {output.name or "": output for node in graph for output in node.outputs}
+
+    def copy(self) -> Draft:
+        """A draft of its own that goes on from here."""
+        draft = Draft(self.model.clone(), list(self.inputs), extents=self.extents)
+        values = draft.values()
+        draft.outputs = [(values[value.name or ""], entry) for value, entry in self.outputs]
+        return draft
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """Remove the gradients from the outputs and return them by initializer name."""
+        taken = {e.name.removeprefix("grad:"): self.builder.tensor(v) for v, e in self.outputs if e.role is Role.GRADIENT}
+        self.outputs = [(value, entry) for value, entry in self.outputs if entry.role is not Role.GRADIENT]
+        return taken
+
+    def add_input(self, entry: Entry) -> Tensor:
+        """Add an input, or return it where the draft has this very entry."""
+        graph = self.model.graph
+        if entry in self.inputs:
+            return self.builder.tensor(next(value for value in graph.inputs if value.name == entry.name))
+        if any(value.name == entry.name for value in graph.inputs):
+            raise ConfigurationError(
+                f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
+            )
+        self.inputs.append(entry)
+        value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
+        graph.inputs.append(value)
+        return self.builder.tensor(value)
+
+    def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
+        """Note a value as an output; it gets its name when the graph is finished (``set_outputs``)."""
+        self.outputs.append((tensor.value, Entry(name, role, tensor.dtype, shape_of(tensor.value), **fields)))
+
+
+def shape_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    """The extents of a value as a signature holds them, None when its rank is not known."""
+    if value.shape is None:
+        return None
+    return tuple(dimension if isinstance(dimension, int) else dimension.value for dimension in value.shape.dims)
+
+
+def entry_of(value: ir.Value, role: Role) -> Entry:
+    """Describe an input of the model; raise ConfigurationError when it declares no shape."""
+    assert value.dtype is not None
+    shape = shape_of(value)
+    if shape is None:
+        raise ConfigurationError(
+            f"the model's input '{value.name}' declares no shape, not even its rank: give it one, in which any dimension may be "
+            "symbolic"
+        )
+    return Entry(value.name or "", role, value.dtype, shape)
+
+
+def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:
+    """Make values the graph's outputs under given names; whatever else had such a name, or that of an input, gets another.
+
+    Raises:
+        ConfigurationError: an input has the name of an output and is not it.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    names = {name for _, name in outputs} | inputs.keys()
+    for node in graph:
+        for value in node.outputs:
+            if value.name in names:
+                value.name = f"{value.name}:source"
+    builder = Builder(graph)
+    for value, name in outputs:
+        if inputs.get(name, value) is not value:
+            raise ConfigurationError(
+                f"'{name}' would be both an input and an output of the program's {graph.name} graph: rename it in the model"
+            )
+        is_passed_through = name in inputs
+        if not is_passed_through and (value.is_graph_input() or value.is_graph_output() or value.is_initializer()):
+            value = builder.op("Identity", builder.tensor(value)).value
+        value.name = name
+        graph.outputs.append(value)
