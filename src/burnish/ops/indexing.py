@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import BURNISH_DOMAIN, Tensor, zeros_like
-from burnish.ops.positions import add_at_positions, count, extent, flat_positions
+from burnish.ops.positions import add_at_positions, count, extent, flat_positions, scatter_add
 from burnish.ops.registry import Operation, gradient, lowering
 
 
@@ -52,7 +52,7 @@ def lower_gather_grad(op: Operation) -> Tensor:
 def gather_elements(op: Operation, dy: Tensor) -> tuple[Tensor]:
     data, indices = op.required(0), op.required(1)
     axis = op.attribute("axis", 0)
-    return (op.builder.op("ScatterElements", zeros_like(data), indices, dy, axis=axis, reduction="add", like=data),)
+    return (scatter_add(zeros_like(data), indices, dy, axis, like=data),)
 
 
 @gradient("GatherND", "Compress")

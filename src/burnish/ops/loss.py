@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
+from burnish.ops.positions import scatter_add
 from burnish.ops.registry import Operation, gradient
 
 CLASS_AXIS = 1
@@ -82,7 +83,7 @@ class _PickedTerms:
     def add_at_label(self, tensor: Tensor, addend: Tensor, like: Tensor) -> Tensor:
         """Emit ``tensor`` with ``addend`` added at the label of each position."""
         index = self._on_class_axis(self._index)
-        return self._builder.op("ScatterElements", tensor, index, addend, axis=CLASS_AXIS, reduction="add", like=like)
+        return scatter_add(tensor, index, addend, CLASS_AXIS, like)
 
     def weight_gradient(self, log_p: Tensor, dy: Tensor) -> Tensor:
         """Emit the gradient of the class weights: of -w[y] * log p[y], and of the division by their sum."""
@@ -97,7 +98,7 @@ class _PickedTerms:
         weights = self._op.required(2)
         flat = builder.integers([-1])
         index, addend = builder.op("Reshape", self._index, flat), builder.op("Reshape", share, flat)
-        return builder.op("ScatterElements", _zeros(builder, weights), index, addend, axis=0, reduction="add", like=weights)
+        return scatter_add(_zeros(builder, weights), index, addend, 0, like=weights)
 
     def _position_weight(self) -> Tensor | None:
         """Emit the weight of each position, of the labels' shape; None where every weight is 1."""

@@ -91,15 +91,21 @@ def add_at_positions(updates: Tensor, positions: Tensor, like: Tensor) -> Tensor
     flat = builder.integers([-1])
     size = builder.op("Reshape", builder.op("Size", like), flat)
     zeros = builder.op("ConstantOfShape", size, value=ir.tensor(np.zeros(1, updates.dtype.numpy())), dtype=updates.dtype)
-    total = builder.op(
-        "ScatterElements",
-        zeros,
-        builder.op("Reshape", positions, flat),
-        builder.op("Reshape", updates, flat),
-        axis=0,
-        reduction="add",
-    )
+    total = scatter_add(zeros, builder.op("Reshape", positions, flat), builder.op("Reshape", updates, flat), axis=0)
     return reshape_as(total, like)
+
+
+def scatter_add(tensor: Tensor, indices: Tensor, updates: Tensor, axis: int, like: Tensor | None = None) -> Tensor:
+    """``tensor`` with ``updates`` added where ``indices`` point along ``axis``, in the dtype of ``tensor``.
+
+    Values of sixteen bits are added in float32: ONNX Runtime has no kernel that adds them, and their sums would lose digits.
+    """
+    builder, dtype = tensor.builder, tensor.dtype
+    added = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    tensor, updates = builder.cast(tensor, added), builder.cast(updates, added)
+    shape = None if like is None else like.shape
+    total = builder.op("ScatterElements", tensor, indices, updates, axis=axis, reduction="add", shape=shape, dtype=added)
+    return builder.cast(total, dtype)
 
 
 def pad_or_crop(tensor: Tensor, axes: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Tensor:
