@@ -256,9 +256,9 @@ def test_a_failing_node_is_named(capfd):
     [
         (
             helper.make_node("Det", ["x"], ["y"], name="volume"),
-            r"load the model graph at Det 'volume'.*Update onnxruntime",
+            r"load the model graph at Det 'volume'.*no kernel of this operator for this dtype: use a float32 model, or engine=",
         ),
-        (helper.make_node("Foo", ["x"], ["y"], name="odd"), r"cannot load the model graph at Foo 'odd'"),
+        (helper.make_node("Foo", ["x"], ["y"], name="odd"), r"cannot load the model graph at Foo 'odd'.*Update onnxruntime"),
     ],
 )
 def test_an_operator_without_a_kernel_is_named(node, message):

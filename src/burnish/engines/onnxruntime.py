@@ -321,9 +321,14 @@ def _share_arena(strategy: int) -> bool:
 
 
 def _load_failure(graph: str, error: Exception) -> EngineError:
+    remedy = "Update onnxruntime if the graph is newer than it, or try engine='reference', which is slow but complete"
+    if re.search(r"NOT_IMPLEMENTED|Could not find an implementation", str(error)):
+        remedy = (
+            "It has no kernel of this operator for this dtype: use a float32 model, or engine='reference', which is slow but "
+            "complete"
+        )
     return EngineError(
-        f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: {_reason(error)}. "
-        "Update onnxruntime if the graph is newer than it, or try engine='reference', which is slow but complete"
+        f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: {_reason(error)}. {remedy}"
     )
 
 
