@@ -227,6 +227,22 @@ def test_inspect_says_why_nothing_would_train(run, folder):
     assert "no weights" in json.loads(run("inspect", "relu.onnx", "--json").stdout)["nothing_trains"]
 
 
+def test_inspect_names_the_scalars_that_do_not_train(run, folder):
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
+    values = {"weight": np.ones((2, 2)), "temperature": np.array(2.0), "bound": np.array(-1.0)}
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "weight"], ["scores"]),
+        onnx.helper.make_node("Div", ["scores", "temperature"], ["scaled"]),
+        onnx.helper.make_node("Clip", ["scaled", "bound"], ["y"]),
+    ]
+    weights = [onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in values.items()]
+    graph = onnx.helper.make_graph(nodes, "graph", [x], [y], weights)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), "scaled.onnx")
+    assert "  scalars do not train, these among them: temperature\n" in run("inspect", "scaled.onnx").stdout
+    assert json.loads(run("inspect", "scaled.onnx", "--json").stdout)["scalars"] == ["temperature"]
+    assert "scalars" not in run("inspect", "model.onnx").stdout
+
+
 @pytest.mark.parametrize("source", ["program", "run"])
 def test_inspect_of_a_program(run, folder, source):
     run("compile", "model.onnx", "-o", "run/program", "--trainable", "classifier.bias")

@@ -73,6 +73,10 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     _table(constants[:CONSTANTS_SHOWN], console)
     if len(constants) > CONSTANTS_SHOWN:
         say(f"  and {len(constants) - CONSTANTS_SHOWN} more (--json lists them)")
+    scalars = summary["scalars"]
+    if scalars:
+        more = f" and {len(scalars) - CONSTANTS_SHOWN} more" if len(scalars) > CONSTANTS_SHOWN else ""
+        say(f"  scalars do not train, these among them: {', '.join(scalars[:CONSTANTS_SHOWN])}{more}")
     say(f"\noperators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
     for entry in summary["operators"]:
         say(f"  {entry['count']:>5}  {entry['operator']}" + ("  lacks a gradient" if entry["lacks_gradient"] else ""))

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
-from burnish.importer import InitializerKind, classify_initializers, load
+from burnish.importer import InitializerKind, classify_initializers, load, untrained_scalars
 from burnish.ops import has_gradient
 from burnish.program import Program, Role
 from burnish.program.preparation import find_prediction, why_nothing_trains
@@ -54,6 +54,7 @@ def summarize(path: Path) -> dict[str, Any]:
         "parameters": of_kind(InitializerKind.WEIGHT),
         "statistics": of_kind(InitializerKind.STATISTIC),
         "constants": of_kind(InitializerKind.CONSTANT),
+        "scalars": list(untrained_scalars(model)),
         "operators": [
             {"operator": operator, "count": count, "lacks_gradient": operator in without}
             for operator, count in sorted(operators.items())

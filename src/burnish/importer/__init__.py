@@ -5,7 +5,7 @@ that an exporter merged are apart again; every node and value has a name, every 
 batch symbolic. What is done with the model afterwards (training or inference mode, losses, gradients) lives elsewhere.
 """
 
-from burnish.importer.classify import InitializerKind, classify_initializers
+from burnish.importer.classify import InitializerKind, classify_initializers, untrained_scalars
 from burnish.importer.load import Source, load
 
-__all__ = ["InitializerKind", "Source", "classify_initializers", "load"]
+__all__ = ["InitializerKind", "Source", "classify_initializers", "load", "untrained_scalars"]

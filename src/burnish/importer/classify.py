@@ -36,6 +36,18 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     return {name: _kind(value, reached, statistics) for name, value in model.graph.initializers.items()}
 
 
+def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
+    """Return the floating-point scalars that a gradient would reach, were scalars not constants: a learned temperature.
+
+    Args:
+        model: a canonical model.
+    """
+    reached: set[ir.Value] = set()
+    _reach(model.graph, set(model.graph.outputs), reached)
+    scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached)
+    return tuple(name for name, value in scalars if value.shape is not None and len(value.shape) == 0)
+
+
 def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) -> InitializerKind:
     if value in statistics:
         return InitializerKind.STATISTIC
