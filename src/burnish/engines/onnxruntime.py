@@ -146,7 +146,8 @@ class OnnxRuntimeEngine:
         options.log_severity_level = SILENT
         if not self.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self.arena != "none" and _share_arena(_ARENA_STRATEGIES[self.arena]):
+        if self.arena != "none":
+            _register_shared_arena(_ARENA_STRATEGIES[self.arena])
             options.add_session_config_entry("session.use_env_allocators", "1")
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
@@ -270,20 +271,21 @@ class _BoundGraph:
     def run(self, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run on state set ``current``; returns the outputs that are not state."""
         binding = self._bindings[current]
+        for name, buffer in self._hyperparameters.items():
+            buffer.array[...] = inputs[name]
+        fed = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._fed}
         try:
-            for name, buffer in self._hyperparameters.items():
-                buffer.array[...] = inputs[name]
-            for entry in self._fed:
-                binding.bind_ortvalue_input(entry.name, _ort_value(inputs[entry.name], entry))
+            for name, value in fed.items():
+                binding.bind_ortvalue_input(name, value)
             for entry in self._varying:
                 binding.bind_output(entry.name, "cpu")
             self._session.run_with_iobinding(binding)
-            outputs = {name: buffer.array.copy() for name, buffer in self._fixed.items()}
-            if self._varying:
-                values = binding.get_outputs()[-len(self._varying) :]
-                outputs |= {entry.name: _copy(value, entry) for entry, value in zip(self._varying, values, strict=True)}
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             raise _run_failure(self._graph, error) from error
+        outputs = {name: buffer.array.copy() for name, buffer in self._fixed.items()}
+        if self._varying:
+            values = binding.get_outputs()[-len(self._varying) :]
+            outputs |= {entry.name: _copy(value, entry) for entry, value in zip(self._varying, values, strict=True)}
         return outputs
 
 
@@ -302,22 +304,23 @@ def _copy(value: onnxruntime.OrtValue, entry: Entry) -> np.ndarray:
     return np.frombuffer(memory, dtype=entry.numpy_dtype).reshape(value.shape()).copy()
 
 
-_shared_arenas: set[int] = set()
+_arena_is_registered = False
 
 
-def _share_arena(strategy: int) -> bool:
-    """Register the process-wide arena once; returns whether sessions can use it.
+def _register_shared_arena(strategy: int) -> None:
+    """Register the arena that all sessions of the process share, once: the first strategy asked for is the one.
 
     A session's own arena doubles its regions, and each session has its own: evaluation would add its peak to training's.
     """
-    if not _shared_arenas:
-        information = onnxruntime.OrtMemoryInfo(
-            "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-        )
-        with contextlib.suppress(Exception):  # it fails when the host program has registered its own: then that one serves
-            onnxruntime.create_and_register_allocator(information, onnxruntime.OrtArenaCfg({"arena_extend_strategy": strategy}))
-        _shared_arenas.add(strategy)
-    return True
+    global _arena_is_registered
+    if _arena_is_registered:
+        return
+    information = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    with contextlib.suppress(Exception):  # it fails when the host program has registered its own: then that one serves
+        onnxruntime.create_and_register_allocator(information, onnxruntime.OrtArenaCfg({"arena_extend_strategy": strategy}))
+    _arena_is_registered = True
 
 
 def _load_failure(graph: str, error: Exception) -> EngineError:
