@@ -128,6 +128,12 @@ DET = model_of(
 )
 
 
+@pytest.mark.parametrize("predicate", [lambda name: True, lambda: True, lambda name, array, index: True])
+def test_a_predicate_of_other_arguments_than_name_and_array(predicate):
+    with pytest.raises(ConfigurationError, match=r"cannot be called with a weight's name and array .*: give a function of these"):
+        burnish.compile(TWO_HEADS, loss="mse", outputs="a", trainable=predicate)
+
+
 def test_a_missing_gradient_names_the_options_of_the_caller():
     problem = (
         r"^Det 'the_volume' \(output 'volume'\) has no gradient rule, and '{}' is differentiated through it\. Differentiate .*"

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_one_engine_is_read_by_another(session, program, tmp_pat
 
 def test_a_missing_checkpoint_is_named(session, tmp_path):
     refused(session, tmp_path / "none.safetensors", r"There is no checkpoint '.*none\.safetensors': check the path")
-    refused(session, tmp_path, r"There is no checkpoint")
+    refused(session, tmp_path, r"is a folder: give the name of a file")
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 100, -1, -40])

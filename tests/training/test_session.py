@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.errors import ConfigurationError, EngineError, InputError, NonFiniteLossError
+from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError, NonFiniteLossError
 from burnish.training import Session
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 
@@ -54,6 +54,8 @@ def test_a_hyperparameter_is_for_one_step(program):
     np.testing.assert_allclose(session.state()["param/weight"], state["param/weight"], rtol=1e-5)
     with pytest.raises(ConfigurationError, match=r"no hyperparameter 'learning_rate'; a step of this program takes lr"):
         session.step(batch, learning_rate=0.1)
+    with pytest.raises(ConfigurationError, match=r"The hyperparameter 'lr' is None: give one finite number"):
+        session.step(batch, lr=None)
 
 
 def test_training_lowers_the_loss(program):
@@ -95,6 +97,17 @@ def test_evaluation_over_batches_of_different_sizes_is_exact(program, engine):
 def test_nothing_to_evaluate_is_named(program):
     with pytest.raises(InputError, match=r"There is no batch to evaluate: the data set is empty"):
         Session(program).evaluate_data([])
+    with pytest.raises(InputError, match=r"The data to evaluate is None: give a list or another iterable of batches"):
+        Session(program).evaluate_data(None)
+
+
+@pytest.mark.parametrize("method", ["export", "save_checkpoint", "restore"])
+def test_what_is_no_name_of_a_file_is_refused(program, method, tmp_path):
+    session = Session(program)
+    with pytest.raises(CheckpointError, match=r"None is not a path: give the name of a file, such as"):
+        getattr(session, method)(None)
+    with pytest.raises(CheckpointError, match=r"'.*' is a folder: give the name of a file, such as"):
+        getattr(session, method)(tmp_path)
 
 
 def test_prediction_needs_no_labels_and_takes_a_whole_batch(program):
@@ -242,6 +255,6 @@ def test_engine_options_that_do_not_fit_are_named(program):
         Session(program, engine="tpu")
     with pytest.raises(EngineError, match=r"device 'cpu' only, not on 'cuda'"):
         Session(program, device="cuda")
-    for threads in (0, "2"):
+    for threads in (0, "2", True):
         with pytest.raises(EngineError, match=rf"threads={threads!r}: give a whole number of at least one"):
             Session(program, threads=threads)

@@ -103,7 +103,7 @@ class OnnxRuntimeEngine:
         """
         if device not in (None, "cpu"):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
         return OnnxRuntimeRunner(self, program, state, threads)
 

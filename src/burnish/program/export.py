@@ -15,7 +15,7 @@ from burnish.errors import CheckpointError
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
 from burnish.program.persistence import ONE_FILE_LIMIT, constant_bytes
 from burnish.program.program import Program
-from burnish.program.state import check_state, replacing
+from burnish.program.state import check_state, file_path, replacing
 
 SMALLEST_EXTERNAL = 1024
 """Bytes from which a tensor goes into the data file, where there is one."""
@@ -79,7 +79,7 @@ def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit
     Raises:
         CheckpointError: the file cannot be written.
     """
-    path = Path(path)
+    path = file_path(path, "tuned.onnx")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

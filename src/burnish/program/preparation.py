@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -58,6 +59,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
     if trainable is None:
         selected = parameters
     elif callable(trainable):
+        _check_predicate(trainable)
         initializers = model.graph.initializers
         selected = tuple(name for name in parameters if trainable(name, _array(initializers[name])))
     else:
@@ -178,6 +180,18 @@ def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, 
         f"{subject}: the loss reads '{prediction}', and no gradient flows from there ({found}). "
         "Train other weights (trainable), or let the loss read another output (outputs)"
     )
+
+
+def _check_predicate(predicate: Callable[[str, np.ndarray], bool]) -> None:
+    try:
+        inspect.signature(predicate).bind("name", "array")
+    except TypeError as error:
+        raise ConfigurationError(
+            f"trainable: the function {predicate!r} cannot be called with a weight's name and array ({error}): "
+            "give a function of these two, such as lambda name, array: array.ndim > 1"
+        ) from error
+    except ValueError:  # a function of an extension module may have no signature to look at
+        return
 
 
 def _patterns(trainable: str | Sequence[str]) -> list[str]:

@@ -76,6 +76,21 @@ def _listed(names: list[str]) -> str:
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+def file_path(path: str | os.PathLike[str], example: str) -> Path:
+    """Return a path to write a file to or to read it from.
+
+    Raises:
+        CheckpointError: it is no path, or that of a folder; the message proposes ``example``.
+    """
+    try:
+        found = Path(path)
+    except TypeError:
+        raise CheckpointError(f"{path!r} is not a path: give the name of a file, such as '{example}'") from None
+    if found.is_dir():
+        raise CheckpointError(f"'{found}' is a folder: give the name of a file, such as '{found / example}'")
+    return found
+
+
 def write_state_file(path: Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write arrays and a text header into one safetensors file, whole or not at all.
 

@@ -17,10 +17,11 @@ import numpy as np
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.program import Program
 from burnish.program.persistence import graph_hashes, program_hash
-from burnish.program.state import check_state, read_state_file, state_differences, write_state_file
+from burnish.program.state import check_state, file_path, read_state_file, state_differences, write_state_file
 
 FORMAT = "burnish checkpoint"
 FORMAT_VERSION = 1
+EXAMPLE = "last.safetensors"
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,13 @@ def write_checkpoint(
         CheckpointError: the file cannot be written.
         ConfigurationError: ``extra`` is not JSON-compatible.
     """
-    path = Path(path)
+    path = file_path(path, EXAMPLE)
     try:
         extra_text = json.dumps(dict(extra or {}))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"extra of the checkpoint '{path}' is not JSON: {error}. Give numbers, strings, lists and dicts of them"
         ) from error
-    if path.is_dir():
-        raise CheckpointError(f"'{path}' is a folder: give the name of a file, such as '{path / 'last.safetensors'}'")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,7 +108,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         CheckpointError: the file is missing, truncated, not a checkpoint, or of a newer format.
     """
-    path = Path(path)
+    path = file_path(path, EXAMPLE)
     state, header = read_state_file(path, "checkpoint")
     if header.get("format") != FORMAT:
         raise CheckpointError(

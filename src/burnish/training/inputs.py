@@ -79,7 +79,7 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
     values = {}
     for name, entry in entries.items():
         value = given.get(name, entry.default)
-        if value is None:
+        if value is None and entry.default is None:
             raise ConfigurationError(f"The hyperparameter '{name}' has no default: give it with every step, {name}=...")
         number = _plain_number(value)
         if number is None or not 0 <= number <= float(np.finfo(entry.numpy_dtype).max):

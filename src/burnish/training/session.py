@@ -106,6 +106,10 @@ class Session:
         Raises:
             InputError: a batch does not fit, there are none, or nothing in them counts.
         """
+        if not isinstance(batches, Iterable):
+            raise InputError(
+                f"The data to evaluate is {batches!r}: give a list or another iterable of batches, as evaluate takes them"
+            )
         totals: dict[str, list[float]] = {}
         done = 0
         for batch in batches:
