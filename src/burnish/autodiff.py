@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import Builder, Tensor, describe_node, unbroadcast
+from burnish.graph import FLOATING, Builder, Tensor, describe_node, unbroadcast
 from burnish.ops import Operation, find_gradient
-
-FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def differentiate(

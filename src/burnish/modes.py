@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, describe_node, replace_node, replace_value
+from burnish.graph import Builder, Tensor, attribute_value, describe_node, replace_node, replace_value
 from burnish.norms import BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
 from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
@@ -80,7 +80,7 @@ def bind_as_exported(graph: ir.Graph) -> None:
     Training-mode batch normalization exposes its statistics, and updates its running outputs by the standard's rule.
     """
     exported: dict[ir.Node, NormPolicy] = {
-        node: Train() for node in batch_normalizations(graph) if _attribute(node, "training_mode", 0)
+        node: Train() for node in batch_normalizations(graph) if attribute_value(node, "training_mode", 0)
     }
     statistics = RunningStatistics(RunningVariance.ONNX, exported)
     for node in exported:
@@ -156,8 +156,3 @@ def _remove_dropout(node: ir.Node) -> None:
         replace_value(node.outputs[1], everything.value)
     replace_value(node.outputs[0], data)
     graph.remove(node, safe=True)
-
-
-def _attribute(node: ir.Node, name: str, default: float) -> float:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.value

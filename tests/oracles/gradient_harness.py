@@ -14,8 +14,8 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from burnish.autodiff import FLOATING, differentiate
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.autodiff import differentiate
+from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, Tensor
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators
 from burnish.modes import bind_as_exported
 from oracles.central_differences import central_differences

@@ -11,13 +11,12 @@ import onnx_ir as ir
 
 from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
-from burnish.graph import describe_node
+from burnish.graph import FLOATING, describe_node
 from burnish.importer import InitializerKind, classify_initializers, load, untrained_scalars
 from burnish.ops import has_gradient
 from burnish.program import Program, Role
 from burnish.program.preparation import find_prediction, why_nothing_trains
 
-FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
 BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})
 

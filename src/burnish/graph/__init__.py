@@ -4,20 +4,25 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 ``burnish.ops``, whole-graph rewrites in ``burnish.passes``.
 """
 
+from burnish.graph.attributes import attribute_value
 from burnish.graph.broadcasting import unbroadcast
 from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor, zeros_like
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
+from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
 from burnish.graph.inference import infer_outputs, operator_version
 from burnish.graph.initializers import add_initializer, remove_unread, unused_name
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
-from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_shape
+from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_dimension, static_shape
 
 __all__ = [
     "BURNISH_DOMAIN",
+    "FLOATING",
+    "SIXTEEN_BIT",
     "Builder",
     "Tensor",
     "add_initializer",
+    "attribute_value",
     "broadcast_shapes",
     "constant_array",
     "describe_node",
@@ -29,6 +34,7 @@ __all__ = [
     "replace_value",
     "same_dimension",
     "same_shape",
+    "static_dimension",
     "static_shape",
     "unbroadcast",
     "unused_name",

@@ -46,6 +46,14 @@ def broadcast_shapes(*shapes: ir.Shape) -> ir.Shape:
     return ir.Shape(result)
 
 
+def static_dimension(shape: ir.Shape | None, axis: int) -> int | None:
+    """Return an extent as an integer, or None where it is symbolic or unknown, or there is no such axis."""
+    if shape is None or axis >= len(shape):
+        return None
+    dimension = shape.dims[axis]
+    return dimension if isinstance(dimension, int) else None
+
+
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     """Return the shape as integers when every dimension is one, else None."""
     if value.shape is None or not all(isinstance(dimension, int) for dimension in value.shape.dims):

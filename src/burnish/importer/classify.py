@@ -6,7 +6,8 @@ from enum import StrEnum
 
 import onnx_ir as ir
 
-from burnish.importer.operands import CONFIGURATION_OPERANDS, FLOATING, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
+from burnish.graph import FLOATING
+from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
 
 
 class InitializerKind(StrEnum):

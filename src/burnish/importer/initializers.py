@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import constant_array
-from burnish.importer.operands import FLOATING, WEIGHT_OPERANDS
+from burnish.graph import FLOATING, constant_array
+from burnish.importer.operands import WEIGHT_OPERANDS
 
 
 def gather_initializers(model: ir.Model) -> None:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import onnx_ir as ir
-
-FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-
 WEIGHT_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),
     "Conv": (1, 2),

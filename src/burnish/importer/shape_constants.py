@@ -16,8 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from burnish.graph import constant_array, static_shape
-from burnish.importer.operands import FLOATING
+from burnish.graph import FLOATING, constant_array, static_shape
 
 Element = int | float | bool | str | None
 """A known number, the name of a dimension, or unknown."""

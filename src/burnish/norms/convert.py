@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, describe_node, remove_unread, replace_node
+from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread, replace_node, static_dimension
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.norms.selection import Patterns, select_layers
@@ -87,7 +87,7 @@ def _check(node: ir.Node, target: str, groups: int) -> None:
             f"convert: the model reads the running statistics that {describe_node(node)} returns, and after the conversion "
             "there are none; remove those outputs from the model, or leave the layer out with layers=..."
         )
-    channels = _extent(scale, 0) or _extent(x, 1)
+    channels = static_dimension(scale.shape, 0) or static_dimension(x.shape, 1)
     if x.shape is None or channels is None:
         raise ConfigurationError(
             f"convert: the rank and the number of channels of '{x.name}', which the layer '{name}' normalizes, are not known; "
@@ -99,7 +99,7 @@ def _check(node: ir.Node, target: str, groups: int) -> None:
             f"groups that do are {_nearest_divisors(channels, groups)}. Choose one of them, or leave the layer out with layers="
         )
     divided = channels if target == "instance" else groups
-    positions = [_extent(x, axis) for axis in range(2, len(x.shape))]
+    positions = [static_dimension(x.shape, axis) for axis in range(2, len(x.shape))]
     if divided == channels and all(extent == 1 for extent in positions):
         raise ConfigurationError(
             f"convert: the layer '{name}' normalizes [N, {channels}] without positions: with {divided} groups each would hold a "
@@ -115,19 +115,11 @@ def _nearest_divisors(channels: int, groups: int) -> str:
     return " and ".join(str(number) for number in (*below[-1:], *above[:1]))
 
 
-def _extent(value: ir.Value, axis: int) -> int | None:
-    if value.shape is None or axis >= len(value.shape):
-        return None
-    extent = value.shape.dims[axis]
-    return extent if isinstance(extent, int) else None
-
-
 def _convert(graph: ir.Graph, node: ir.Node, target: str, groups: int) -> None:
     builder = Builder(graph, before=node)
     x, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
     statistics = [value for value in node.inputs[3:5] if value is not None]
-    attribute = node.attributes.get("epsilon")
-    epsilon = 1e-5 if attribute is None else attribute.as_float()
+    epsilon = float(attribute_value(node, "epsilon", 1e-5))
     if target == "instance" and x.dtype != ir.DataType.DOUBLE:
         y = builder.op("InstanceNormalization", x, scale, bias, epsilon=epsilon, like=x)
     elif target == "instance":

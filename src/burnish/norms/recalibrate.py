@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, InputError
-from burnish.graph import Builder, Tensor, replace_node
+from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norms.measuring import Batch, Engine, Measurement, Moments, Statistics, emit_statistics
 from burnish.norms.policies import RunningVariance, layer_name
 from burnish.ops.normalization.statistics import channel_affine
@@ -138,7 +138,6 @@ def _state_name(value: ir.Value | None) -> str | None:
 def _normalized(node: ir.Node, builder: Builder, x: Tensor, statistics: Statistics) -> Tensor:
     dtype = statistics.mean.dtype
     scale, bias = (builder.cast(builder.tensor(value), dtype) for value in node.inputs[1:3] if value is not None)
-    attribute = node.attributes.get("epsilon")
-    epsilon = 1e-5 if attribute is None else attribute.as_float()
+    epsilon = float(attribute_value(node, "epsilon", 1e-5))
     gain = scale / builder.op("Sqrt", statistics.variance + epsilon)
     return builder.cast(channel_affine(statistics.centered, gain, bias - statistics.shift * gain), x.dtype)

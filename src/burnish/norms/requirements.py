@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError
-from burnish.graph import describe_node
+from burnish.graph import describe_node, static_dimension
 from burnish.norms.policies import BatchStatistics, Ghost, NormPolicy, layer_name
 
 
@@ -76,12 +76,12 @@ def check_layer(node: ir.Node) -> None:
     """
     x = node.inputs[0]
     operands = {name: value for name, value in zip(("scale", "bias", "mean", "variance"), node.inputs[1:5], strict=False)}
-    channels = _extent(x.shape, 1) if x is not None and x.shape is not None and len(x.shape) > 1 else None
+    channels = static_dimension(x.shape, 1) if x is not None else None
     source = f"its input '{x.name}' has {channels} channels" if x is not None else ""
     for name, value in operands.items():
         if value is None or value.shape is None:
             continue
-        extent = _extent(value.shape, 0) if len(value.shape) == 1 else None
+        extent = static_dimension(value.shape, 0) if len(value.shape) == 1 else None
         if len(value.shape) != 1 or (channels is not None and extent is not None and extent != channels):
             wanted = "has one value per channel" if channels is None else f"must have shape [{channels}]: {source}"
             shape = ", ".join("?" if not isinstance(size, int) else str(size) for size in value.shape.dims)
@@ -97,7 +97,7 @@ def _rules(node: ir.Node, policy: NormPolicy) -> Iterable[ExtentRule]:
     if not isinstance(policy, BatchStatistics) or x is None or x.shape is None:
         return
     layer = layer_name(node)
-    dimensions = [_extent(x.shape, axis) for axis in range(len(x.shape))]
+    dimensions = [static_dimension(x.shape, axis) for axis in range(len(x.shape))]
     shape = ", ".join("?" if extent is None else str(extent) for extent in dimensions)
     if 0 in dimensions:
         raise ConfigurationError(
@@ -126,11 +126,6 @@ def _rules(node: ir.Node, policy: NormPolicy) -> Iterable[ExtentRule]:
         )
     if len(unknown) == 1 and (name := _symbol(x.shape, unknown[0])) is not None:
         yield ExtentRule(name, layer, minimum=2)
-
-
-def _extent(shape: ir.Shape, axis: int) -> int | None:
-    dimension = shape.dims[axis]
-    return dimension if isinstance(dimension, int) else None
 
 
 def _symbol(shape: ir.Shape, axis: int) -> str | None:

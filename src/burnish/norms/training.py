@@ -8,7 +8,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor
+from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
 from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
 from burnish.norms.schedules import linear
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
@@ -19,8 +19,6 @@ from burnish.ops.normalization.renorm import batch_renorm_training
 # an engine that runs replicas finds by it what to synchronize.
 POLICY_METADATA = "burnish.norm.policy"
 LAYER_METADATA = "burnish.norm.layer"
-
-SIXTEEN_BIT = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 class RunningStatistics:
@@ -124,7 +122,7 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
     dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
     x, scale, bias = (builder.cast(tensor, dtype) for tensor in (given, scale, bias))
     mean_value, variance_value = (value for value in node.inputs[3:5] if value is not None)
-    epsilon, momentum = float(_attribute(node, "epsilon", 1e-5)), float(_attribute(node, "momentum", 0.9))
+    epsilon, momentum = float(attribute_value(node, "epsilon", 1e-5)), float(attribute_value(node, "momentum", 0.9))
     if isinstance(policy, Ghost):
         y, mean, variance, count = ghost_batch_norm_training(builder, x, scale, bias, epsilon, policy.size)
     else:
@@ -150,8 +148,3 @@ def _mark(y: Tensor, policy: NormPolicy, node: ir.Node) -> None:
     assert producer is not None
     producer.metadata_props[POLICY_METADATA] = str(policy)
     producer.metadata_props[LAYER_METADATA] = layer_name(node)
-
-
-def _attribute(node: ir.Node, name: str, default: float) -> float:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.value

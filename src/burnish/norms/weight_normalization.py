@@ -10,9 +10,17 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, InputError
-from burnish.graph import Builder, add_initializer, constant_array, describe_node, insert_behind, static_shape, unused_name
+from burnish.graph import (
+    FLOATING,
+    Builder,
+    add_initializer,
+    constant_array,
+    describe_node,
+    insert_behind,
+    static_shape,
+    unused_name,
+)
 from burnish.importer import Source, load
-from burnish.importer.operands import FLOATING
 from burnish.norms.measuring import Batch, Engine, check_data, measure_values
 from burnish.norms.policies import layer_name
 from burnish.norms.selection import Patterns, select_layers

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, same_shape
+from burnish.graph import SIXTEEN_BIT, Builder, Tensor, same_shape
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 INT64_MIN = int(np.iinfo(np.int64).min)
@@ -101,7 +101,7 @@ def scatter_add(tensor: Tensor, indices: Tensor, updates: Tensor, axis: int, lik
     Values of sixteen bits are added in float32: ONNX Runtime has no kernel that adds them, and their sums would lose digits.
     """
     builder, dtype = tensor.builder, tensor.dtype
-    added = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    added = ir.DataType.FLOAT if dtype in SIXTEEN_BIT else dtype
     tensor, updates = builder.cast(tensor, added), builder.cast(updates, added)
     shape = None if like is None else like.shape
     total = builder.op("ScatterElements", tensor, indices, updates, axis=axis, reduction="add", shape=shape, dtype=added)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, remove_unread, replace_value
+from burnish.graph import add_initializer, attribute_value, constant_array, remove_unread, replace_value
 from burnish.passes.constant_operands import dtype_of, new_bias_name, put, read_once, rounded
 from burnish.passes.fold_into_following import fold_into_following
 
@@ -78,8 +78,7 @@ def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
     if any(array is None for array in arrays):
         return None
     scale, bias, mean, variance = (np.asarray(array, dtype=np.float64) for array in arrays)
-    attribute = normalization.attributes.get("epsilon")
-    epsilon = EPSILON if attribute is None else attribute.as_float()
+    epsilon = float(attribute_value(normalization, "epsilon", EPSILON))
     with np.errstate(all="ignore"):
         a = scale / np.sqrt(variance + epsilon)
         b = bias - mean * a

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import describe_node
-from burnish.importer.operands import CONFIGURATION_OPERANDS, FLOATING, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
+from burnish.graph import FLOATING, describe_node
+from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
 
 SHOWN = 3
 

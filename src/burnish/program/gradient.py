@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from burnish.autodiff import FLOATING, differentiate
+from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import Builder, Tensor, zeros_like
+from burnish.graph import FLOATING, Builder, Tensor, zeros_like
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported

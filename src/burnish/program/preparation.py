@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING
 from burnish.importer import InitializerKind, classify_initializers
-from burnish.importer.operands import FLOATING
 from burnish.norms import Frozen, NormPolicy, layer_name
 from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
 
