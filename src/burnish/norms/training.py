@@ -15,8 +15,9 @@ from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.ops.normalization.ghost import ghost_batch_norm_training
 from burnish.ops.normalization.renorm import batch_renorm_training
 
-# Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics:
-# an engine that runs replicas finds by it what to synchronize.
+# Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics
+# of the whole batch: an engine that runs replicas finds by it what to synchronize. Layers of the policy ghost are not marked:
+# their groups of samples lie within a replica, and there is nothing to synchronize.
 POLICY_METADATA = "burnish.norm.policy"
 LAYER_METADATA = "burnish.norm.layer"
 
