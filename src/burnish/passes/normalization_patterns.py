@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, replace_node, same_dimension
+from burnish.graph import SIXTEEN_BIT, Builder, Tensor, constant_array, replace_node, same_dimension
 from burnish.graph.matching import Either, Match, Node, Number, Pattern, remove_unread
-
-HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def mean(operand: Pattern) -> Pattern:
@@ -55,7 +53,7 @@ def keeps_precision(match: Match) -> bool:
     statistics and rounded before the affine part are what the operator means.
     """
     x: ir.Value = match["x"]
-    return x.dtype == ir.DataType.FLOAT if match.get("dtype") is None else x.dtype in HALF and x.dtype == match["dtype"]
+    return x.dtype == ir.DataType.FLOAT if match.get("dtype") is None else x.dtype in SIXTEEN_BIT and x.dtype == match["dtype"]
 
 
 def is_valid_epsilon(match: Match) -> bool:
