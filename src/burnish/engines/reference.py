@@ -2,23 +2,33 @@
 
 It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
 not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
-``stash_type``.
+``stash_type``. MaxPool, whose indices are wrong in it where every stride is 1, is corrected here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
 from burnish.engines.base import Arrays, check_finite_loss
 from burnish.errors import EngineError
 
 if TYPE_CHECKING:
     from burnish.program import Program
+
+
+class MaxPool(EvaluatorMaxPool):
+    """The evaluator's operator, always by the one of its two algorithms that gives right indices."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, **attributes: Any) -> Any:  # type: ignore[override]  # the evaluator passes them by name
+        return self._max_pool(x, **attributes)  # type: ignore[no-untyped-call]
 
 
 class ReferenceEngine:
@@ -88,7 +98,7 @@ class ReferenceRunner:
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
-        return ReferenceEvaluator(ir.to_proto(model))
+        return ReferenceEvaluator(ir.to_proto(model), new_ops=[MaxPool])
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
             f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"
