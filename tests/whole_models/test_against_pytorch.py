@@ -25,10 +25,29 @@ CLASSES = 10
 NARROW_MOBILE = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 2, 2))
 SGD = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4}
 
+
+def smooth_residual_network() -> nn.Module:
+    """ResNet-50 with GELU and with residual branches that all take part: none of its 161 gradients is zero."""
+    module = torch_models.resnet50(CLASSES)
+    for child in module.modules():
+        if isinstance(child, torch_models.Bottleneck):
+            nn.init.constant_(child.bn3.weight, 0.1)
+        if hasattr(child, "relu"):
+            child.relu = nn.GELU()
+    return module
+
+
+# ResNet-50 itself starts its branches at zero, and only 49 of its gradients are not zero at first. With branches that take part,
+# a value that rounding moves across the kink of a ReLU changes gradients by 1 %, in PyTorch's own float32 against its float64
+# as well; so all 161 gradients are compared in the network whose activation has no kink.
 MODULES = {
     "resnet50": lambda: torch_models.resnet50(CLASSES),
+    "resnet50_gelu": smooth_residual_network,
     "mobile": lambda: torch_models.MobileNetV2(NARROW_MOBILE, stem=8, head=64, classes=CLASSES),
 }
+# Gradients that are exactly 0 but for rounding: of layers in branches that start at zero, and of biases whose only effect the
+# next batch normalization subtracts again.
+ZERO_GRADIENTS = {"resnet50": 112, "resnet50_gelu": 0, "mobile": 5}
 
 
 @dataclass(frozen=True)
@@ -56,18 +75,24 @@ def as_batch(x: torch.Tensor, labels: torch.Tensor) -> dict[str, np.ndarray]:
     return {"x": x.numpy(), "labels": labels.numpy()}
 
 
-def wrong_gradients(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], tolerance: float) -> dict[str, float]:
-    """The gradients whose relative error passes ``tolerance``.
+def wrong_gradients(
+    outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], tolerance: float, zeros: int = 0
+) -> dict[str, float]:
+    """The gradients whose error, relative to their own norm, passes ``tolerance``.
 
-    A bias whose only effect the next batch normalization subtracts again has the gradient 0, of which rounding leaves noise
-    in both frameworks: below a millionth of the whole gradient it is measured against that.
+    Exactly ``zeros`` of them must be zero but for rounding (below 1e-6 of the whole gradient); these are measured against the
+    whole, and must be as small in both.
     """
     whole = np.sqrt(sum(np.sum(gradient**2) for gradient in expected.values()))
+    vanishing = {name for name, gradient in expected.items() if np.linalg.norm(gradient) < 1e-6 * whole}
+    assert len(vanishing) == zeros, vanishing
     errors = {}
     for name, gradient in expected.items():
-        norm = max(float(np.linalg.norm(gradient)), 1e-6 * whole / tolerance)
-        errors[name] = float(np.linalg.norm(outputs[f"grad:{name}"].astype(np.float64) - gradient)) / norm
-    return {name: error for name, error in errors.items() if error > tolerance}
+        error = float(np.linalg.norm(outputs[f"grad:{name}"].astype(np.float64) - gradient))
+        limit = 1e-6 * whole if name in vanishing else tolerance * np.linalg.norm(gradient)
+        if error > limit:
+            errors[name] = error / limit * tolerance
+    return errors
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -94,7 +119,7 @@ def test_loss_gradients_and_running_statistics_of_a_step(name, batch_size):
     outputs = burnish.engines.get("onnxruntime").run(program.grad, feeds)
     loss, gradients, module = first_step(case(name).module, x, labels)
     assert outputs["loss"] == pytest.approx(loss, rel=1e-5)
-    assert wrong_gradients(outputs, gradients, 1e-4) == {}
+    assert wrong_gradients(outputs, gradients, 1e-4, ZERO_GRADIENTS[name]) == {}
     running = {key: value.numpy() for key, value in module.state_dict().items() if "running" in key}
     assert running
     errors = {key: relative_error(outputs[f"next:stat/{key}"], value) for key, value in running.items()}
@@ -114,7 +139,7 @@ def test_ten_steps_and_inference_after_them(name, tmp_path):
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    np.testing.assert_allclose(losses, expected, rtol=2e-2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
 
     state = {
         key.split("/", 1)[1]: torch.from_numpy(value) for key, value in session.state().items() if key[:5] in ("param", "stat/")
@@ -138,7 +163,7 @@ def run_file(path, x: torch.Tensor) -> np.ndarray:
     return onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})[0]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", ["resnet50", "mobile"])
 def test_the_export_in_inference_mode_whose_batch_norm_is_folded(name):
     """PyTorch trains the same folded network: convolutions with a bias, and no batch normalization."""
     module = copy.deepcopy(case(name).module).eval()
@@ -189,7 +214,7 @@ def test_resnet50_keeps_its_53_batch_normalizations():
 
 
 def test_a_tiny_residual_network_in_float64():
-    """Without rounding in the way: every gradient to nine digits, on the reference engine."""
+    """Without rounding in the way: every gradient to twelve digits, on the reference engine."""
     torch.manual_seed(2)
     module = torch_models.ResNet((1, 1), 4, CLASSES).double()
     for child in module.modules():
@@ -205,7 +230,7 @@ def test_a_tiny_residual_network_in_float64():
     outputs = burnish.engines.get("reference").run(program.grad, feeds)
     loss, gradients, module = first_step(module, x, labels)
     assert outputs["loss"] == pytest.approx(loss, rel=1e-12)
-    assert wrong_gradients(outputs, gradients, 1e-9) == {}
+    assert wrong_gradients(outputs, gradients, 1e-12) == {}
     for key, value in module.state_dict().items():
         if "running" in key:
             assert relative_error(outputs[f"next:stat/{key}"], value.numpy()) < 1e-12
