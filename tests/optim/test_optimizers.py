@@ -312,7 +312,10 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
         (lambda: optim.adam(betas=(0.9,)), "adam: betas must be two numbers"),
         (lambda: optim.adam(betas=0.9), "adam: betas must be two numbers, not 0.9"),
         (lambda: optim.adamw(eps=-1e-8), "adamw: eps must be a finite number that is not negative"),
-        (lambda: optim.sgd(lr="fast"), "sgd: lr must be a finite number that is not negative, not 'fast'"),
+        (
+            lambda: optim.sgd(lr="fast"),
+            "sgd: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, not 'fast'",
+        ),
         (lambda: optim.get("sdg"), "there is no optimizer 'sdg'; there is adam, adamw, sgd"),
         (lambda: optim.get({"name": "sgd", "beta": 1}), "optimizer 'sgd': .*'beta'"),
         (lambda: optim.get({"lr": 1}), "there is no optimizer 'None'"),

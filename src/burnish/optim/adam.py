@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.optim.base import Scalars, Tensors, check_fraction, check_not_negative
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate, power
 
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
@@ -16,7 +14,7 @@ LARGEST_SECOND_MOMENT = "largest_second_moment"
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(RatedOptimizer):
     """Adam, the mathematics of ``torch.optim.Adam``.
 
     With parameter p, gradient g, moments m and v, and t = step + 1::
@@ -33,33 +31,25 @@ class Adam:
     amsgrad, ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
+    lr: Rate = 1e-3
+    betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     amsgrad: bool = False
 
     def __post_init__(self) -> None:
-        check_not_negative(self.name, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
-            raise ConfigurationError(f"{self.name}: betas must be two numbers, not {self.betas}")
-        betas = tuple(self.betas)
-        object.__setattr__(self, "betas", betas)
-        check_fraction(self.name, **{"betas[0]": betas[0], "betas[1]": betas[1]})
+        check_rate(self.name, self.lr)
+        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
+        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
 
     @property
     def name(self) -> str:
         return "adam"
 
-    def hyperparameters(self) -> dict[str, float]:
-        return {"lr": self.lr}
-
-    def options(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self), "betas": list(self.betas)}
-
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         slots = (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
-        return {f"{slot}/{name}": zeros_like(parameter) for slot in slots for name, parameter in params.items()}
+        moments = {f"{slot}/{name}": zeros_like(parameter) for slot in slots for name, parameter in params.items()}
+        return self.rate_state(builder) | moments
 
     def update(
         self,
@@ -72,14 +62,14 @@ class Adam:
     ) -> tuple[Tensors, Tensors]:
         scalars = Scalars(builder)
         beta1, beta2 = self.betas
-        lr = scalars.double(hyperparameters["lr"])
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
         t = scalars.double(step) + 1.0
-        root = builder.op("Sqrt", 1.0 - _power(builder, beta2, t))
-        rate = lr * root / (1.0 - _power(builder, beta1, t))
+        root = builder.op("Sqrt", 1.0 - power(builder, beta2, t))
+        rate = lr * root / (1.0 - power(builder, beta1, t))
         eps = root * self.eps
         keep = self._keep(lr)
         next_params: Tensors = {}
-        next_state: Tensors = {}
         for name, parameter in params.items():
             gradient = self._penalized(gradients[name], parameter)
             first = state[f"{FIRST_MOMENT}/{name}"] * beta1 + gradient * (1.0 - beta1)
@@ -104,14 +94,9 @@ class Adam:
         return None
 
 
-def _power(builder: Builder, base: float, exponent: Tensor) -> Tensor:
-    """Emit ``base ** exponent`` for a float64 scalar exponent."""
-    return builder.op("Pow", builder.scalar(base, exponent), exponent)
-
-
 def adam(
-    lr: float = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
+    lr: Rate = 1e-3,
+    betas: tuple[float, ...] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     amsgrad: bool = False,
@@ -119,7 +104,7 @@ def adam(
     """Return Adam; see ``Adam`` for the mathematics.
 
     Args:
-        lr: learning rate; the default of the program's input ``lr``.
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
         betas: share of the first and second moment that is kept from step to step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient (for decay of the weight itself see ``adamw``).

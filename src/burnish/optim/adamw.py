@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from burnish.graph import Tensor
 from burnish.optim.adam import Adam
+from burnish.optim.base import Rate
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class AdamW(Adam):
 
 
 def adamw(
-    lr: float = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
+    lr: Rate = 1e-3,
+    betas: tuple[float, ...] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
@@ -42,7 +43,7 @@ def adamw(
     """Return AdamW; see ``AdamW`` for the mathematics.
 
     Args:
-        lr: learning rate; the default of the program's input ``lr``.
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
         betas: share of the first and second moment that is kept from step to step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: share of the weight, times lr, that is taken off at every step.

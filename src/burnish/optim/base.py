@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import onnx_ir as ir
@@ -15,6 +16,52 @@ Tensors = dict[str, Tensor]
 
 
 @runtime_checkable
+class Schedule(Protocol):
+    """A learning rate computed in the graph from the step, so that whoever runs it needs no code of its own for that."""
+
+    @property
+    def name(self) -> str:
+        """How the schedule is asked for."""
+        ...
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps it is defined for; None for one without an end."""
+        ...
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        """Return the scalars that a step takes, with their defaults, as ``Optimizer.hyperparameters`` does."""
+        ...
+
+    def init(self, builder: Builder) -> Tensors:
+        """Emit the initial state of a schedule that has some: ``<slot>`` -> scalar."""
+        ...
+
+    def rate(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensors]:
+        """Emit the rate of a step.
+
+        Args:
+            builder: emits into the graph.
+            step: int64 scalar, 0 at the first step.
+            state: the keys that ``init`` gives, among others.
+            hyperparameters: scalars of the names that ``hyperparameters()`` gives, of any floating-point dtype.
+
+        Returns:
+            The rate, a float64 scalar, and the next state of the schedule, with the keys that ``init`` gives.
+        """
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """Return name and settings as JSON-compatible values; ``burnish.optim.schedules.get`` builds it from them again."""
+        ...
+
+
+Rate = float | Schedule
+
+
+@runtime_checkable
 class Optimizer(Protocol):
     """A pure graph builder: (parameters, gradients, state, step) -> (next parameters, next state)."""
 
@@ -23,12 +70,15 @@ class Optimizer(Protocol):
         """How the optimizer is asked for."""
         ...
 
-    def hyperparameters(self) -> dict[str, float]:
-        """Return the scalars that a step may override, with their defaults; they become float32 graph inputs."""
+    def hyperparameters(self) -> dict[str, float | None]:
+        """Return the scalars that a step takes, with their defaults; they become float32 graph inputs.
+
+        One whose default is None has to be given with every step.
+        """
         ...
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        """Emit the initial state: ``<slot>/<initializer>`` -> value."""
+        """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for what belongs to no single parameter."""
         ...
 
     def update(
@@ -60,6 +110,41 @@ class Optimizer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RatedOptimizer:
+    """What optimizers with a learning rate share: the rate is a number, which a step may override, or a schedule."""
+
+    lr: Rate
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        return self.lr.hyperparameters() if isinstance(self.lr, Schedule) else {"lr": self.lr}
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, **{field.name: _as_option(getattr(self, field.name)) for field in fields(self)}}
+
+    def rate_state(self, builder: Builder) -> Tensors:
+        """Emit what the schedule keeps; part of ``init``."""
+        return self.lr.init(builder) if isinstance(self.lr, Schedule) else {}
+
+    def rate(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensors]:
+        """Emit the rate of this step, a scalar, and the next state of the schedule; part of ``update``."""
+        if isinstance(self.lr, Schedule):
+            return self.lr.rate(builder, step, state, hyperparameters)
+        return hyperparameters["lr"], {}
+
+
+def _as_option(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return value.options()
+    return list(value) if isinstance(value, tuple) else value
+
+
 class Scalars:
     """Scalars of an update in the dtype of each parameter, each emitted once per graph, however many parameters there are.
 
@@ -80,6 +165,31 @@ class Scalars:
         if key not in self._cast:
             self._cast[key] = self._builder.cast(scalar, like.dtype)
         return self._cast[key]
+
+
+def check_rate(optimizer: str, lr: object) -> None:
+    """Raise ConfigurationError for what is neither a schedule nor a finite number that is not negative."""
+    if not isinstance(lr, Schedule):
+        if not _is_number(lr):
+            raise ConfigurationError(
+                f"{optimizer}: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, "
+                f"not {lr!r}"
+            )
+        check_not_negative(optimizer, lr=lr)  # type: ignore[arg-type]
+
+
+def check_betas(optimizer: str, betas: object, count: int = 2) -> tuple[float, ...]:
+    """Return the betas as a tuple; raise ConfigurationError for what is not ``count`` numbers in [0, 1)."""
+    if not isinstance(betas, tuple | list) or len(betas) != count:
+        number = {2: "two", 3: "three"}[count]
+        raise ConfigurationError(f"{optimizer}: betas must be {number} numbers, not {betas}")
+    check_fraction(optimizer, **{f"betas[{index}]": beta for index, beta in enumerate(betas)})
+    return tuple(betas)
+
+
+def power(builder: Builder, base: float, exponent: Tensor) -> Tensor:
+    """Emit ``base ** exponent`` for a float64 scalar exponent."""
+    return builder.op("Pow", builder.scalar(base, exponent), exponent)
 
 
 def check_finite(optimizer: str, **numbers: float) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.optim.base import Scalars, Tensors, check_finite, check_not_negative
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_finite, check_not_negative, check_rate
 
 MOMENTUM = "momentum"
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(RatedOptimizer):
     """Stochastic gradient descent, the mathematics of ``torch.optim.SGD``.
 
     With parameter p, gradient g, momentum buffer v::
@@ -31,14 +30,15 @@ class SGD:
     State: ``momentum/<initializer>``, of the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
     """
 
-    lr: float = 0.1
+    lr: Rate = 0.1
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_not_negative(self.name, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        check_rate(self.name, self.lr)
+        check_not_negative(self.name, momentum=self.momentum, weight_decay=self.weight_decay)
         check_finite(self.name, dampening=self.dampening)
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise ConfigurationError(
@@ -50,16 +50,10 @@ class SGD:
     def name(self) -> str:
         return "sgd"
 
-    def hyperparameters(self) -> dict[str, float]:
-        return {"lr": self.lr}
-
-    def options(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
-
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         if self.momentum == 0.0:
-            return {}
-        return {f"{MOMENTUM}/{name}": zeros_like(parameter) for name, parameter in params.items()}
+            return self.rate_state(builder)
+        return self.rate_state(builder) | {f"{MOMENTUM}/{name}": zeros_like(parameter) for name, parameter in params.items()}
 
     def update(
         self,
@@ -71,11 +65,10 @@ class SGD:
         hyperparameters: Mapping[str, Tensor],
     ) -> tuple[Tensors, Tensors]:
         scalars = Scalars(builder)
-        lr = hyperparameters["lr"]
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
         # The buffer starts at zero, so that only dampening makes the first step another formula.
         gain = self._gain(builder, step) if self.momentum and self.dampening else None
         next_params: Tensors = {}
-        next_state: Tensors = {}
         for name, parameter in params.items():
             gradient = gradients[name]
             if self.weight_decay:
@@ -97,11 +90,11 @@ class SGD:
         return builder.op("Where", first, builder.scalar(1.0, later), later)
 
 
-def sgd(lr: float = 0.1, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> SGD:
+def sgd(lr: Rate = 0.1, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> SGD:
     """Return stochastic gradient descent; see ``SGD`` for the mathematics.
 
     Args:
-        lr: learning rate; the default of the program's input ``lr``.
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
         momentum: share of the buffer that is kept from step to step.
         dampening: share of the gradient that is left out of the buffer.
         nesterov: look ahead along the buffer; needs momentum, and no dampening.

@@ -290,13 +290,19 @@ def lower_standardize_gradient(op: Operation) -> Tensor:
 
 
 def _inverse(square: Tensor, epsilon: float, offset: float) -> Tensor:
-    """1 / (sqrt(square + epsilon) + offset); 0 where that is a division by zero."""
+    """1 / (sqrt(square + epsilon) + offset); 0 where that is a division by zero.
+
+    Computed in float64: it multiplies every element of its row, and there is one per row only.
+    """
     builder = square.builder
-    root = builder.op("Sqrt", square + epsilon if epsilon else square)
+    double = builder.cast(square, ir.DataType.DOUBLE)
+    root = builder.op("Sqrt", double + epsilon if epsilon else double)
     if epsilon or offset:
-        return builder.op("Reciprocal", root + offset if offset else root)
-    zero = builder.scalar(0, root)
-    return builder.op("Where", builder.op("Equal", root, zero), zero, builder.op("Reciprocal", root))
+        inverse = builder.op("Reciprocal", root + offset if offset else root)
+    else:
+        zero = builder.scalar(0, root)
+        inverse = builder.op("Where", builder.op("Equal", root, zero), zero, builder.op("Reciprocal", root))
+    return builder.cast(inverse, square.dtype)
 
 
 def _blocks(length: int) -> list[int] | None:
