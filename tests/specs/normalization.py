@@ -69,7 +69,8 @@ def layer_statistics_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def root_mean_square_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    yield Sample([normal(rng, 3, 5), normal(rng, 5)], name="rows", opset=RMS_OPSET, most_nodes=5)
+    yield Sample([normal(rng, 3, 20), normal(rng, 20)], name="rows", opset=RMS_OPSET, most_nodes=5)
+    yield Sample([normal(rng, 3, 5), normal(rng, 5)], name="short_rows", opset=RMS_OPSET, most_nodes=20)
     attributes = {"axis": 1, "epsilon": 0.5}
     yield Sample([normal(rng, 2, 3, 4), normal(rng, 3, 1)], attributes, name="two_axes", opset=RMS_OPSET)
     yield Sample([normal(rng, 2, 64), normal(rng, 64)], name="blocks", opset=RMS_OPSET, wrt=[0])

@@ -25,6 +25,8 @@ LONGEST_PLAIN_SUM = 1024
 TYPICAL_BLOCK = 32
 LONGEST_BLOCK = 512
 SHORTEST_BLOCK = 8
+SHORT_ROW = 16
+"""Up to this length the gradient of a root-mean-square normalization is computed in float64."""
 
 
 def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,8 +166,26 @@ def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None
 @gradient("RootMeanSquareNormalize", domain=BURNISH_DOMAIN)
 def root_mean_square_normalize_gradient(op: Operation, dy: Tensor | None, d_inverse_rms: Tensor | None) -> Tensor | None:
     """With r the inverse rms and y the output: r (dy - y mean(dy y)) - r² y d_r / N."""
-    y, inverse_rms = op.outputs
+    x, (y, inverse_rms) = op.input, op.outputs
+    sizes = extents(x, op.attribute("axis"))
+    if (
+        dy is not None
+        and d_inverse_rms is None
+        and sizes is not None
+        and prod(sizes) <= SHORT_ROW
+        and x.dtype == ir.DataType.FLOAT
+    ):
+        return _short_row_gradient(op, x, dy)
     return _normalization_gradient(op, y, inverse_rms, dy, None, d_inverse_rms, centered=False)
+
+
+def _short_row_gradient(op: Operation, x: Tensor, dy: Tensor) -> Tensor:
+    """r (dy - r² x mean(dy x)) in float64: in a row of a few elements dy and its part along x cancel, and y is rounded."""
+    axis, epsilon = op.attribute("axis"), op.attribute("epsilon")
+    x, dy = (op.builder.cast(tensor, ir.DataType.DOUBLE) for tensor in (x, dy))
+    inverse = _inverse(trailing_mean(x, axis, squares=True), epsilon, 0.0)
+    along = inverse * inverse * trailing_mean(dy * x, axis)
+    return op.builder.cast((dy - x * along) * inverse, ir.DataType.FLOAT)
 
 
 def _normalization_gradient(
