@@ -1,6 +1,7 @@
 """Batch normalization + addition + ReLU, forward and backward, on stock onnxruntime beside PyTorch eager.
 
     python benchmarks/normalization_cost.py --batch 16 --save
+    python benchmarks/normalization_cost.py --profile         what each operator of burnish's graph takes
 
 On ResNet-50's shapes, all contenders in one process, rounds interleaved: burnish's graph, the same with the fastest lowering
 known (statistics and application by onnxruntime's operator on x as it is, gradient without centering) to show what accuracy
@@ -14,6 +15,7 @@ import contextlib
 import datetime
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +36,8 @@ from burnish.ops import Operation, registry
 REST = 0.05
 RESULTS = Path(__file__).parent / "results"
 # Channels, height and width, and how many blocks of ResNet-50 end in a batch normalization, addition and ReLU of that shape.
+# So few channels of 28 x 28 that every tensor stays in a core's cache: what operators cost when memory costs nothing.
+CACHED_CHANNELS = 16
 SHAPES = ((256, 56, 3), (512, 28, 4), (1024, 14, 6), (2048, 7, 3))
 
 
@@ -78,10 +82,17 @@ def fastest_lowering() -> Iterator[None]:
 
 def on_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray], threads: int) -> Callable[[], None]:
     """Return one forward and backward; outputs go into buffers of their own, as a step's do."""
-    gradient = burnish.grad(model, ["x", "shortcut", "scale", "bias"], of="y")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(ir.to_proto(gradient).SerializeToString(), options)
+    return bound(open_session(model, options), feeds)
+
+
+def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    gradient = burnish.grad(model, ["x", "shortcut", "scale", "bias"], of="y")
+    return onnxruntime.InferenceSession(ir.to_proto(gradient).SerializeToString(), options)
+
+
+def bound(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> Callable[[], None]:
     binding = session.io_binding()
     inputs = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
     for name, value in inputs.items():
@@ -113,12 +124,43 @@ def on_pytorch(feeds: dict[str, np.ndarray], memory_format: torch.memory_format)
     return run
 
 
-def measure(batch: int, channels: int, size: int, rounds: int, threads: int) -> dict[str, Any]:
+def feeds_of(batch: int, channels: int, size: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     shape = (batch, channels, size, size)
     feeds = {name: random.standard_normal(shape, dtype=np.float32) for name in ("x", "shortcut", "cotangent:y")}
     feeds |= {name: np.ones(channels, np.float32) for name in ("scale", "variance")}
-    feeds |= {name: np.zeros(channels, np.float32) for name in ("bias", "mean")}
+    return feeds | {name: np.zeros(channels, np.float32) for name in ("bias", "mean")}
+
+
+def profile(batch: int, channels: int, size: int, rounds: int, threads: int) -> None:
+    """Print the median time of every operator that reads or writes a whole tensor, and the sum over all operators."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.enable_profiling = True
+        options.profile_file_prefix = f"{folder}/profile"
+        session = open_session(model_of(channels, size), options)
+        run = bound(session, feeds_of(batch, channels, size))
+        for _ in range(rounds):
+            run()
+        events = json.loads(Path(session.end_profiling()).read_text())
+    times: dict[tuple[str, str], list[int]] = {}
+    sizes: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            node = event["name"], event["args"]["op_name"]
+            times.setdefault(node, []).append(event["dur"])
+            shapes = [next(iter(item.values())) for item in event["args"]["input_type_shape"]]
+            sizes[node] = max((int(np.prod(shape)) for shape in shapes), default=0)
+    medians = {node: statistics.median(durations) for node, durations in times.items()}
+    print(f"{batch} x {channels} x {size} x {size}: {sum(medians.values()) / 1e3:.2f} ms in {len(medians)} operators, of these")
+    for node, microseconds in medians.items():
+        if sizes[node] == batch * channels * size * size:
+            print(f"  {node[1]:20} {microseconds / 1e3:.3f} ms")
+
+
+def measure(batch: int, channels: int, size: int, rounds: int, threads: int) -> dict[str, Any]:
+    feeds = feeds_of(batch, channels, size)
     model = model_of(channels, size)
     with fastest_lowering():
         fastest = on_onnxruntime(model, feeds, threads)
@@ -137,7 +179,7 @@ def measure(batch: int, channels: int, size: int, rounds: int, threads: int) -> 
             if index >= 2:
                 seconds[name].append(time.perf_counter() - started)
     return {
-        "shape": list(shape),
+        "shape": [batch, channels, size, size],
         "milliseconds": {name: round(statistics.median(times) * 1e3, 2) for name, times in seconds.items()},
         "minimum": {name: round(min(times) * 1e3, 2) for name, times in seconds.items()},
     }
@@ -149,7 +191,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results/")
+    parser.add_argument("--profile", action="store_true", help="print the operators' times instead of comparing")
     arguments = parser.parse_args()
+    if arguments.profile:
+        for channels, size in [*((channels, size) for channels, size, _ in SHAPES), (CACHED_CHANNELS, 28)]:
+            profile(arguments.batch, channels, size, arguments.rounds, arguments.threads)
+        return
     torch.set_num_threads(arguments.threads)
     rows = []
     total: dict[str, float] = {}
