@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -14,11 +13,18 @@ import torch
 
 from burnish import optim
 from burnish.errors import ConfigurationError
-from oracles.small_graphs import Session, SmallGraph
-
-SHAPES = {"weight": (3, 4), "bias": (4,), "scale": ()}
-# Powers of two: the learning rate goes through a float32 input and is the same number in float64.
-LR = 2.0**-6
+from oracles.optimizers import (
+    LR,
+    SHAPES,
+    UpdateGraph,
+    assert_same_history,
+    next_state,
+    parabola,
+    random_problem,
+    rosenbrock,
+    run_random_problem,
+    torch_steps,
+)
 
 SGD_OPTIONS = [
     {"momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": decay}
@@ -51,116 +57,17 @@ every_optimizer = pytest.mark.parametrize(
 )
 
 
-class UpdateGraph:
-    """The graphs init and apply of an optimizer over some parameters."""
-
-    def __init__(
-        self,
-        optimizer: optim.Optimizer,
-        shapes: dict[str, tuple[int, ...]],
-        dtype: str,
-        known: bool = True,
-        dtypes: dict[str, str] | None = None,
-    ):
-        declared = {
-            name: ((dtypes or {}).get(name, dtype), shape if known else [None] * len(shape)) for name, shape in shapes.items()
-        }
-        parameters = {f"param/{name}": entry for name, entry in declared.items()}
-        self.initial = SmallGraph(parameters)
-        slots = optimizer.init(self.initial.builder, {name: self.initial[f"param/{name}"] for name in shapes})
-        for name, tensor in slots.items():
-            self.initial.output(f"opt/{name}", tensor)
-        slot_entries = {f"opt/{name}": declared[name.partition("/")[2]] for name in slots}
-        gradients = {f"grad:{name}": entry for name, entry in declared.items()}
-        scalars = {"step": ("int64", ()), **{name: ("float32", ()) for name in optimizer.hyperparameters()}}
-        self.apply = SmallGraph(parameters | gradients | slot_entries | scalars)
-        self.next_params, self.next_state = optimizer.update(
-            self.apply.builder,
-            {name: self.apply[f"param/{name}"] for name in shapes},
-            {name: self.apply[f"grad:{name}"] for name in shapes},
-            {name: self.apply[f"opt/{name}"] for name in slots},
-            self.apply["step"],
-            {name: self.apply[name] for name in optimizer.hyperparameters()},
-        )
-        assert list(self.next_params) == list(shapes)
-        assert set(self.next_state) == set(slots)
-        for name, tensor in self.next_params.items():
-            self.apply.output(f"next:param/{name}", tensor)
-        for name, tensor in self.next_state.items():
-            self.apply.output(f"next:opt/{name}", tensor)
-
-
-def next_state(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix("next:"): array for name, array in results.items()}
-
-
-def run_steps(
-    optimizer: optim.Optimizer, initial: dict[str, np.ndarray], gradient: Callable[[int, dict], dict], steps: int
-) -> list[dict[str, np.ndarray]]:
-    """Run ``steps`` updates on ONNX Runtime; the whole state after each."""
-    dtype = str(next(iter(initial.values())).dtype)
-    graphs = UpdateGraph(optimizer, {name: array.shape for name, array in initial.items()}, dtype)
-    state = {f"param/{name}": array for name, array in initial.items()}
-    if graphs.initial.graph.outputs:
-        state |= graphs.initial.run(**state)
-    session: Session = graphs.apply.session()
-    history = []
-    for step in range(steps):
-        parameters = {name: state[f"param/{name}"] for name in initial}
-        gradients = {f"grad:{name}": array for name, array in gradient(step, parameters).items()}
-        hyperparameters = {name: np.float32(value) for name, value in optimizer.hyperparameters().items()}
-        state = next_state(session(**state, **gradients, **hyperparameters, step=np.int64(step)))
-        history.append(state)
-    return history
-
-
-@functools.cache
-def random_problem(dtype: str) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """Parameters, and gradients of 50 steps over six orders of magnitude."""
-    rng = np.random.default_rng(3)
-    initial = {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
-    gradients = [
-        {
-            name: np.asarray(rng.standard_normal(shape) * 10.0 ** rng.uniform(-5, 1, shape), dtype)
-            for name, shape in SHAPES.items()
-        }
-        for _ in range(50)
-    ]
-    return initial, gradients
-
-
-def torch_steps(make: Callable[..., Any], options: dict[str, Any], dtype: str) -> list[dict[str, np.ndarray]]:
-    initial, gradients = random_problem("float64")
-    if dtype == "float32":
-        initial, gradients = random_problem("float32")
-    parameters = {name: torch.from_numpy(np.array(array, np.float64)).requires_grad_() for name, array in initial.items()}
-    optimizer = make(list(parameters.values()), lr=LR, **options)
-    history = []
-    for step_gradients in gradients:
-        for name, parameter in parameters.items():
-            parameter.grad = torch.from_numpy(np.array(step_gradients[name], np.float64))
-        optimizer.step()
-        history.append({f"param/{name}": parameter.detach().numpy().copy() for name, parameter in parameters.items()})
-    return history
-
-
 @every_case
 def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
-    initial, gradients = random_problem("float64")
-    actual = run_steps(getattr(optim, name)(lr=LR, **options), initial, lambda step, _: gradients[step], 50)
-    for ours, theirs in zip(actual, torch_steps(torch_optimizer, options, "float64"), strict=True):
-        for key, expected in theirs.items():
-            np.testing.assert_allclose(ours[key], expected, rtol=1e-10, atol=1e-12)
+    actual = run_random_problem(getattr(optim, name)(lr=LR, **options), "float64")
+    assert_same_history(actual, torch_steps(torch_optimizer, options, "float64"), rtol=1e-10, atol=1e-12)
 
 
 @some_cases
 def test_float32_stays_near_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
-    initial, gradients = random_problem("float32")
-    actual = run_steps(getattr(optim, name)(lr=LR, **options), initial, lambda step, _: gradients[step], 50)
+    actual = run_random_problem(getattr(optim, name)(lr=LR, **options), "float32")
     assert all(array.dtype == np.float32 for array in actual[-1].values())
-    for ours, theirs in zip(actual, torch_steps(torch_optimizer, options, "float32"), strict=True):
-        for key, expected in theirs.items():
-            np.testing.assert_allclose(ours[key], expected, rtol=2e-5, atol=2e-5)
+    assert_same_history(actual, torch_steps(torch_optimizer, options, "float32"), rtol=2e-5, atol=2e-5)
 
 
 def test_the_state_is_that_of_torch() -> None:
@@ -170,7 +77,7 @@ def test_the_state_is_that_of_torch() -> None:
     for step_gradients in gradients:
         parameter.grad = torch.from_numpy(step_gradients["weight"].copy())
         reference.step()
-    last = run_steps(optim.adam(lr=LR, amsgrad=True), initial, lambda step, _: gradients[step], 50)[-1]
+    last = run_random_problem(optim.adam(lr=LR, amsgrad=True), "float64")[-1]
     slots = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "largest_second_moment": "max_exp_avg_sq"}
     for slot, theirs in slots.items():
         np.testing.assert_allclose(last[f"opt/{slot}/weight"], reference.state[parameter][theirs].numpy(), rtol=1e-12)
@@ -188,8 +95,7 @@ def test_the_learning_rate_is_read_at_every_step() -> None:
 def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer) -> None:
     initial, gradients = random_problem("float32")
     graphs = UpdateGraph(optimizer, SHAPES, "float32")
-    state = {f"param/{name}": array for name, array in initial.items()}
-    state |= graphs.initial.run(**state)
+    state = graphs.first_state(initial)
     grads = {f"grad:{name}": array for name, array in gradients[0].items()}
     results = graphs.apply.run(**state, **grads, lr=np.float32(0.0), step=np.int64(0))
     for name, array in initial.items():
@@ -219,8 +125,7 @@ def test_every_parameter_keeps_its_dtype_and_shape(optimizer: optim.Optimizer) -
         assert graphs.next_params[name].dtype.numpy() == np.dtype(dtype)
         assert graphs.next_params[name].shape == graphs.apply[f"param/{name}"].shape
     rng = np.random.default_rng(0)
-    state = {"param/a": rng.standard_normal((2, 3)).astype("float32"), "param/b": rng.standard_normal(5)}
-    state |= graphs.initial.run(**state)
+    state = graphs.first_state({"a": rng.standard_normal((2, 3)).astype("float32"), "b": rng.standard_normal(5)})
     gradients = {"grad:a": np.ones((2, 3), "float32"), "grad:b": np.ones(5)}
     results = graphs.apply.run(**state, **gradients, lr=np.float32(0.1), step=np.int64(0))
     assert {name: array.dtype for name, array in next_state(results).items()} == {n: a.dtype for n, a in state.items()}
@@ -260,11 +165,7 @@ def test_each_parameter_costs_few_nodes(optimizer: optim.Optimizer, passes: int)
     ids=lambda optimizer: optimizer.name,
 )
 def test_finds_the_bottom_of_a_parabola(optimizer: optim.Optimizer) -> None:
-    bottom, curvature = np.array([3.0, -2.0]), np.array([1.0, 5.0])
-    history = run_steps(
-        optimizer, {"w": np.zeros(2)}, lambda step, parameters: {"w": curvature * (parameters["w"] - bottom)}, 600
-    )
-    np.testing.assert_allclose(history[-1]["param/w"], bottom, atol=1e-6)
+    np.testing.assert_allclose(parabola(optimizer, 600), 0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +178,7 @@ def test_finds_the_bottom_of_a_parabola(optimizer: optim.Optimizer) -> None:
     ids=["sgd", "adam", "adamw"],
 )
 def test_goes_down_the_valley_of_rosenbrock(optimizer: optim.Optimizer, steps: int) -> None:
-    def gradient(step: int, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        x, y = parameters["w"]
-        return {"w": np.array([-2 * (1 - x) - 400 * x * (y - x * x), 200 * (y - x * x)])}
-
-    history = run_steps(optimizer, {"w": np.array([-1.2, 1.0])}, gradient, steps)
-    x, y = history[-1]["param/w"]
-    assert (1 - x) ** 2 + 100 * (y - x * x) ** 2 < 1e-4
+    assert rosenbrock(optimizer, steps) < 1e-4
 
 
 def test_a_name_its_options_and_the_object_all_resolve() -> None:
