@@ -17,11 +17,17 @@ from burnish.norms import BatchStatistics, NormPolicy, RunningVariance, Train, c
 from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
-from burnish.random import dropout
+from burnish.random import bernoulli, dropout, multinomial, normal, uniform
 
 # Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
 # thousand standard deviations no digit of it is left.
 EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
+
+# Dropout and the other operators that draw at random, and read nothing but a shape or probabilities.
+DRAWING = frozenset(
+    {"Dropout", "RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"}
+)
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
@@ -39,10 +45,10 @@ def bind_training(
     """Specialize a graph to training, in place.
 
     Args:
-        graph: the graph; its batch normalization and dropout nodes are replaced.
+        graph: the graph; its batch normalization nodes, and all that draw at random, are replaced.
         policies: the policy of each batch normalization node.
         running_variance: which batch variance enters the running variance.
-        key: the random key that dropout draws from; every dropout node has a stream of its own.
+        key: the random key that is drawn from; every node that draws has a stream of its own.
         step: gives the step counter, an int64 scalar; called only when a policy changes over training.
 
     Returns:
@@ -59,17 +65,23 @@ def bind_training(
         else:
             _bind_frozen(node)
             _center(graph, node)
-    for stream, node in enumerate(_dropouts(graph)):
-        _bind_dropout(graph, node, key, stream)
+    for stream, node in enumerate(_nodes(graph, DRAWING)):
+        if node.op_type == "Dropout":
+            _bind_dropout(graph, node, key, stream)
+        else:
+            _bind_draw(graph, node, key, stream)
     _put_training_forms(graph)
     return statistics.updated
 
 
 def bind_inference(graph: ir.Graph) -> None:
-    """Specialize a graph to inference, in place: running statistics, and no dropout."""
+    """Specialize a graph to inference, in place: running statistics, and no dropout.
+
+    Other nodes that draw at random stay as they are: there is no key in inference, and the runtime draws as it likes.
+    """
     for node in batch_normalizations(graph):
         _bind_frozen(node)
-    for node in _dropouts(graph):
+    for node in _nodes(graph, {"Dropout"}):
         _remove_dropout(node)
     _put_training_forms(graph, EXPANDED_NAIVELY)
 
@@ -125,8 +137,8 @@ def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatisti
     graph.remove(node, safe=True)
 
 
-def _dropouts(graph: ir.Graph) -> list[ir.Node]:
-    return [node for node in graph if node.op_type == "Dropout" and node.domain == ""]
+def _nodes(graph: ir.Graph, op_types: Container[str]) -> list[ir.Node]:
+    return [node for node in graph if node.op_type in op_types and node.domain == ""]
 
 
 def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) -> None:
@@ -142,6 +154,32 @@ def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) ->
     if isinstance(ratio, Tensor) and ratio.array is not None:
         ratio = float(ratio.array)
     replace_value(node.outputs[0], dropout(builder, x, ratio, builder.tensor(key), stream).value)
+    graph.remove(node, safe=True)
+
+
+def _bind_draw(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) -> None:
+    """Put numbers drawn from the key in the place of a random operator; its ``seed`` attribute gives way to the key."""
+    builder = Builder(graph, before=node)
+    words, source = builder.tensor(key), node.inputs[0] if node.inputs else None
+    declared = attribute_value(node, "dtype", None)
+    if source is not None:
+        like = builder.tensor(source)
+    else:
+        like = builder.op("ConstantOfShape", builder.integers(attribute_value(node, "shape", ())))
+    own = like.dtype if node.op_type in ("RandomUniformLike", "RandomNormalLike", "Bernoulli") else None
+    dtype = ir.DataType(declared) if declared is not None else own
+    if node.op_type == "Multinomial":
+        samples = attribute_value(node, "sample_size", 1)
+        drawn = multinomial(builder, words, stream, like, samples, dtype or ir.DataType.INT32)
+    elif node.op_type == "Bernoulli":
+        drawn = bernoulli(builder, words, stream, like, dtype or like.dtype)
+    elif node.op_type.startswith("RandomUniform"):
+        low, high = attribute_value(node, "low", 0.0), attribute_value(node, "high", 1.0)
+        drawn = uniform(builder, words, stream, like, dtype or ir.DataType.FLOAT, low, high)
+    else:
+        mean, scale = attribute_value(node, "mean", 0.0), attribute_value(node, "scale", 1.0)
+        drawn = normal(builder, words, stream, like, dtype or ir.DataType.FLOAT, mean, scale)
+    replace_value(node.outputs[0], drawn.value)
     graph.remove(node, safe=True)
 
 

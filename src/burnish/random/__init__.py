@@ -1,20 +1,25 @@
-"""Random numbers as pure functions of a key: keys, random words, keep masks and dropout, in integer ONNX operators.
+"""Random numbers as pure functions of a key: keys, random words, keep masks, dropout and other draws, in ONNX operators.
 
 The generator is counter-based: nothing is kept between draws but the key, which is state of the program. It is made for
 dropout and noise, not for cryptography.
 """
 
+from burnish.random.distributions import bernoulli, multinomial, normal, uniform
 from burnish.random.draws import dropout, keep_mask, uniform_bits
 from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, check_seed, initial_key, key_from_seed, next_key
 
 __all__ = [
     "KEY_DTYPE",
     "KEY_SHAPE",
+    "bernoulli",
     "check_seed",
     "dropout",
     "initial_key",
     "keep_mask",
     "key_from_seed",
+    "multinomial",
     "next_key",
+    "normal",
+    "uniform",
     "uniform_bits",
 ]
