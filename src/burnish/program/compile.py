@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Tensor
 from burnish.importer import Source, load
-from burnish.lowering import TARGETS, Target, check_allowed, lower_semantic_operators, settle_opset
+from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
     NormPolicy,
@@ -25,8 +24,8 @@ from burnish.norms import (
     layer_names,
     resolve_policies,
 )
-from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
-from burnish.program.draft import Draft, entry_of, set_outputs
+from burnish.passes import recognize_normalization, recognize_training_normalization
+from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.preparation import (
     ModelState,
     Trainable,
@@ -37,11 +36,11 @@ from burnish.program.preparation import (
     lift_state,
 )
 from burnish.program.program import GRAPH_NAMES, Program
-from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.random import KEY_DTYPE, KEY_SHAPE, key_from_seed, next_key
+from burnish.program.signature import Entry, Role, Signature
+from burnish.program.update import STEP, update_graphs
+from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 PRECISIONS = ("float32",)
-STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 
 
 def compile(
@@ -148,8 +147,11 @@ class _Compilation:
 
     def program(self) -> Program:
         models, signatures = {}, {}
-        for name in GRAPH_NAMES:
-            models[name], signatures[name] = self._finish(name, getattr(self, name)())
+        for name in ("grad", "evaluate", "predict"):
+            models[name], signatures[name] = finish(getattr(self, name)(), name, self.target)
+        updates, update_signatures = update_graphs(models["grad"], signatures["grad"], self.optimizer, self.target)
+        models |= updates
+        signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
         return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options())
 
     def options(self) -> dict[str, Any]:
@@ -173,10 +175,6 @@ class _Compilation:
         roles |= {f"stat/{name}": Role.STATISTIC for name in self.state.statistics}
         draft.inputs = [entry_of(value, roles[value.name or ""]) for value in draft.model.graph.inputs]
         return draft
-
-    def empty(self) -> Draft:
-        graph = ir.Graph([], [], nodes=[], opset_imports=dict(self.model.opset_imports), name=self.model.graph.name)
-        return Draft(ir.Model(graph, ir_version=self.model.ir_version))
 
     def predict(self) -> Draft:
         draft = self.source()
@@ -204,37 +202,6 @@ class _Compilation:
         return draft
 
     def grad(self) -> Draft:
-        return self.training.copy()
-
-    def step(self) -> Draft:
-        draft = self.training.copy()
-        gradients = draft.take_gradients()
-        values = draft.values()
-        parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
-        self._add_update(draft, parameters, gradients)
-        return draft
-
-    def apply(self) -> Draft:
-        draft = self.empty()
-        parameters = self._add_parameters(draft)
-        gradients = {
-            name: draft.add_input(replace(self._parameter_entry(name), name=f"grad:{name}", role=Role.GRADIENT))
-            for name in parameters
-        }
-        self._add_update(draft, parameters, gradients)
-        return draft
-
-    def init(self) -> Draft:
-        draft = self.empty()
-        seed = draft.add_input(Entry("seed", Role.SEED, ir.DataType.INT64, ()))
-        for name, value in self.optimizer.init(draft.builder, self._add_parameters(draft)).items():
-            draft.add_output(value, f"opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
-        draft.add_output(key_from_seed(draft.builder, seed), "rng/key", Role.KEY, updates="rng/key")
-        draft.add_output(draft.builder.constant(np.asarray(0, np.int64)), "step", Role.STEP, updates="step")
-        return draft
-
-    @cached_property
-    def training(self) -> Draft:
         """The training graph up to the gradients, which are its last outputs, in the order the reverse pass reaches them.
 
         Updates are emitted in that order too: a runtime that walks back from the outputs then updates the last layer first,
@@ -276,28 +243,6 @@ class _Compilation:
             draft.add_output(reached[name], f"grad:{name}", Role.GRADIENT)
         return draft
 
-    @property
-    def trained(self) -> tuple[str, ...]:
-        """The trainable parameters that the loss depends on; the others have no gradient and stay as they are."""
-        gradients = (entry for _, entry in self.training.outputs if entry.role is Role.GRADIENT)
-        return tuple(entry.name.removeprefix("grad:") for entry in gradients)
-
-    @cached_property
-    def slots(self) -> tuple[Entry, ...]:
-        """What the optimizer keeps, as state entries."""
-        return tuple(
-            replace(entry, name=entry.updates or "", updates=None)
-            for _, entry in self.init().outputs
-            if entry.role is Role.OPTIMIZER
-        )
-
-    def _add_parameters(self, draft: Draft) -> dict[str, Tensor]:
-        return {name: draft.add_input(self._parameter_entry(name)) for name in self.trained}
-
-    def _parameter_entry(self, name: str) -> Entry:
-        array = self.weights[f"param/{name}"]
-        return Entry(f"param/{name}", Role.PARAMETER, ir.DataType.from_numpy(array.dtype), array.shape)
-
     def _bound_prediction(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> Tensor:
         """The prediction after the graph was bound to a mode; binding may put another value in its place."""
         outputs = draft.model.graph.outputs
@@ -318,34 +263,6 @@ class _Compilation:
                 ignored=spec.ignored,
             )
         )
-
-    def _add_update(self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-        """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""
-        state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
-        step = draft.add_input(STEP)
-        hyperparameters = {
-            name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
-            for name, default in self.optimizer.hyperparameters().items()
-        }
-        following, slots = self.optimizer.update(draft.builder, parameters, gradients, state, step, hyperparameters)
-        for name, tensor in following.items():
-            draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
-        for name, tensor in slots.items():
-            draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
-        draft.add_output(step + 1, "next:step", Role.STEP, updates="step")
-
-    def _finish(self, name: str, draft: Draft) -> tuple[ir.Model, GraphSignature]:
-        """Name the outputs, lower to the target, and drop what nothing reads."""
-        model = draft.model
-        model.graph.name = name
-        set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
-        lower_semantic_operators(model, keep=self.target.kernels)
-        remove_unused(model)
-        settle_opset(model, self.target)
-        check_allowed(model, self.target)
-        known = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
-        extents = tuple(rule for rule in draft.extents if rule.dimension in known)
-        return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
 
 
 def _quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:

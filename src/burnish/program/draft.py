@@ -1,4 +1,4 @@
-"""A graph under construction: what its inputs and outputs are, before names and lowering are settled."""
+"""A graph under construction: what its inputs and outputs are, until names and lowering are settled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
+from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
-from burnish.program.signature import Entry, Role
+from burnish.passes import remove_unused
+from burnish.program.signature import Entry, GraphSignature, Role
 
 
 @dataclass
@@ -32,11 +34,13 @@ class Draft:
         values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
         return values | {output.name or "": output for node in graph for output in node.outputs}
 
-    def copy(self) -> Draft:
-        """A draft of its own that goes on from here."""
-        draft = Draft(self.model.clone(), list(self.inputs), extents=self.extents)
-        values = draft.values()
-        draft.outputs = [(values[value.name or ""], entry) for value, entry in self.outputs]
+    @classmethod
+    def reopened(cls, model: ir.Model, signature: GraphSignature) -> Draft:
+        """A draft that goes on from a copy of a finished graph."""
+        draft = cls(model.clone(), list(signature.inputs), extents=signature.extents)
+        outputs = draft.model.graph.outputs
+        draft.outputs = list(zip(outputs, signature.outputs, strict=True))
+        outputs.clear()
         return draft
 
     def take_gradients(self) -> dict[str, Tensor]:
@@ -106,3 +110,21 @@ def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> Non
             value = builder.op("Identity", builder.tensor(value)).value
         value.name = name
         graph.outputs.append(value)
+
+
+def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSignature]:
+    """Name the outputs of a draft and the graph, lower it to the target, and drop what nothing reads, in place.
+
+    Returns:
+        The model and its signature.
+    """
+    model = draft.model
+    model.graph.name = name
+    set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
+    lower_semantic_operators(model, keep=target.kernels)
+    remove_unused(model)
+    settle_opset(model, target)
+    check_allowed(model, target)
+    known = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
+    extents = tuple(rule for rule in draft.extents if rule.dimension in known)
+    return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)

@@ -1,0 +1,110 @@
+"""From the gradients on: the graphs ``init``, ``apply`` and ``step`` follow from ``grad`` and an optimizer.
+
+Nothing is differentiated here, so that another optimizer, or other parameters that train, cost only these three graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import optim
+from burnish.graph import Tensor
+from burnish.lowering import Target
+from burnish.program.draft import Draft, finish
+from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.random import key_from_seed
+
+STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
+
+
+def update_graphs(
+    grad: ir.Model, signature: GraphSignature, optimizer: optim.Optimizer, target: Target
+) -> tuple[dict[str, ir.Model], dict[str, GraphSignature]]:
+    """Return the graphs ``init``, ``step`` and ``apply``, and their signatures.
+
+    Args:
+        grad: the finished graph of the gradients; left as it is.
+        signature: its signature.
+        optimizer: what updates the parameters that have a gradient there.
+        target: the runtime that the graphs are lowered for.
+    """
+    update = _Update(grad, signature, optimizer)
+    finished = {name: finish(getattr(update, name)(), name, target) for name in ("init", "step", "apply")}
+    return {name: model for name, (model, _) in finished.items()}, {name: entries for name, (_, entries) in finished.items()}
+
+
+@dataclass
+class _Update:
+    grad: ir.Model
+    signature: GraphSignature
+    optimizer: optim.Optimizer
+
+    def init(self) -> Draft:
+        draft = self._empty()
+        seed = draft.add_input(Entry("seed", Role.SEED, ir.DataType.INT64, ()))
+        for name, value in self.optimizer.init(draft.builder, self._add_parameters(draft)).items():
+            draft.add_output(value, f"opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
+        draft.add_output(key_from_seed(draft.builder, seed), "rng/key", Role.KEY, updates="rng/key")
+        draft.add_output(draft.builder.constant(np.asarray(0, np.int64)), "step", Role.STEP, updates="step")
+        return draft
+
+    def apply(self) -> Draft:
+        draft = self._empty()
+        parameters = self._add_parameters(draft)
+        gradients = {
+            name: draft.add_input(replace(self.parameters[name], name=f"grad:{name}", role=Role.GRADIENT)) for name in parameters
+        }
+        self._add_update(draft, parameters, gradients)
+        return draft
+
+    def step(self) -> Draft:
+        draft = Draft.reopened(self.grad, self.signature)
+        found = draft.take_gradients()
+        gradients = {name: found[name] for name in self.parameters}
+        values = draft.values()
+        parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
+        self._add_update(draft, parameters, gradients)
+        return draft
+
+    @cached_property
+    def parameters(self) -> dict[str, Entry]:
+        """The parameters that are updated, in the order of their gradients."""
+        entries = {entry.name: entry for entry in self.signature.inputs_of(Role.PARAMETER)}
+        names = [entry.name.removeprefix("grad:") for entry in self.signature.outputs_of(Role.GRADIENT)]
+        return {name: entries[f"param/{name}"] for name in names}
+
+    @cached_property
+    def slots(self) -> tuple[Entry, ...]:
+        """What the optimizer keeps, as state entries."""
+        return tuple(
+            replace(entry, name=entry.updates or "", updates=None)
+            for _, entry in self.init().outputs
+            if entry.role is Role.OPTIMIZER
+        )
+
+    def _empty(self) -> Draft:
+        opset = {"": self.grad.opset_imports[""]}
+        return Draft(ir.Model(ir.Graph([], [], nodes=[], opset_imports=opset), ir_version=self.grad.ir_version))
+
+    def _add_parameters(self, draft: Draft) -> dict[str, Tensor]:
+        return {name: draft.add_input(entry) for name, entry in self.parameters.items()}
+
+    def _add_update(self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+        """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""
+        state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
+        step = draft.add_input(STEP)
+        hyperparameters = {
+            name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
+            for name, default in self.optimizer.hyperparameters().items()
+        }
+        following, slots = self.optimizer.update(draft.builder, parameters, gradients, state, step, hyperparameters)
+        for name, tensor in following.items():
+            draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
+        for name, tensor in slots.items():
+            draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
+        draft.add_output(step + 1, "next:step", Role.STEP, updates="step")
