@@ -129,6 +129,15 @@ def random_problem(dtype: str) -> tuple[Arrays, list[Arrays]]:
 
 def torch_steps(make: Callable[..., Any], options: dict[str, Any], dtype: str) -> list[Arrays]:
     """The parameters after each step of PyTorch's optimizer, in float64, over the numbers of ``random_problem(dtype)``."""
+    # NAdam keeps its product of momenta in PyTorch's default dtype, whatever that of the parameters is.
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _torch_steps(make, options, dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _torch_steps(make: Callable[..., Any], options: dict[str, Any], dtype: str) -> list[Arrays]:
     initial, gradients = random_problem(dtype)
     parameters = {name: torch.from_numpy(np.array(array, np.float64)).requires_grad_() for name, array in initial.items()}
     optimizer = make(list(parameters.values()), **{"lr": LR, **options})

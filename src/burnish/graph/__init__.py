@@ -6,7 +6,7 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 
 from burnish.graph.attributes import attribute_value
 from burnish.graph.broadcasting import unbroadcast
-from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor, zeros_like
+from burnish.graph.builder import BURNISH_DOMAIN, Builder, Tensor, full_like, zeros_like
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
@@ -26,6 +26,7 @@ __all__ = [
     "broadcast_shapes",
     "constant_array",
     "describe_node",
+    "full_like",
     "infer_outputs",
     "insert_behind",
     "operator_version",

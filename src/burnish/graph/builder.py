@@ -232,7 +232,12 @@ class Builder:
 
 def zeros_like(tensor: Tensor) -> Tensor:
     """Emit zeros of the dtype and shape of ``tensor``; made when the graph runs, and not stored in it."""
+    return full_like(tensor, 0.0)
+
+
+def full_like(tensor: Tensor, number: Scalar) -> Tensor:
+    """Emit ``number`` in every place, of the dtype and shape of ``tensor``; made when the graph runs, and not stored in it."""
     builder, shape = tensor.builder, static_shape(tensor.value)
     extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
-    value = ir.tensor(np.zeros(1, dtype=tensor.dtype.numpy()))
+    value = ir.tensor(np.full(1, number, dtype=tensor.dtype.numpy()))
     return builder.op("ConstantOfShape", extents, value=value, like=tensor)

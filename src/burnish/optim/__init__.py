@@ -9,12 +9,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.errors import ConfigurationError
+from burnish.optim.adadelta import Adadelta, adadelta
+from burnish.optim.adagrad import Adagrad, adagrad
 from burnish.optim.adam import Adam, adam
+from burnish.optim.adamax import Adamax, adamax
 from burnish.optim.adamw import AdamW, adamw
 from burnish.optim.base import Optimizer
+from burnish.optim.nadam import NAdam, nadam
+from burnish.optim.radam import RAdam, radam
+from burnish.optim.rmsprop import RMSprop, rmsprop
+from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
 from burnish.optim.sgd import SGD, sgd
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adadelta": adadelta,
+    "adagrad": adagrad,
+    "adam": adam,
+    "adamax": adamax,
+    "adamw": adamw,
+    "nadam": nadam,
+    "radam": radam,
+    "rmsprop": rmsprop,
+    "rowwise_adagrad": rowwise_adagrad,
+    "sgd": sgd,
+}
 
 
 def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
@@ -47,4 +65,28 @@ def _named(name: str) -> Callable[..., Optimizer]:
     return OPTIMIZERS[name]
 
 
-__all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Optimizer", "adam", "adamw", "get", "sgd"]
+__all__ = [
+    "OPTIMIZERS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "RowwiseAdagrad",
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "get",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rowwise_adagrad",
+    "sgd",
+]

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burnish.graph import Builder, Tensor, zeros_like
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate, power
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import (
+    Rate,
+    RatedOptimizer,
+    Scalars,
+    Tensors,
+    check_betas,
+    check_not_negative,
+    check_rate,
+    penalized,
+    power,
+    zero_slots,
+)
 
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
@@ -48,8 +59,7 @@ class Adam(RatedOptimizer):
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         slots = (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
-        moments = {f"{slot}/{name}": zeros_like(parameter) for slot in slots for name, parameter in params.items()}
-        return self.rate_state(builder) | moments
+        return self.rate_state(builder) | zero_slots(params, *slots)
 
     def update(
         self,
@@ -67,7 +77,6 @@ class Adam(RatedOptimizer):
         t = scalars.double(step) + 1.0
         root = builder.op("Sqrt", 1.0 - power(builder, beta2, t))
         rate = lr * root / (1.0 - power(builder, beta1, t))
-        eps = root * self.eps
         keep = self._keep(lr)
         next_params: Tensors = {}
         for name, parameter in params.items():
@@ -79,7 +88,7 @@ class Adam(RatedOptimizer):
             if self.amsgrad:
                 slot = f"{LARGEST_SECOND_MOMENT}/{name}"
                 second = next_state[slot] = builder.op("Max", state[slot], second)
-            direction = first / (builder.op("Sqrt", second) + scalars.of(eps, parameter))
+            direction = first / (builder.op("Sqrt", second) + scalars.epsilon(self.eps, parameter, root))
             if keep is not None:
                 parameter = parameter * scalars.of(keep, parameter)
             next_params[name] = parameter - direction * scalars.of(rate, parameter)
@@ -87,7 +96,7 @@ class Adam(RatedOptimizer):
 
     def _penalized(self, gradient: Tensor, parameter: Tensor) -> Tensor:
         """Emit the gradient with the penalty on the weights in it."""
-        return gradient + parameter * self.weight_decay if self.weight_decay else gradient
+        return penalized(gradient, parameter, self.weight_decay)
 
     def _keep(self, lr: Tensor) -> Tensor | None:
         """Emit the factor of the parameter where the decay acts on it directly; float64 scalar."""

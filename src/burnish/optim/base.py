@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
+from burnish.graph import Builder, Tensor, zeros_like
 
 Tensors = dict[str, Tensor]
 
@@ -154,6 +155,7 @@ class Scalars:
     def __init__(self, builder: Builder):
         self._builder = builder
         self._cast: dict[tuple[ir.Value, ir.DataType], Tensor] = {}
+        self._epsilons: dict[tuple[ir.Value, float, ir.DataType], Tensor] = {}
 
     def double(self, tensor: Tensor) -> Tensor:
         """Cast a scalar to float64."""
@@ -165,6 +167,33 @@ class Scalars:
         if key not in self._cast:
             self._cast[key] = self._builder.cast(scalar, like.dtype)
         return self._cast[key]
+
+    def epsilon(self, eps: float, like: Tensor, factor: Tensor | None = None) -> Tensor:
+        """Return ``eps``, times a float64 scalar where one is given, in the dtype of ``like``; not rounded to zero.
+
+        Most values of eps are zero in float16, and a gradient of zero would be divided by it.
+        """
+        smallest = np.nextafter(np.zeros((), like.dtype.numpy()), np.ones((), like.dtype.numpy()))
+        if factor is None:
+            number = np.asarray(eps, like.dtype.numpy())
+            return self._builder.constant(smallest if eps and not number else number)
+        key = (factor.value, eps, like.dtype)
+        if key not in self._epsilons:
+            product = self._builder.cast(factor * eps, like.dtype)
+            if eps and like.dtype == ir.DataType.FLOAT16:
+                product = self._builder.op("Max", product, self._builder.constant(smallest))
+            self._epsilons[key] = product
+        return self._epsilons[key]
+
+
+def zero_slots(params: Mapping[str, Tensor], *slots: str) -> Tensors:
+    """Emit ``<slot>/<initializer>`` for every slot and parameter: zeros of its dtype and shape; part of ``init``."""
+    return {f"{slot}/{name}": zeros_like(parameter) for slot in slots for name, parameter in params.items()}
+
+
+def penalized(gradient: Tensor, parameter: Tensor, weight_decay: float) -> Tensor:
+    """Emit the gradient with that of an L2 penalty on the weights added: ``gradient + weight_decay * parameter``."""
+    return gradient + parameter * weight_decay if weight_decay else gradient
 
 
 def check_rate(optimizer: str, lr: object) -> None:

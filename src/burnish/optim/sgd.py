@@ -8,8 +8,18 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, zeros_like
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_finite, check_not_negative, check_rate
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import (
+    Rate,
+    RatedOptimizer,
+    Scalars,
+    Tensors,
+    check_finite,
+    check_not_negative,
+    check_rate,
+    penalized,
+    zero_slots,
+)
 
 MOMENTUM = "momentum"
 
@@ -53,7 +63,7 @@ class SGD(RatedOptimizer):
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         if self.momentum == 0.0:
             return self.rate_state(builder)
-        return self.rate_state(builder) | {f"{MOMENTUM}/{name}": zeros_like(parameter) for name, parameter in params.items()}
+        return self.rate_state(builder) | zero_slots(params, MOMENTUM)
 
     def update(
         self,
@@ -70,9 +80,7 @@ class SGD(RatedOptimizer):
         gain = self._gain(builder, step) if self.momentum and self.dampening else None
         next_params: Tensors = {}
         for name, parameter in params.items():
-            gradient = gradients[name]
-            if self.weight_decay:
-                gradient = gradient + parameter * self.weight_decay
+            gradient = penalized(gradients[name], parameter, self.weight_decay)
             direction = gradient
             if self.momentum:
                 slot = f"{MOMENTUM}/{name}"

@@ -61,7 +61,7 @@ def compile(
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         loss: a name (``cross_entropy``, ``mse``) or an object of ``burnish.losses``.
-        optimizer: a name (``sgd``, ``adam``, ``adamw``) or an object of ``burnish.optim``.
+        optimizer: a name out of ``burnish.optim.OPTIMIZERS``, or an object of ``burnish.optim``.
         trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
         norm: policy of batch normalization layers, or {pattern: policy}: ``train``, ``frozen`` (scale and bias train),
             ``frozen:all`` (they do not either), ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.

@@ -1,0 +1,101 @@
+"""Adamax: Adam with the largest gradient of late in place of the second moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.adam import FIRST_MOMENT
+from burnish.optim.base import (
+    Rate,
+    RatedOptimizer,
+    Scalars,
+    Tensors,
+    check_betas,
+    check_not_negative,
+    check_rate,
+    penalized,
+    power,
+    zero_slots,
+)
+
+LARGEST_GRADIENT = "largest_gradient"
+
+
+@dataclass(frozen=True)
+class Adamax(RatedOptimizer):
+    """Adamax, the mathematics of ``torch.optim.Adamax``.
+
+    With parameter p, gradient g, first moment m, infinity norm u, and t = step + 1::
+
+        g = g + weight_decay * p
+        m = beta1 * m + (1 - beta1) * g
+        u = max(beta2 * u, |g| + eps)
+        p = p - lr / (1 - beta1^t) * m / u
+
+    Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section 7.1, with PyTorch's eps.
+    State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``largest_gradient/<initializer>`` (PyTorch's
+    ``exp_avg``, ``exp_inf``).
+    """
+
+    lr: Rate = 2e-3
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
+        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
+
+    @property
+    def name(self) -> str:
+        return "adamax"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return self.rate_state(builder) | zero_slots(params, FIRST_MOMENT, LARGEST_GRADIENT)
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        beta1, beta2 = self.betas
+        rate = scalars.double(lr) / (1.0 - power(builder, beta1, scalars.double(step) + 1.0))
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient = penalized(gradients[name], parameter, self.weight_decay)
+            first = state[f"{FIRST_MOMENT}/{name}"] * beta1 + gradient * (1.0 - beta1)
+            size = builder.op("Abs", gradient) + scalars.epsilon(self.eps, parameter)
+            largest = builder.op("Max", state[f"{LARGEST_GRADIENT}/{name}"] * beta2, size)
+            next_state[f"{FIRST_MOMENT}/{name}"] = first
+            next_state[f"{LARGEST_GRADIENT}/{name}"] = largest
+            next_params[name] = parameter - first / largest * scalars.of(rate, parameter)
+        return next_params, next_state
+
+
+def adamax(
+    lr: Rate = 2e-3,
+    betas: tuple[float, ...] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Adamax:
+    """Return Adamax; see ``Adamax`` for the mathematics.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        betas: share of the first moment and of the largest gradient that is kept from step to step, each in [0, 1).
+        eps: added to the size of every gradient.
+        weight_decay: L2 penalty, added to the gradient.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
+    """
+    return Adamax(lr, betas, eps, weight_decay)

@@ -1,0 +1,115 @@
+"""RMSprop: the gradient over the root of its mean square, centered and with momentum where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import (
+    Rate,
+    RatedOptimizer,
+    Scalars,
+    Tensors,
+    check_fraction,
+    check_not_negative,
+    check_rate,
+    penalized,
+    zero_slots,
+)
+from burnish.optim.sgd import MOMENTUM
+
+SQUARED_GRADIENT = "squared_gradient"
+MEAN_GRADIENT = "mean_gradient"
+
+
+@dataclass(frozen=True)
+class RMSprop(RatedOptimizer):
+    """RMSprop, the mathematics of ``torch.optim.RMSprop``.
+
+    With parameter p, gradient g, its mean square v and, where asked for, its mean a and the momentum buffer b::
+
+        g = g + weight_decay * p
+        v = alpha * v + (1 - alpha) * g²
+        a = alpha * a + (1 - alpha) * g
+        d = g / (sqrt(v) + eps)             or, centered, g / (sqrt(v - a²) + eps)
+        b = momentum * b + d
+        p = p - lr * d                      or, with momentum, p - lr * b
+
+    Where rounding leaves v - a² below zero, it counts as zero. Sources: Tieleman and Hinton, "Lecture 6.5: RMSProp", Coursera,
+    2012; centered: Graves, "Generating sequences with recurrent neural networks", 2013.
+    State, of the parameter's dtype and shape: ``squared_gradient/<initializer>`` and, where asked for,
+    ``mean_gradient/<initializer>`` and ``momentum/<initializer>`` (PyTorch's ``square_avg``, ``grad_avg``, ``momentum_buffer``).
+    """
+
+    lr: Rate = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_fraction(self.name, alpha=self.alpha)
+        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay, momentum=self.momentum)
+
+    @property
+    def name(self) -> str:
+        return "rmsprop"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        mean = (MEAN_GRADIENT,) if self.centered else ()
+        momentum = (MOMENTUM,) if self.momentum else ()
+        return self.rate_state(builder) | zero_slots(params, SQUARED_GRADIENT, *mean, *momentum)
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient = penalized(gradients[name], parameter, self.weight_decay)
+            slot = f"{SQUARED_GRADIENT}/{name}"
+            variance = next_state[slot] = state[slot] * self.alpha + gradient * gradient * (1.0 - self.alpha)
+            if self.centered:
+                slot = f"{MEAN_GRADIENT}/{name}"
+                mean = next_state[slot] = state[slot] * self.alpha + gradient * (1.0 - self.alpha)
+                variance = builder.op("Max", variance - mean * mean, builder.scalar(0.0, parameter))
+            direction = gradient / (builder.op("Sqrt", variance) + scalars.epsilon(self.eps, parameter))
+            if self.momentum:
+                slot = f"{MOMENTUM}/{name}"
+                direction = next_state[slot] = state[slot] * self.momentum + direction
+            next_params[name] = parameter - direction * scalars.of(lr, parameter)
+        return next_params, next_state
+
+
+def rmsprop(
+    lr: Rate = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+) -> RMSprop:
+    """Return RMSprop; see ``RMSprop`` for the mathematics.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        alpha: share of the mean square that is kept from step to step, in [0, 1).
+        eps: added to the root of the mean square.
+        weight_decay: L2 penalty, added to the gradient.
+        momentum: share of the buffer that is kept from step to step.
+        centered: divide by the deviation from the mean gradient instead of the root of the mean square.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or an alpha outside [0, 1).
+    """
+    return RMSprop(lr, alpha, eps, weight_decay, momentum, centered)
