@@ -18,7 +18,7 @@ REGRESS = losses.mean_squared_error()
 
 def metric_graph(metric: metrics.Metric, loss: losses.Loss, shape: Any, dtype: str) -> SmallGraph:
     graph = SmallGraph({"x": (dtype, shape)})
-    spec = loss.label_entry(graph["x"])
+    (spec,) = loss.label_specs((graph["x"],))
     graph = SmallGraph({"x": (dtype, shape), "label": (spec.dtype.numpy().name, spec.shape)})
     total, count = metric.terms(graph["x"], graph["label"], loss)
     graph.output("sum", total)
@@ -67,18 +67,17 @@ def test_nothing_is_counted_where_all_labels_are_ignored() -> None:
         assert (results["sum"], results["count"]) == (0, 0)
 
 
-class WithoutIgnored:
+class WithoutIgnored(losses.LossBase):
     """A loss over class indices that ignores none."""
 
     name = "counts_all"
-    label_name = "labels"
 
-    def label_entry(self, prediction: Any) -> losses.LabelSpec:
-        spec = losses.cross_entropy().label_entry(prediction)
-        return losses.LabelSpec(spec.name, spec.dtype, spec.shape, spec.minimum, spec.maximum)
+    def label_specs(self, predictions: Any) -> tuple[losses.LabelSpec, ...]:
+        (spec,) = losses.cross_entropy().label_specs(predictions)
+        return (losses.LabelSpec(spec.name, spec.dtype, spec.shape, spec.minimum, spec.maximum),)
 
-    def terms(self, prediction: Any, label: Any) -> Any:
-        return losses.cross_entropy().terms(prediction, label)
+    def terms(self, predictions: Any, labels: Any) -> Any:
+        return losses.cross_entropy().terms(predictions, labels)
 
     def options(self) -> dict[str, Any]:
         return {"name": self.name}

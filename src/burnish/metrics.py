@@ -170,20 +170,21 @@ def get(metric: str | Metric) -> Metric:
 
 def _counted(name: str, prediction: Tensor, label: Tensor, loss: Loss) -> Tensor:
     """Emit which positions count, bool, of the labels' shape."""
-    if loss.label_name != "labels":
+    (spec,) = loss.label_specs((prediction,))
+    if spec.name != "labels":
         raise ConfigurationError(
             f"{name} compares class indices, and the loss {loss.name} compares values: leave the metric out, or use "
             "mean_absolute_error"
         )
     builder = prediction.builder
-    ignored = loss.label_entry(prediction).ignored
-    if ignored is None:
+    if spec.ignored is None:
         return builder.op("Equal", label, label)
-    return builder.op("Not", builder.op("Equal", label, ignored))
+    return builder.op("Not", builder.op("Equal", label, spec.ignored))
 
 
 def _difference(name: str, prediction: Tensor, label: Tensor, loss: Loss) -> Tensor:
-    if loss.label_name != "targets":
+    (spec,) = loss.label_specs((prediction,))
+    if spec.name != "targets":
         raise ConfigurationError(
             f"{name} compares values, and the loss {loss.name} compares class indices: leave the metric out, or use accuracy"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -70,8 +72,12 @@ def test_an_input_that_is_an_output_too(tmp_path):
     np.testing.assert_array_equal(exported.run(["x"], {"x": X})[0], X)
 
 
-def test_outputs_is_one_name():
-    with pytest.raises(
-        ConfigurationError, match=r"^outputs is the name of the one output .* not \['logits'\]; the model has 'logits'$"
-    ):
-        burnish.compile(dense(), outputs=["logits"])
+@pytest.mark.parametrize("outputs", [3, ["logits", "logits"], []], ids=str)
+def test_outputs_is_one_name_for_a_loss_that_reads_one(outputs):
+    message = rf"^outputs is the name of the one output .* not {re.escape(repr(outputs))}; the model has 'logits'$"
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.compile(dense(), outputs=outputs)
+
+
+def test_a_list_of_one_output():
+    assert burnish.compile(dense(), outputs=["logits"]).signature == burnish.compile(dense(), outputs="logits").signature

@@ -9,13 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish import losses
 from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
 from burnish.importer import InitializerKind, classify_initializers, load, untrained_scalars
 from burnish.ops import has_gradient
 from burnish.program import Program, Role
-from burnish.program.preparation import find_prediction, why_nothing_trains
+from burnish.program.preparation import find_predictions, why_nothing_trains
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
 BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})
@@ -36,7 +37,8 @@ def summarize(path: Path) -> dict[str, Any]:
 
     weights = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
     try:
-        prediction: ir.Value | None = find_prediction(model, None, reads_logits=True)
+        loss = losses.get("cross_entropy")
+        prediction: ir.Value | None = find_predictions(model, None, loss.readings, loss.name)[0]
     except ConfigurationError:
         prediction = None
     targets = list(model.graph.outputs) if prediction is None else [prediction]

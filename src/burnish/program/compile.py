@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from burnish.program.preparation import (
     ModelState,
     Trainable,
     check_reached,
-    find_prediction,
+    find_predictions,
     find_state,
     hold_frozen,
     lift_state,
@@ -41,6 +41,9 @@ from burnish.program.update import STEP, update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 PRECISIONS = ("float32",)
+LOSS = "loss"
+
+_Figures = dict[str, tuple[Tensor, Tensor]]
 
 
 def compile(
@@ -52,7 +55,7 @@ def compile(
     norm: str | NormPolicy | Mapping[str, str | NormPolicy] = "train",
     metrics: Sequence[str | metrics.Metric] | None = None,
     precision: str = "float32",
-    outputs: str | None = None,
+    outputs: str | Sequence[str] | None = None,
     running_variance: str | None = None,
     target: str = "onnxruntime",
 ) -> Program:
@@ -68,7 +71,8 @@ def compile(
             Settings come behind a colon, with commas between: ``train:momentum=cumulative``.
         metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
         precision: ``float32``: computed in the dtypes of the model.
-        outputs: the output the loss reads; by default the only one. A final Softmax is stepped over by cross-entropy.
+        outputs: the output the loss reads, or the outputs in order where it reads several; by default all that there are, if
+            as many. A final activation that the loss applies itself (cross-entropy: Softmax) is stepped over.
         running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
             PyTorch exported, the standard's for any other.
         target: the runtime that the graphs are lowered for.
@@ -86,14 +90,14 @@ def compile(
         if value not in known:
             raise ConfigurationError(f"{name}: unknown '{value}'; choose among {', '.join(map(repr, known))}")
     model = recognize_normalization(load(source))
-    resolved_loss = losses.get(loss)
-    prediction = find_prediction(model, outputs, isinstance(resolved_loss, losses.CrossEntropy))
+    resolved_loss = losses.get(loss).bind([value.name or "" for value in model.graph.outputs])
+    predictions = find_predictions(model, outputs, resolved_loss.readings, resolved_loss.name)
     layers = batch_normalizations(model.graph)
     policies = resolve_policies(norm, layers)
     state = hold_frozen(find_state(model, trainable), policies)
     compilation = _Compilation(
         model=model,
-        prediction=prediction.name or "",
+        predictions=tuple(value.name or "" for value in predictions),
         state=state,
         loss=resolved_loss,
         optimizer=optim.get(optimizer),
@@ -111,7 +115,7 @@ def compile(
 
 def _resolve_metrics(requested: Sequence[str | metrics.Metric] | None, loss: losses.Loss) -> tuple[metrics.Metric, ...]:
     if requested is None:
-        requested = ("accuracy",) if loss.label_name == "labels" else ()
+        requested = loss.default_metrics
     if isinstance(requested, str):
         requested = (requested,)
     if not isinstance(requested, Iterable):
@@ -132,7 +136,7 @@ def _resolve_running_variance(requested: str | None, model: ir.Model) -> Running
 @dataclass
 class _Compilation:
     model: ir.Model
-    prediction: str
+    predictions: tuple[str, ...]
     state: ModelState
     loss: losses.Loss
     optimizer: optim.Optimizer
@@ -144,6 +148,8 @@ class _Compilation:
     target: Target
     data: tuple[str, ...]
     weights: dict[str, np.ndarray]
+    coefficients: dict[str, float] = field(default_factory=dict)
+    """Of each figure that the loss is added up from; known once a graph has been built."""
 
     def program(self) -> Program:
         models, signatures = {}, {}
@@ -157,6 +163,7 @@ class _Compilation:
     def options(self) -> dict[str, Any]:
         return {
             "loss": self.loss.options(),
+            **({} if self.coefficients == {LOSS: 1.0} else {"loss_terms": self.coefficients}),
             "optimizer": self.optimizer.options(),
             "metrics": [metric.name for metric in self.metrics],
             "trainable": list(self.state.trainable),
@@ -190,13 +197,10 @@ class _Compilation:
 
     def evaluate(self) -> Draft:
         draft = self.source()
-        prediction = self._bound_prediction(draft, bind_inference)
-        label = self._add_label(draft, prediction)
-        terms = {"loss": self.loss.terms(prediction, label)}
-        terms |= {metric.name: metric.terms(prediction, label, self.loss) for metric in self.metrics}
-        for name, (total, count) in terms.items():
-            draft.add_output(_quotient(total, count, prediction.dtype), name, Role.LOSS if name == "loss" else Role.METRIC)
-        for name, (total, count) in terms.items():
+        terms, figures = self._add_loss(draft, bind_inference)
+        self.coefficients = {_figure(term): term.coefficient for term in terms}
+        self._add_figures(draft, terms, figures)
+        for name, (total, count) in {**_term_figures(terms), **figures}.items():
             draft.add_output(total, f"sum:{name}", Role.METRIC)
             draft.add_output(count, f"count:{name}", Role.METRIC)
         return draft
@@ -218,13 +222,7 @@ class _Compilation:
             recognize_training_normalization(draft.model)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 
-        prediction = self._bound_prediction(draft, bind)
-        label = self._add_label(draft, prediction)
-        loss = losses.average(*self.loss.terms(prediction, label))
-        draft.add_output(loss, "loss", Role.LOSS)
-        for metric in self.metrics:
-            quotient = _quotient(*metric.terms(prediction, label, self.loss), prediction.dtype)
-            draft.add_output(quotient, metric.name, Role.METRIC)
+        loss = self._add_figures(draft, *self._add_loss(draft, bind))
         for statistic, following in updated.items():
             if statistic.is_graph_input():
                 name = statistic.name or ""
@@ -237,32 +235,58 @@ class _Compilation:
         except GradientError as error:
             raise GradientError(error.problem, "trainable=[...] says what trains, outputs='...' what the loss reads") from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
-        check_reached(self.state, reached, self.model.graph, self.prediction)
+        check_reached(self.state, reached, self.model.graph, self.predictions)
         position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(graph)}
         for name in sorted(reached, key=lambda name: position.get(reached[name].value.producer(), 0)):
             draft.add_output(reached[name], f"grad:{name}", Role.GRADIENT)
         return draft
 
-    def _bound_prediction(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> Tensor:
-        """The prediction after the graph was bound to a mode; binding may put another value in its place."""
-        outputs = draft.model.graph.outputs
-        outputs.append(draft.values()[self.prediction])
-        bind(draft.model.graph)
-        return draft.builder.tensor(outputs.pop())
-
-    def _add_label(self, draft: Draft, prediction: Tensor) -> Tensor:
-        spec = self.loss.label_entry(prediction)
-        return draft.add_input(
-            Entry(
-                spec.name,
-                Role.LABEL,
-                spec.dtype,
-                spec.shape,
-                minimum=spec.minimum,
-                maximum=spec.maximum,
-                ignored=spec.ignored,
+    def _add_loss(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[tuple[losses.Term, ...], _Figures]:
+        """Bind the graph to a mode, add the labels, and emit the terms of the loss and the totals of the metrics."""
+        predictions = self._bound_predictions(draft, bind)
+        labels = tuple(draft.add_input(_label_entry(spec)) for spec in self.loss.label_specs(predictions))
+        terms = self.loss.terms(predictions, labels)
+        if not self.metrics:
+            return terms, {}
+        compared = self.loss.compared(predictions, labels)
+        if compared is None:
+            raise ConfigurationError(
+                f"metrics: the loss {self.loss.name} compares nothing that '{self.metrics[0].name}' could read: leave metrics out"
             )
-        )
+        return terms, {metric.name: metric.terms(*compared) for metric in self.metrics}
+
+    def _add_figures(self, draft: Draft, terms: Sequence[losses.Term], figures: _Figures) -> Tensor:
+        """Add the loss, each of its terms where it has several, and the metrics as outputs; return the loss."""
+        loss = losses.combined(terms)
+        draft.add_output(loss, LOSS, Role.LOSS)
+        for name, (total, count) in {**_term_figures(terms), **figures}.items():
+            if name != LOSS:
+                draft.add_output(_quotient(total, count, loss.dtype), name, Role.METRIC)
+        return loss
+
+    def _bound_predictions(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[Tensor, ...]:
+        """The predictions after the graph was bound to a mode; binding may put other values in their place."""
+        outputs = draft.model.graph.outputs
+        values = draft.values()
+        names = list(dict.fromkeys(self.predictions))
+        outputs.extend(values[name] for name in names)
+        bind(draft.model.graph)
+        bound = {name: draft.builder.tensor(value) for name, value in zip(names, outputs, strict=True)}
+        outputs.clear()
+        return tuple(bound[name] for name in self.predictions)
+
+
+def _label_entry(spec: losses.LabelSpec) -> Entry:
+    return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, minimum=spec.minimum, maximum=spec.maximum, ignored=spec.ignored)
+
+
+def _figure(term: losses.Term) -> str:
+    """The name that a term of the loss is reported under."""
+    return f"{LOSS}:{term.name}" if term.name else LOSS
+
+
+def _term_figures(terms: Sequence[losses.Term]) -> _Figures:
+    return {_figure(term): (term.total, term.weight) for term in terms}
 
 
 def _quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING
 from burnish.importer import InitializerKind, classify_initializers
+from burnish.losses import Activation, Reading
 from burnish.norms import Frozen, NormPolicy, layer_name
 from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
 
@@ -152,14 +153,14 @@ def why_nothing_trains(model: ir.Model) -> str:
     )
 
 
-def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, prediction: str) -> None:
+def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, predictions: Collection[str]) -> None:
     """Refuse to train what the loss does not depend on.
 
     Args:
         state: what was to train.
         reached: the parameters that a gradient reaches.
         graph: the model, whose inputs are ``param/<initializer>``.
-        prediction: name of the value that the loss reads.
+        predictions: names of the values that the loss reads.
 
     Raises:
         ConfigurationError: no gradient reaches any parameter, or any that one of the user's names or patterns selects.
@@ -169,15 +170,13 @@ def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, 
         return
     names = [name for _, selected in lost for name in selected] if lost else list(state.trainable)
     inputs = {value.name: value for value in graph.inputs}
-    read = next(
-        value
-        for value in (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
-        if value.name == prediction
-    )
-    found = reasons([(name, why_no_gradient(graph, inputs[f"param/{name}"], [read])) for name in names])
+    values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
+    read = [value for value in values if value.name in predictions]
+    found = reasons([(name, why_no_gradient(graph, inputs[f"param/{name}"], read)) for name in names])
     subject = f"trainable: '{lost[0][0]}' would not train" if lost else "nothing would train"
+    names_read = " and ".join(f"'{value.name}'" for value in read)
     raise ConfigurationError(
-        f"{subject}: the loss reads '{prediction}', and no gradient flows from there ({found}). "
+        f"{subject}: the loss reads {names_read}, and no gradient flows from there ({found}). "
         "Train other weights (trainable), or let the loss read another output (outputs)"
     )
 
@@ -224,45 +223,72 @@ def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statis
     return f"trainable: '{pattern}' matches no weight of the model; did you mean {hint}? `burnish inspect` lists them all"
 
 
-def find_prediction(model: ir.Model, output: str | None, reads_logits: bool) -> ir.Value:
-    """Return the value the loss reads.
+def find_predictions(
+    model: ir.Model, chosen: str | Sequence[str] | None, readings: Sequence[Reading], loss: str
+) -> tuple[ir.Value, ...]:
+    """Return the values the loss reads, one per reading.
 
     Args:
         model: a canonical model.
-        output: the name of an output; None for the only one.
-        reads_logits: whether the loss applies a softmax itself; then a final Softmax or LogSoftmax is stepped over.
+        chosen: the output, or the outputs in order, for the readings that name none; None where there is no choice.
+        readings: what the loss reads; a final activation that it applies itself is stepped over.
+        loss: its name.
 
     Raises:
-        ConfigurationError: no such output, or several to choose from.
+        ConfigurationError: no such output, several to choose from, or not as many as the loss reads.
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     known = ", ".join(f"'{name}'" for name in outputs)
-    if output is None:
-        if len(outputs) != 1:
-            raise ConfigurationError(f"the model has the outputs {known}: say which one the loss reads with the option outputs")
-        output = next(iter(outputs))
-    if not isinstance(output, str):
+    open_readings = [reading for reading in readings if reading.output is None]
+    names = iter(_chosen_outputs(chosen, len(open_readings), list(outputs), loss))
+    found = []
+    for reading in readings:
+        name = next(names) if reading.output is None else reading.output
+        if name not in outputs:
+            option = "outputs" if reading.output is None else f"loss {loss}"
+            raise ConfigurationError(f"{option}: the model has no output '{name}'; it has {known}")
+        found.append(outputs[name] if reading.activation is None else _before(outputs[name], reading.activation))
+    return tuple(found)
+
+
+def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, outputs: Sequence[str], loss: str) -> list[str]:
+    """Return ``count`` names: those chosen, or all outputs of a model that has as many."""
+    known = ", ".join(f"'{name}'" for name in outputs)
+    if chosen is None:
+        if len(outputs) == count or count == 0:
+            return list(outputs[:count])
+        which = "which one the loss reads" if count == 1 else f"which {count} the loss {loss} reads, in order,"
+        raise ConfigurationError(f"the model has the outputs {known}: say {which} with the option outputs")
+    names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, Iterable) else [chosen]
+    if count == 1 and (len(names) != 1 or not isinstance(names[0], str)):
         raise ConfigurationError(
-            f"outputs is the name of the one output that the loss reads, not {output!r}; the model has {known}"
+            f"outputs is the name of the one output that the loss reads, not {chosen!r}; the model has {known}"
         )
-    if output not in outputs:
-        raise ConfigurationError(f"outputs: the model has no output '{output}'; it has {known}")
-    return _logits(outputs[output]) if reads_logits else outputs[output]
+    if count == 0:
+        raise ConfigurationError(f"outputs: the loss {loss} says itself which outputs it reads; leave outputs out")
+    if len(names) != count or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"outputs: the loss {loss} reads {count} outputs, in order: give as many names, not {chosen!r}; the model has {known}"
+        )
+    return names
 
 
-def _logits(value: ir.Value) -> ir.Value:
+def _before(value: ir.Value, activation: Activation) -> ir.Value:
+    """Return what a value was before a final activation, or the value itself where there is none."""
     behind = value
     while (producer := behind.producer()) is not None and producer.op_type == "Identity":
         behind = producer.inputs[0] or behind
     producer = behind.producer()
-    if producer is None or producer.op_type not in ("Softmax", "LogSoftmax") or producer.domain != "":
+    if producer is None or producer.op_type not in activation.operators or producer.domain != "":
         return value
+    source = producer.inputs[0]
+    if source is None or activation.axis is None:
+        return source or value
     attribute = producer.attributes.get("axis")
     axis = -1 if attribute is None else int(attribute.value)
     rank = None if behind.shape is None else len(behind.shape)
-    source = producer.inputs[0]
-    on_class_axis = axis == 1 or (rank is not None and axis + rank == 1)
-    return source if on_class_axis and source is not None else value
+    is_same_axis = axis == activation.axis or (rank is not None and axis + rank == activation.axis)
+    return source if is_same_axis else value
 
 
 def lift_state(model: ir.Model, state: ModelState) -> dict[str, np.ndarray]:

@@ -129,6 +129,10 @@ class Session:
             if count == 0:
                 raise InputError(f"Nothing counts towards '{name}': every label is ignored. Evaluate on labelled samples")
             results[name] = math.fsum(sums) / count
+        terms: Mapping[str, float] = self.program.options.get("loss_terms", {})
+        if terms:
+            total = math.fsum(coefficient * results[name] for name, coefficient in terms.items())
+            results = {"loss": total, **results}
         return results
 
     def predict(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ import torch
 from burnish import losses
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
+from oracles.loss_graphs import label_specs, loss_graph
 from oracles.small_graphs import SmallGraph
 
 CLASSES = 5
@@ -23,26 +24,6 @@ OPTIONS = [
     {"label_smoothing": smoothing, "weighted": weighted, "reduction": reduction, "ignore_index": ignore}
     for smoothing, weighted, reduction, ignore in itertools.product((0.0, 0.1, 1.0), (False, True), ("mean", "sum"), (IGNORE, 1))
 ]
-
-
-def loss_graph(
-    loss: losses.Loss, shape: tuple[int | str | None, ...], dtype: str = "float64", label_dtype: str = "int64"
-) -> SmallGraph:
-    """(x, label, dy) -> total, weight, loss, dx."""
-    spec_graph = SmallGraph({"x": (dtype, shape)})
-    spec = loss.label_entry(spec_graph["x"])
-    graph = SmallGraph({"x": (dtype, shape), "label": (spec.dtype.numpy().name, spec.shape), "dy": (dtype, ())})
-    total, weight = loss.terms(graph["x"], graph["label"])
-    assert total.dtype == weight.dtype == graph["x"].dtype
-    assert tuple(total.shape or (0,)) == tuple(weight.shape or (0,)) == (0,)
-    quotient = losses.average(total, weight)
-    gradient = differentiate(graph.builder, {quotient.value: graph["dy"]}, [graph["x"].value])[graph["x"].value]
-    assert gradient is not None
-    assert (gradient.dtype, gradient.shape) == (graph["x"].dtype, graph["x"].shape)
-    for name, tensor in {"total": total, "weight": weight, "loss": quotient, "dx": gradient}.items():
-        graph.output(name, tensor)
-    graph.check()
-    return graph
 
 
 def torch_cross_entropy(x: np.ndarray, labels: np.ndarray, dy: float, **options: Any) -> tuple[float, np.ndarray]:
@@ -70,10 +51,10 @@ def test_cross_entropy_is_that_of_torch(shape: tuple[int, ...], options: dict[st
     dy = -1.7
     expected, gradient = torch_cross_entropy(x, labels, dy, weight=weight, **options)
     for declared in (("batch", *shape[1:]), tuple(f"d{axis}" for axis in range(len(shape)))):
-        results = loss_graph(loss, declared).run(x=x, label=labels, dy=np.float64(dy))
+        results = loss_graph(loss, declared).run(x=x, labels=labels, dy=np.float64(dy))
         np.testing.assert_allclose(results["loss"], expected, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(results["dx"], gradient, rtol=1e-10, atol=1e-14)
-    single = loss_graph(loss, shape, "float32").run(x=x.astype(np.float32), label=labels, dy=np.float32(dy))
+    single = loss_graph(loss, shape, "float32").run(x=x.astype(np.float32), labels=labels, dy=np.float32(dy))
     assert {array.dtype for array in single.values()} == {np.dtype("float32")}
     np.testing.assert_allclose(single["loss"], expected, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(single["dx"], gradient, rtol=1e-5, atol=2e-6 * np.abs(gradient).max() + 1e-12)
@@ -85,8 +66,8 @@ def test_sums_and_weights_of_batches_add_up_to_the_whole() -> None:
     x, labels = rng.standard_normal((12, CLASSES)), rng.integers(0, CLASSES, 12)
     labels[:3] = IGNORE
     session = loss_graph(loss, ("batch", CLASSES)).session()
-    parts = [session(x=x[part], label=labels[part], dy=np.float64(1)) for part in (slice(0, 3), slice(3, 4), slice(4, 12))]
-    whole = session(x=x, label=labels, dy=np.float64(1))
+    parts = [session(x=x[part], labels=labels[part], dy=np.float64(1)) for part in (slice(0, 3), slice(3, 4), slice(4, 12))]
+    whole = session(x=x, labels=labels, dy=np.float64(1))
     for name in ("total", "weight"):
         np.testing.assert_allclose(sum(part[name] for part in parts), whole[name], rtol=1e-14)
     assert parts[0]["weight"] == 0
@@ -97,7 +78,7 @@ def test_sums_and_weights_of_batches_add_up_to_the_whole() -> None:
 def test_a_batch_whose_labels_are_all_ignored_has_loss_and_gradient_zero(weight: Any, smoothing: float) -> None:
     loss = losses.cross_entropy(weight=weight, label_smoothing=smoothing)
     x = np.random.default_rng(0).standard_normal((3, CLASSES))
-    results = loss_graph(loss, (3, CLASSES)).run(x=x, label=np.full(3, IGNORE), dy=np.float64(1))
+    results = loss_graph(loss, (3, CLASSES)).run(x=x, labels=np.full(3, IGNORE), dy=np.float64(1))
     assert str(results["loss"]) == "0.0"
     assert results["weight"] == 0
     assert not results["dx"].any()
@@ -111,7 +92,7 @@ def test_logits_of_ten_thousand_are_exact_in_float32(smoothing: float) -> None:
     )
     labels = np.array([1, 4, 0, 1])
     results = loss_graph(losses.cross_entropy(label_smoothing=smoothing), x.shape, "float32").run(
-        x=x, label=labels, dy=np.float32(1)
+        x=x, labels=labels, dy=np.float32(1)
     )
     expected, gradient = torch_cross_entropy(x, labels, 1.0, label_smoothing=smoothing)
     np.testing.assert_allclose(results["loss"], expected, rtol=1e-6)
@@ -121,7 +102,7 @@ def test_logits_of_ten_thousand_are_exact_in_float32(smoothing: float) -> None:
 def test_an_ignored_position_may_hold_anything() -> None:
     x = np.array([[0.0, 1.0], [np.inf, -np.inf]])
     graph = SmallGraph({"x": ("float64", (2, 2)), "label": ("int64", (2,))})
-    total, weight = losses.cross_entropy(ignore_index=7).terms(graph["x"], graph["label"])
+    ((total, weight, *_),) = losses.cross_entropy(ignore_index=7).terms([graph["x"]], [graph["label"]])
     graph.output("total", total)
     graph.output("weight", weight)
     results = graph.run(x=x, label=np.array([0, 7]))
@@ -131,7 +112,7 @@ def test_an_ignored_position_may_hold_anything() -> None:
 
 def test_cross_entropy_costs_no_one_hot() -> None:
     graph = SmallGraph({"x": ("float32", ("batch", 1000)), "label": ("int64", ("batch",))})
-    total, weight = losses.cross_entropy().terms(graph["x"], graph["label"])
+    ((total, weight, *_),) = losses.cross_entropy().terms([graph["x"]], [graph["label"]])
     forward = set(graph.graph)
     gradient = differentiate(graph.builder, {total.value: graph.builder.scalar(1.0, total)}, [graph["x"].value])
     assert gradient[graph["x"].value] is not None
@@ -158,21 +139,19 @@ def test_mean_squared_error_is_that_of_torch(shape: tuple[int, ...], reduction: 
     loss = losses.mean_squared_error(reduction=reduction)
     assert tensor.grad is not None
     for declared in (shape, tuple(f"d{axis}" for axis in range(len(shape)))):
-        results = loss_graph(loss, declared).run(x=x, label=targets, dy=np.float64(-0.6))
+        results = loss_graph(loss, declared).run(x=x, targets=targets, dy=np.float64(-0.6))
         np.testing.assert_allclose(results["loss"], expected.item(), rtol=1e-12)
         np.testing.assert_allclose(results["dx"], tensor.grad.numpy(), rtol=1e-12)
 
 
 def test_what_the_label_must_be() -> None:
-    graph = SmallGraph({"x": ("float32", ("batch", 10, 4, None)), "y": ("float64", ("batch", 3))})
-    spec = losses.cross_entropy(ignore_index=255).label_entry(graph["x"])
+    (spec,) = label_specs(losses.cross_entropy(ignore_index=255), {"x": ("batch", 10, 4, None)}, "float32")
     assert (spec.name, spec.dtype.name, spec.shape) == ("labels", "INT64", ("batch", 4, None))
     assert (spec.minimum, spec.maximum, spec.ignored) == (0, 9, 255)
-    spec = losses.mean_squared_error().label_entry(graph["y"])
+    (spec,) = label_specs(losses.mean_squared_error(), {"y": ("batch", 3)})
     assert (spec.name, spec.dtype.name, spec.shape) == ("targets", "DOUBLE", ("batch", 3))
     assert spec.minimum is spec.maximum is spec.ignored is None
-    open_classes = SmallGraph({"x": ("float32", ("batch", "classes"))})
-    assert losses.cross_entropy().label_entry(open_classes["x"]).maximum is None
+    assert label_specs(losses.cross_entropy(), {"x": ("batch", "classes")})[0].maximum is None
 
 
 def test_a_name_its_options_and_the_object_all_resolve() -> None:
@@ -186,7 +165,7 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
 
 def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) -> None:
     graph = SmallGraph({"logits": (dtype, shape), "targets": label})
-    loss.terms(graph["logits"], graph["targets"])
+    loss.terms([graph["logits"]], [graph["targets"]])
 
 
 @pytest.mark.parametrize(

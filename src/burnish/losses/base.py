@@ -1,0 +1,267 @@
+"""What a loss is: the values it reads, the labels it compares them with, and the terms it adds up.
+
+Every term is ``coefficient * total / weight``, with totals and weights kept apart so that batches, replicas and clients of
+any size add up exactly. ``average`` is that division, ``combined`` the sum over the terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor, same_shape
+
+Reduction = Literal["mean", "sum"]
+Extents = tuple[int | str | None, ...]
+
+CLASS_AXIS = 1
+
+
+@dataclass(frozen=True)
+class LabelSpec:
+    """An input that a loss compares predictions with.
+
+    Attributes:
+        name: name of the graph input: ``labels`` (class indices), ``targets`` (values), or what a loss needs beside them.
+        dtype: ONNX element type.
+        shape: extents; a string is a symbolic dimension (the batch), None an unknown one.
+        minimum, maximum: the smallest and largest value that are valid; None where there is no bound or it is not known.
+        ignored: for class indices, the one value outside that range that is valid too.
+    """
+
+    name: str
+    dtype: ir.DataType
+    shape: Extents
+    minimum: int | None = None
+    maximum: int | None = None
+    ignored: int | None = None
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What a loss applies to its prediction itself: found at the end of a model, it is stepped over.
+
+    Attributes:
+        operators: the standard operators that do it.
+        axis: the axis along which they do, or None where they work on each element.
+    """
+
+    operators: tuple[str, ...]
+    axis: int | None = None
+
+
+SOFTMAX = Activation(("Softmax", "LogSoftmax"), CLASS_AXIS)
+SIGMOID = Activation(("Sigmoid",))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One output of the model that a loss reads.
+
+    Attributes:
+        output: its name; None leaves the choice to ``compile``, whose ``outputs`` says which.
+        activation: what is stepped over where the model ends in it.
+    """
+
+    output: str | None = None
+    activation: Activation | None = None
+
+
+class Term(NamedTuple):
+    """One summand of a loss: ``coefficient * total / weight``.
+
+    Attributes:
+        total: scalar, the sum over a batch, in the prediction's dtype.
+        weight: scalar, what that sum is divided by, in the same dtype.
+        coefficient: of the summand in the loss.
+        name: of the figure in reports; empty where the summand is all there is.
+    """
+
+    total: Tensor
+    weight: Tensor
+    coefficient: float = 1.0
+    name: str = ""
+
+
+class Compared(NamedTuple):
+    """What a metric reads: a prediction, what it is compared with, and the loss that compares them."""
+
+    prediction: Tensor
+    label: Tensor
+    loss: Loss
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A loss; ``LossBase`` has what most have in common.
+
+    Attributes:
+        name: how it is asked for.
+        readings: the outputs of the model that it reads.
+        default_metrics: names of metrics that are reported where none are asked for.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def readings(self) -> tuple[Reading, ...]: ...
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]: ...
+
+    def bind(self, outputs: Sequence[str]) -> Loss:
+        """Return the loss for a model whose outputs have these names; most losses are the same for all."""
+        ...
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the inputs that go with the predictions, one per reading.
+
+        Raises:
+            ConfigurationError: the loss cannot read such a prediction.
+        """
+        ...
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the terms, from one prediction per reading and one label per spec.
+
+        Raises:
+            ConfigurationError: as ``label_specs``.
+        """
+        ...
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        """Return what metrics read, or None where there is nothing to compare."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """Return name and settings as JSON-compatible values; ``get`` builds the loss from them again."""
+        ...
+
+
+class LossBase:
+    """What losses that are frozen dataclasses have in common: one prediction, and settings that are their fields."""
+
+    name: ClassVar[str]
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(),)
+
+    def bind(self, outputs: Sequence[str]) -> Self:
+        return self
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        return Compared(predictions[0], labels[0], self)  # type: ignore[arg-type]
+
+    def options(self) -> dict[str, Any]:
+        settings: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return {"name": self.name, **{key: list(item) if isinstance(item, tuple) else item for key, item in settings.items()}}
+
+
+def average(total: Tensor, weight: Tensor) -> Tensor:
+    """Emit ``total / weight``, and 0 (with gradient 0) where nothing was counted: both are 0 in a batch of ignored labels."""
+    builder = total.builder
+    nothing = builder.op("Equal", weight, 0.0)
+    return total / builder.op("Where", nothing, builder.scalar(1.0, weight), weight, like=weight)
+
+
+def combined(terms: Sequence[Term]) -> Tensor:
+    """Emit the loss: the sum of ``coefficient * average(total, weight)``, a scalar of the first term's dtype."""
+    loss: Tensor | None = None
+    for term in terms:
+        summand = average(term.total, term.weight)
+        if term.coefficient != 1.0:
+            summand = summand * term.coefficient
+        loss = summand if loss is None else loss + summand.builder.cast(summand, loss.dtype)
+    assert loss is not None, "a loss has at least one term"
+    return loss
+
+
+def sum_of(tensor: Tensor) -> Tensor:
+    """Emit the sum of all elements, a scalar."""
+    return tensor.builder.op("ReduceSum", tensor, keepdims=0)
+
+
+def size_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
+    """Emit the number of elements, a scalar of ``dtype``."""
+    return tensor.builder.cast(tensor.builder.op("Size", tensor), dtype)
+
+
+def samples_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
+    """Emit the extent along axis 0, a scalar of ``dtype``."""
+    builder = tensor.builder
+    extent = builder.op("Squeeze", builder.op("Shape", tensor, start=0, end=1), builder.integers([0]), shape=())
+    return builder.cast(extent, dtype)
+
+
+def check_reduction(loss: str, reduction: object, known: Sequence[str] = ("mean", "sum")) -> None:
+    """Raise ConfigurationError for a reduction that is none of ``known``."""
+    if reduction not in known:
+        *others, last = map(repr, known)
+        raise ConfigurationError(f"{loss}: reduction must be {', '.join(others)} or {last}, not {reduction!r}")
+
+
+def is_number(number: object) -> bool:
+    """Whether something is a finite number, and no truth value."""
+    return isinstance(number, int | float | np.number) and not isinstance(number, bool) and math.isfinite(float(number))
+
+
+def check_number(loss: str, option: str, number: object, minimum: float = -math.inf, above: float = -math.inf) -> float:
+    """Return a finite number of at least ``minimum`` that is larger than ``above``.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if is_number(number) and float(number) >= minimum and float(number) > above:  # type: ignore[arg-type]
+        return float(number)  # type: ignore[arg-type]
+    bound = f" above {above:g}" if above > -math.inf else f" of at least {minimum:g}" if minimum > -math.inf else ""
+    raise ConfigurationError(f"{loss}: {option} must be a finite number{bound}, not {number!r}")
+
+
+def check_flag(loss: str, option: str, flag: object) -> None:
+    """Raise ConfigurationError for what is neither True nor False."""
+    if not isinstance(flag, bool):
+        raise ConfigurationError(f"{loss}: {option} must be True or False, not {flag!r}")
+
+
+def floating_shape(loss: str, prediction: Tensor) -> Extents:
+    """Return the extents of a prediction.
+
+    Raises:
+        ConfigurationError: it is not floating-point, or its rank is not known.
+    """
+    if not prediction.dtype.is_floating_point():
+        raise ConfigurationError(
+            f"{loss}: the prediction '{prediction.name}' is {prediction.dtype.name}, not floating-point: "
+            "name the output that holds the model's scores or values (outputs=...)"
+        )
+    if prediction.shape is None:
+        raise ConfigurationError(
+            f"{loss}: the shape of the prediction '{prediction.name}' is not known, not even its rank: "
+            "give the model's output a shape, in which any dimension may be symbolic"
+        )
+    return tuple(dimension if isinstance(dimension, int) else dimension.value for dimension in prediction.shape.dims)
+
+
+def check_same_shape(loss: str, prediction: Tensor, other: Tensor) -> None:
+    """Raise ConfigurationError where two shapes are known to differ."""
+    if prediction.shape is None or other.shape is None or same_shape(prediction.shape, other.shape):
+        return
+    left, right = prediction.shape.dims, other.shape.dims
+    pairs = zip(left, right, strict=False)
+    if len(left) != len(right) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        raise ConfigurationError(
+            f"{loss}: the prediction '{prediction.name}' has shape {prediction.shape} and '{other.name}' {other.shape}: "
+            "they must be the same, and are not broadcast"
+        )

@@ -1,0 +1,154 @@
+"""Softmax cross-entropy, from logits over class indices or over probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses.base import (
+    CLASS_AXIS,
+    SOFTMAX,
+    LabelSpec,
+    LossBase,
+    Reading,
+    Reduction,
+    Term,
+    check_flag,
+    check_reduction,
+    check_same_shape,
+    is_number,
+    sum_of,
+)
+from burnish.losses.classes import (
+    Labelled,
+    check_class_weight,
+    check_ignore_index,
+    class_labels,
+    class_weight_column,
+    classified_shape,
+    positions,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(LossBase):
+    """Softmax cross-entropy from logits ``[N, C, d1, ...]``; the class axis is 1.
+
+    With log p = LogSoftmax(logits), y the label, w the class weights (1 where none are given) and s the smoothing, over class
+    indices (``labels``, ``[N, d1, ...]``)::
+
+        term   = (1 - s) * w[y] * -log p[y]  +  s / C * sum_c w[c] * -log p[c]
+        loss   = sum(term) / sum(w[y])      over the positions whose label is not ignore_index
+
+    and over probabilities q (``targets``, ``[N, C, d1, ...]``)::
+
+        term   = sum_c ((1 - s) * q[c] + s / C) * w[c] * -log p[c]
+        loss   = sum(term) / number of positions
+
+    These are the semantics of ``torch.nn.functional.cross_entropy``, with one difference: where every label of a batch is
+    ignored, the sum of weights is 0 and PyTorch's mean is NaN; ``average`` gives loss 0 and gradients 0.
+
+    Attributes:
+        ignore_index: positions with this label add neither a term nor a weight; of no meaning for probabilities.
+        label_smoothing: share s of the target that is spread evenly over all classes, in [0, 1].
+        weight: one finite number >= 0 per class, or None.
+        probabilities: compare with probabilities in place of class indices.
+        reduction: ``mean`` as above; ``sum`` leaves the division out (the sum of weights is the constant 1).
+    """
+
+    name: ClassVar[str] = "cross_entropy"
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    weight: tuple[float, ...] | None = None
+    probabilities: bool = False
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+        if not is_number(self.label_smoothing) or not 0.0 <= self.label_smoothing <= 1.0:
+            raise ConfigurationError(f"{self.name}: label_smoothing must be between 0 and 1, not {self.label_smoothing!r}")
+        check_ignore_index(self.name, self.ignore_index)
+        check_flag(self.name, "probabilities", self.probabilities)
+        object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(activation=SOFTMAX),)
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return () if self.probabilities else ("accuracy",)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the spec of ``labels`` (the prediction's shape without the class axis) or of ``targets`` (its shape).
+
+        Raises:
+            ConfigurationError: the prediction is not floating-point, has no class axis, or not one class per weight.
+        """
+        (prediction,) = predictions
+        if not self.probabilities:
+            return (class_labels(self.name, prediction, self.ignore_index, self.weight),)
+        shape = classified_shape(self.name, prediction, self.weight)
+        return (LabelSpec("targets", prediction.dtype, shape, minimum=0, maximum=1),)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term.
+
+        Args:
+            predictions: logits ``[N, C, d1, ...]``, floating-point.
+            labels: class indices ``[N, d1, ...]``, int64, each in [0, C) or ``ignore_index``; or probabilities
+                ``[N, C, d1, ...]`` of the logits' dtype.
+
+        Raises:
+            ConfigurationError: as ``label_specs``, or logits and probabilities whose shapes are known to differ.
+        """
+        (prediction,), (label,) = predictions, labels
+        classified_shape(self.name, prediction, self.weight)
+        log_p = prediction.builder.op("LogSoftmax", prediction, axis=CLASS_AXIS)
+        return (self._over_probabilities(log_p, label) if self.probabilities else self._over_indices(log_p, label),)
+
+    def _over_indices(self, log_p: Tensor, label: Tensor) -> Term:
+        labelled = Labelled(log_p, label, self.ignore_index, self.weight)
+        term = labelled.pick(log_p)
+        if labelled.weight is not None:
+            term = labelled.weight * term
+        if self.label_smoothing:
+            smooth = log_p.builder.op("ReduceMean", self._weighted(log_p), log_p.builder.integers([CLASS_AXIS]), keepdims=0)
+            term = term * (1.0 - self.label_smoothing) + smooth * self.label_smoothing
+        total = sum_of(labelled.counted(-term))
+        return Term(total, log_p.builder.scalar(1.0, log_p) if self.reduction == "sum" else labelled.total_weight())
+
+    def _over_probabilities(self, log_p: Tensor, target: Tensor) -> Term:
+        check_same_shape(self.name, log_p, target)
+        builder = log_p.builder
+        if self.label_smoothing:
+            classes = builder.op("Shape", log_p, start=CLASS_AXIS, end=CLASS_AXIS + 1)
+            share = builder.op("Squeeze", builder.cast(classes, log_p.dtype), builder.integers([0]), shape=())
+            target = target * (1.0 - self.label_smoothing) + builder.scalar(self.label_smoothing, log_p) / share
+        total = sum_of(-(target * self._weighted(log_p)))
+        return Term(total, builder.scalar(1.0, log_p) if self.reduction == "sum" else positions(log_p))
+
+    def _weighted(self, log_p: Tensor) -> Tensor:
+        return log_p if self.weight is None else log_p * class_weight_column(self.weight, log_p)
+
+
+def cross_entropy(
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    weight: Sequence[float] | None = None,
+    probabilities: bool = False,
+    reduction: Reduction = "mean",
+) -> CrossEntropy:
+    """Return softmax cross-entropy from logits, over class indices or probabilities; see ``CrossEntropy``."""
+    return CrossEntropy(
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        weight=None if weight is None else tuple(weight),
+        probabilities=probabilities,
+        reduction=reduction,
+    )
