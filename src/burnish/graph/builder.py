@@ -7,8 +7,8 @@ y = builder.op("Relu", x) * 0.5 + 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +20,7 @@ from burnish.graph.shapes import static_shape
 BURNISH_DOMAIN = "burnish"
 
 Scalar = int | float | bool | np.number
+T = TypeVar("T")
 
 
 class Tensor:
@@ -111,6 +112,7 @@ class Builder:
         self.graph = graph
         self.before = before
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
+        self._emitted: dict[Hashable, Any] = {}
 
     @property
     def opset(self) -> int:
@@ -142,6 +144,13 @@ class Builder:
         """Emit a rank-0 constant in the dtype of ``like``."""
         dtype = like.dtype if isinstance(like, Tensor) else like
         return self.constant(np.asarray(number, dtype=dtype.numpy()))
+
+    def once(self, key: Hashable, emit: Callable[[], T]) -> T:
+        """Return what ``emit`` gave when it was first called for this key: so that it stands in the graph once."""
+        if key not in self._emitted:
+            self._emitted[key] = emit()
+        result: T = self._emitted[key]
+        return result
 
     def integers(self, numbers: Sequence[int]) -> Tensor:
         """Emit a one-dimensional int64 constant: axes, a shape, a permutation."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.errors import ConfigurationError
+from burnish.optim import schedules
 from burnish.optim.adadelta import Adadelta, adadelta
 from burnish.optim.adagrad import Adagrad, adagrad
 from burnish.optim.adam import Adam, adam
 from burnish.optim.adamax import Adamax, adamax
 from burnish.optim.adamw import AdamW, adamw
-from burnish.optim.base import Optimizer
+from burnish.optim.base import Optimizer, Schedule
 from burnish.optim.nadam import NAdam, nadam
 from burnish.optim.radam import RAdam, radam
 from burnish.optim.rmsprop import RMSprop, rmsprop
@@ -45,6 +46,8 @@ def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
         return _named(optimizer)()
     if isinstance(optimizer, Mapping):
         settings = {key: value for key, value in optimizer.items() if key != "name"}
+        if isinstance(settings.get("lr"), Mapping):
+            settings["lr"] = schedules.get(settings["lr"])
         try:
             return _named(str(optimizer.get("name")))(**settings)
         except TypeError as error:
@@ -78,6 +81,7 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "RowwiseAdagrad",
+    "Schedule",
     "adadelta",
     "adagrad",
     "adam",
@@ -88,5 +92,6 @@ __all__ = [
     "radam",
     "rmsprop",
     "rowwise_adagrad",
+    "schedules",
     "sgd",
 ]

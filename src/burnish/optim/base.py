@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -26,8 +27,8 @@ class Schedule(Protocol):
         ...
 
     @property
-    def steps(self) -> int | None:
-        """How many steps it is defined for; None for one without an end."""
+    def end(self) -> int | None:
+        """The first step that it is not defined for; None for one without an end."""
         ...
 
     def hyperparameters(self) -> dict[str, float | None]:
@@ -111,6 +112,22 @@ class Optimizer(Protocol):
         ...
 
 
+@runtime_checkable
+class Scheduled(Protocol):
+    """An optimizer whose rates may be schedules: what a program reports of them, and where they end."""
+
+    @property
+    def end(self) -> int | None:
+        """The first step that a schedule is not defined for; None where none has an end."""
+        ...
+
+    def rates(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> Tensors:
+        """Emit the rates that the graph computes itself; see ``RatedOptimizer.rates``."""
+        ...
+
+
 @dataclass(frozen=True)
 class RatedOptimizer:
     """What optimizers with a learning rate share: the rate is a number, which a step may override, or a schedule."""
@@ -124,6 +141,20 @@ class RatedOptimizer:
     def hyperparameters(self) -> dict[str, float | None]:
         return self.lr.hyperparameters() if isinstance(self.lr, Schedule) else {"lr": self.lr}
 
+    @property
+    def end(self) -> int | None:
+        """The first step that the schedule is not defined for; None without one, or where it has no end."""
+        return self.lr.end if isinstance(self.lr, Schedule) else None
+
+    def rates(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> Tensors:
+        """Emit the rates that the graph computes itself, by the names under which a step reports them; none without a schedule.
+
+        The arguments are those of ``update``. What ``update`` has emitted for the rate is not emitted again.
+        """
+        return {"lr": self.rate(builder, step, state, hyperparameters)[0]} if isinstance(self.lr, Schedule) else {}
+
     def options(self) -> dict[str, Any]:
         return {"name": self.name, **{field.name: _as_option(getattr(self, field.name)) for field in fields(self)}}
 
@@ -135,9 +166,14 @@ class RatedOptimizer:
         self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensors]:
         """Emit the rate of this step, a scalar, and the next state of the schedule; part of ``update``."""
-        if isinstance(self.lr, Schedule):
-            return self.lr.rate(builder, step, state, hyperparameters)
-        return hyperparameters["lr"], {}
+        if not isinstance(self.lr, Schedule):
+            return hyperparameters["lr"], {}
+        read = [tensor.value for name, tensor in state.items() if "/" not in name]
+        given = [hyperparameters[name].value for name in self.lr.hyperparameters()]
+        key = ("rate", json.dumps(self.lr.options(), sort_keys=True), step.value, *read, *given)
+        schedule = self.lr
+        rate, following = builder.once(key, lambda: schedule.rate(builder, step, state, hyperparameters))
+        return rate, dict(following)
 
 
 def _as_option(value: Any) -> Any:

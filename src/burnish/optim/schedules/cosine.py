@@ -1,0 +1,107 @@
+"""Half a wave of the cosine, once or again and again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate, repeat, takewhile
+
+import numpy as np
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import check_not_negative
+from burnish.optim.schedules.base import Descent, StatelessSchedule, check_counts, double
+
+LAST_STEP = 1 << 53
+"""Up to here float64 holds every whole number."""
+
+
+def half_wave(remaining: Tensor) -> Tensor:
+    """Emit (1 + cos(pi * (1 - remaining))) / 2, written as a squared sine, which keeps its digits where it is nearly zero."""
+    sine = remaining.builder.op("Sin", remaining * (math.pi / 2))
+    return sine * sine
+
+
+@dataclass(frozen=True)
+class Cosine(Descent):
+    """rate(t) = final + (lr - final) * (1 + cos(pi * t / steps)) / 2.
+
+    Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017, one cycle;
+    ``torch.optim.lr_scheduler.CosineAnnealingLR``.
+    """
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def name(self) -> str:
+        return "cosine"
+
+    def within(self, builder: Builder, step: Tensor) -> Tensor:
+        return self.descended(half_wave(self.remaining(step)))
+
+
+@dataclass(frozen=True)
+class CosineRestarts(StatelessSchedule):
+    """In the cycle of length T = period * growth^n that begins at step s: final + (lr - final) * (1 + cos(pi * (t - s) / T)) / 2.
+
+    Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017;
+    ``torch.optim.lr_scheduler.CosineAnnealingWarmRestarts``.
+    """
+
+    lr: float
+    period: int
+    growth: int
+    final: float
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.name, lr=self.lr, final=self.final)
+        check_counts(self.name, period=self.period, growth=self.growth)
+
+    @property
+    def name(self) -> str:
+        return "cosine_restarts"
+
+    def at(self, builder: Builder, step: Tensor) -> Tensor:
+        if self.growth == 1:
+            remaining = 1.0 - double(builder.op("Mod", step, self.period)) / float(self.period)
+        else:
+            # A logarithm would find the cycle too, but not reliably at its very first step.
+            lengths = accumulate(repeat(self.growth), lambda length, growth: length * growth, initial=self.period)
+            known = [*takewhile(lambda length: length < LAST_STEP, lengths)]
+            starts = builder.integers([0, *accumulate(known)])
+            begun = builder.cast(builder.op("LessOrEqual", starts, step), starts.dtype)
+            index = builder.op("ReduceSum", begun, keepdims=0) - 1
+            length = builder.op("Gather", builder.constant(np.array([*known, LAST_STEP], np.int64)), index)
+            remaining = 1.0 - double(step - builder.op("Gather", starts, index)) / double(length)
+        return half_wave(remaining) * (self.lr - self.final) + self.final
+
+
+def cosine(lr: float, steps: int, final: float = 0.0, past_end: str = "error") -> Cosine:
+    """Return half a wave of the cosine, from ``lr`` at the first step to ``final`` at the first one past the end.
+
+    Args:
+        lr: rate of the first step.
+        steps: how many steps there are.
+        final: where it ends.
+        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
+
+    Raises:
+        ConfigurationError: a negative or non-finite rate, fewer than one step, or an unknown ``past_end``.
+    """
+    return Cosine(lr, steps, final, past_end)
+
+
+def cosine_restarts(lr: float, period: int, growth: int = 1, final: float = 0.0) -> CosineRestarts:
+    """Return half waves of the cosine that begin anew at ``lr``; without an end.
+
+    Args:
+        lr: rate at the beginning of each cycle.
+        period: steps of the first cycle.
+        growth: how many times longer each cycle is than the one before.
+        final: towards which each cycle falls.
+
+    Raises:
+        ConfigurationError: a negative or non-finite rate, or a period or growth that is no whole number of at least 1.
+    """
+    return CosineRestarts(lr, period, growth, final)

@@ -1,0 +1,68 @@
+"""Up and down between two rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import check_not_negative, power
+from burnish.optim.schedules.base import StatelessSchedule, check_choice, check_counts, check_positive, double
+
+SHAPES = ("triangular", "triangular2", "exponential")
+
+
+@dataclass(frozen=True)
+class Cyclic(StatelessSchedule):
+    """rate(t) = lr + (highest - lr) * height * amplitude.
+
+    The height rises from 0 to 1 in ``rising`` steps and falls back in ``falling``. The amplitude is 1 (``triangular``), half of
+    that of the cycle before (``triangular2``), or gamma^t (``exponential``). Source: Smith, "Cyclical learning rates for
+    training neural networks", 2017; ``torch.optim.lr_scheduler.CyclicLR``, where the last is called ``exp_range``.
+    """
+
+    lr: float
+    highest: float
+    rising: int
+    falling: int
+    shape: str
+    gamma: float
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.name, lr=self.lr, highest=self.highest)
+        check_counts(self.name, rising=self.rising, falling=self.falling)
+        check_choice(self.name, "shape", self.shape, SHAPES)
+        check_positive(self.name, gamma=self.gamma)
+
+    @property
+    def name(self) -> str:
+        return "cyclic"
+
+    def at(self, builder: Builder, step: Tensor) -> Tensor:
+        period = self.rising + self.falling
+        position = double(builder.op("Mod", step, period))
+        height = builder.op("Min", position / float(self.rising), (float(period) - position) / float(self.falling))
+        if self.shape == "triangular2":
+            height = height * power(builder, 0.5, double(builder.op("Div", step, period)))
+        elif self.shape == "exponential":
+            height = height * power(builder, self.gamma, double(step))
+        return height * (self.highest - self.lr) + self.lr
+
+
+def cyclic(
+    lr: float, highest: float, rising: int, falling: int | None = None, shape: str = "triangular", gamma: float = 1.0
+) -> Cyclic:
+    """Return the rate that goes up and down between two; without an end.
+
+    Args:
+        lr: the lower rate, that of the first step.
+        highest: the upper rate.
+        rising: steps from the lower rate to the upper.
+        falling: steps back; by default as many.
+        shape: ``triangular``, ``triangular2`` (each cycle half as high as the one before) or ``exponential`` (height times
+            gamma^step).
+        gamma: of the shape ``exponential``.
+
+    Raises:
+        ConfigurationError: a negative or non-finite rate, fewer than one step, an unknown shape, or a gamma that is not above 0.
+    """
+    return Cyclic(lr, highest, rising, rising if falling is None else falling, shape, gamma)

@@ -1,0 +1,111 @@
+"""One cycle: up to a high rate, then down to a very small one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import check_fraction
+from burnish.optim.schedules.base import PAST_END, EndingSchedule, check_choice, check_counts, check_positive
+from burnish.optim.schedules.cosine import half_wave
+
+SHAPES = ("cosine", "linear")
+
+
+@dataclass(frozen=True)
+class OneCycle(EndingSchedule):
+    """From lr / initial_divisor up to lr, and down to lr / (initial_divisor * final_divisor) at the last step.
+
+    Each part is half a wave of the cosine or a straight line. With p = rising * steps, the top is at step p - 1 and the bottom
+    at steps - 1; with three phases the way down passes the initial rate at step 2p - 2. Source: Smith and Topin,
+    "Super-convergence: very fast training of neural networks using large learning rates", 2019;
+    ``torch.optim.lr_scheduler.OneCycleLR``.
+    """
+
+    lr: float
+    steps: int
+    rising: float
+    initial_divisor: float
+    final_divisor: float
+    shape: str
+    three_phases: bool
+    past_end: str
+
+    def __post_init__(self) -> None:
+        check_positive(self.name, lr=self.lr, initial_divisor=self.initial_divisor, final_divisor=self.final_divisor)
+        check_counts(self.name, steps=self.steps)
+        check_fraction(self.name, rising=self.rising)
+        check_choice(self.name, "shape", self.shape, SHAPES)
+        check_choice(self.name, "past_end", self.past_end, PAST_END)
+        ends = [0.0, *(stop for stop, _ in self._parts())]
+        if any(later <= earlier for earlier, later in pairwise(ends)):
+            raise ConfigurationError(
+                f"{self.name}: rising={self.rising} of {self.steps} steps leaves no step for one of its parts: they would end "
+                f"at the steps {', '.join(f'{end:g}' for end in ends[1:])}; give more steps or another share"
+            )
+
+    @property
+    def name(self) -> str:
+        return "one_cycle"
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def last(self) -> int:
+        return self.steps - 1
+
+    @property
+    def holds(self) -> bool:
+        return self.past_end == "hold"
+
+    def within(self, builder: Builder, step: Tensor) -> Tensor:
+        rates, begin, before = [], 0.0, self.lr / self.initial_divisor
+        for stop, target in self._parts():
+            remaining = (stop - step) / (stop - begin)
+            share = half_wave(remaining) if self.shape == "cosine" else remaining
+            rates.append((stop, share * (before - target) + target))
+            begin, before = stop, target
+        rate = rates.pop()[1]
+        for stop, earlier in reversed(rates):
+            rate = builder.op("Where", builder.op("LessOrEqual", step, stop), earlier, rate)
+        return rate
+
+    def _parts(self) -> list[tuple[float, float]]:
+        """The step at which each part ends, which need not be whole, and the rate there."""
+        top = float(self.rising * self.steps)
+        initial = self.lr / self.initial_divisor
+        back = [(2 * top - 2, initial)] if self.three_phases else []
+        return [(top - 1, self.lr), *back, (float(self.steps - 1), initial / self.final_divisor)]
+
+
+def one_cycle(
+    lr: float,
+    steps: int,
+    rising: float = 0.3,
+    initial_divisor: float = 25.0,
+    final_divisor: float = 1e4,
+    shape: str = "cosine",
+    three_phases: bool = False,
+    past_end: str = "error",
+) -> OneCycle:
+    """Return one cycle up to ``lr`` and down.
+
+    Args:
+        lr: the highest rate.
+        steps: how many steps there are; the lowest rate is that of the last.
+        rising: share of the steps on the way up, in (0, 1).
+        initial_divisor: the first rate is ``lr`` divided by it.
+        final_divisor: the last rate is the first divided by it.
+        shape: ``cosine`` or ``linear``.
+        three_phases: go down to the first rate in as many steps as up, and then on to the last.
+        past_end: ``error`` refuses steps past the end, ``hold`` goes on with the last rate.
+
+    Raises:
+        ConfigurationError: a number that is not above 0, a share that leaves a part without steps, an unknown ``shape`` or
+            ``past_end``.
+    """
+    return OneCycle(lr, steps, rising, initial_divisor, final_divisor, shape, three_phases, past_end)

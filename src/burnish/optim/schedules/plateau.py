@@ -1,0 +1,141 @@
+"""A rate that falls when a monitored figure does not get better any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Tensors, check_fraction, check_not_negative
+from burnish.optim.schedules.base import check_choice, check_positive, double, is_whole, number, options_of
+
+MONITORED = "monitored"
+RATE, BEST, SEEN, BAD, COOLING = "plateau_rate", "plateau_best", "plateau_seen", "plateau_bad", "plateau_cooling"
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A rate that is multiplied by ``factor`` when more than ``patience`` figures in a row were no better than the best.
+
+    At each step to which a finite number is given as the input ``monitored``, in this order::
+
+        better   = the first one, or monitored < best * (1 - threshold)
+        best     = monitored if better
+        bad      = 0 if better else bad + 1
+        bad      = 0 and cooling = cooling - 1, if cooling > 0
+        rate     = max(rate * factor, lowest), if bad > patience and that changes it by more than eps
+        cooling  = cooldown and bad = 0, if bad > patience
+
+    With mode ``max`` better is monitored > best * (1 + threshold); with the threshold ``abs``, best - threshold and
+    best + threshold. ``torch.optim.lr_scheduler.ReduceLROnPlateau``. The rate of a step already heeds the figure given with it.
+    Any other step, ``monitored`` being NaN or infinite, leaves everything as it is.
+
+    State: ``plateau_rate`` and ``plateau_best``, float64; ``plateau_seen`` (figures so far), ``plateau_bad`` and
+    ``plateau_cooling``, int64; scalars.
+    """
+
+    lr: float
+    factor: float
+    patience: int
+    mode: str
+    threshold: float
+    threshold_mode: str
+    cooldown: int
+    lowest: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.name, lr=self.lr, threshold=self.threshold, lowest=self.lowest, eps=self.eps)
+        check_fraction(self.name, factor=self.factor)
+        check_positive(self.name, factor=self.factor)
+        for name, count in (("patience", self.patience), ("cooldown", self.cooldown)):
+            if not is_whole(count) or count < 0:
+                raise ConfigurationError(f"{self.name}: {name} must be a whole number that is not negative, not {count!r}")
+        check_choice(self.name, "mode", self.mode, ("min", "max"))
+        check_choice(self.name, "threshold_mode", self.threshold_mode, ("rel", "abs"))
+
+    @property
+    def name(self) -> str:
+        return "plateau"
+
+    @property
+    def end(self) -> int | None:
+        return None
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        return {MONITORED: math.nan}
+
+    def init(self, builder: Builder) -> Tensors:
+        zero = builder.constant(np.asarray(0, np.int64))
+        return {RATE: number(builder, self.lr), BEST: number(builder, 0.0), SEEN: zero, BAD: zero, COOLING: zero}
+
+    def rate(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensors]:
+        def where(condition: Tensor, chosen: Tensor | float, other: Tensor) -> Tensor:
+            chosen = chosen if isinstance(chosen, Tensor) else builder.scalar(chosen, other)
+            return builder.op("Where", condition, chosen, other)
+
+        monitored = double(hyperparameters[MONITORED])
+        is_new = builder.op("Not", builder.op("Or", builder.op("IsNaN", monitored), builder.op("IsInf", monitored)))
+        is_better = builder.op("Or", builder.op("Equal", state[SEEN], 0), self._beats(monitored, state[BEST]))
+        is_cooling = builder.op("Greater", state[COOLING], 0)
+        bad = where(builder.op("Or", is_better, is_cooling), 0, state[BAD] + 1)
+        is_reduced = builder.op("Greater", bad, self.patience)
+        lowered = builder.op("Max", state[RATE] * self.factor, self.lowest)
+        is_changed = builder.op("And", is_reduced, builder.op("Greater", state[RATE] - lowered, self.eps))
+        following = {
+            RATE: where(is_changed, lowered, state[RATE]),
+            BEST: where(is_better, monitored, state[BEST]),
+            SEEN: state[SEEN] + 1,
+            BAD: where(is_reduced, 0, bad),
+            COOLING: where(is_reduced, self.cooldown, where(is_cooling, state[COOLING] - 1, state[COOLING])),
+        }
+        next_state = {slot: where(is_new, value, state[slot]) for slot, value in following.items()}
+        return next_state[RATE], next_state
+
+    def _beats(self, monitored: Tensor, best: Tensor) -> Tensor:
+        sign = -1.0 if self.mode == "min" else 1.0
+        limit = best * (1.0 + sign * self.threshold) if self.threshold_mode == "rel" else best + sign * self.threshold
+        return monitored.builder.op("Less" if self.mode == "min" else "Greater", monitored, limit)
+
+    def options(self) -> dict[str, Any]:
+        return options_of(self)
+
+
+def plateau(
+    lr: float,
+    factor: float = 0.1,
+    patience: int = 10,
+    mode: str = "min",
+    threshold: float = 1e-4,
+    threshold_mode: str = "rel",
+    cooldown: int = 0,
+    lowest: float = 0.0,
+    eps: float = 1e-8,
+) -> Plateau:
+    """Return the rate that falls when what is monitored does not get better; without an end.
+
+    The program gets the input ``monitored``: give it with the first step after each evaluation, ``session.step(batch,
+    monitored=loss)``, and leave it out elsewhere. The Trainer does so.
+
+    Args:
+        lr: rate of the first step.
+        factor: by which the rate is multiplied, in (0, 1).
+        patience: how many figures in a row may be no better before that.
+        mode: ``min`` where less is better (a loss), ``max`` where more is (an accuracy).
+        threshold: by how much a figure must beat the best to be better.
+        threshold_mode: ``rel``, as a share of the best, or ``abs``.
+        cooldown: how many figures after a fall are not counted as bad.
+        lowest: the rate does not fall below it.
+        eps: a fall by no more than this is left out.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, a factor outside (0, 1), an unknown mode.
+    """
+    return Plateau(lr, factor, patience, mode, threshold, threshold_mode, cooldown, lowest, eps)

@@ -1,0 +1,43 @@
+"""A power of what is left of the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.schedules.base import Descent, check_positive
+
+
+@dataclass(frozen=True)
+class Polynomial(Descent):
+    """rate(t) = final + (lr - final) * (1 - t / steps)^power; ``torch.optim.lr_scheduler.PolynomialLR`` where final is 0."""
+
+    power: float
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_positive(self.name, power=self.power)
+
+    @property
+    def name(self) -> str:
+        return "polynomial"
+
+    def within(self, builder: Builder, step: Tensor) -> Tensor:
+        return self.descended(self.remaining(step) ** float(self.power))
+
+
+def polynomial(lr: float, steps: int, power: float = 2.0, final: float = 0.0, past_end: str = "error") -> Polynomial:
+    """Return a polynomial from ``lr`` at the first step to ``final`` at the first one past the end.
+
+    Args:
+        lr: rate of the first step.
+        steps: how many steps there are.
+        power: 1 is a straight line; above it the rate falls fast first, below it fast at the end.
+        final: where it ends.
+        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
+
+    Raises:
+        ConfigurationError: a negative or non-finite rate, a power that is not above 0, fewer than one step, or an unknown
+            ``past_end``.
+    """
+    return Polynomial(lr, steps, final, past_end, power)
