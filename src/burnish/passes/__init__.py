@@ -2,6 +2,7 @@
 
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
+from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import recognize_group_normalization
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
@@ -12,6 +13,7 @@ from burnish.passes.remove_unused import remove_unused
 __all__ = [
     "fold_batch_normalization",
     "fold_weight_normalization",
+    "mix_precision",
     "recognize_gelu",
     "recognize_group_normalization",
     "recognize_layer_normalization",

@@ -1,0 +1,230 @@
+"""Mixed precision: casts in front of the operators that gain from sixteen bits, and back to float32 where digits matter.
+
+What is done with an operator is read off the table below; an operator that is not in it is computed in float32.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, constant_array
+from burnish.graph.versions import raise_opset
+
+COMPUTED = frozenset("Conv ConvTranspose Einsum Gemm MatMul".split())
+"""Computed in sixteen bits whatever they read: products whose terms an engine sums in float32."""
+
+FOLLOWING = frozenset(
+    "Abs Add Clip Concat DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND GlobalMaxPool HardSigmoid HardSwish "
+    "Identity LeakyRelu Max MaxPool Min Mul Neg PRelu Pad Relu Reshape Slice SpaceToDepth Split Squeeze Sub Sum "
+    "ThresholdedRelu Tile Transpose Trilu Unsqueeze Where".split()
+)
+"""Computed in what they read: in sixteen bits where every activation has them; weights and constants give way."""
+
+WIDENED = frozenset(
+    "AveragePool BatchNormalization Celu Div Elu Erf Gelu GlobalAveragePool GroupNormalization InstanceNormalization LRN "
+    "LayerNormalization LpNormalization MeanVarianceNormalization Mish RMSNormalization Resize Selu Sigmoid Softplus Softsign "
+    "Swish Tanh".split()
+)
+"""Computed in float32, with a result that operators behind read in sixteen bits where they read what comes in that way."""
+
+OPSET_OF_BFLOAT16 = 22
+"""The opset in which convolutions and pooling take bfloat16."""
+
+_BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> ir.Model:
+    """Let a graph compute in sixteen bits where that loses little, in place; its inputs and outputs keep their dtypes.
+
+    Only float32 is narrowed: what a model computes in another dtype stays. No value is cast twice to the same dtype. What is
+    computed from weights and constants alone stays float32 and is cast where an activation meets it, as are the weights:
+    the gradient of that cast is float32. A constant that the narrow dtype cannot hold keeps its operator in float32.
+
+    Args:
+        model: not yet bound to a mode. For bfloat16 its opset is raised to 22 where every node keeps its meaning there; else
+            convolutions and pooling stay in float32.
+        dtype: FLOAT16 or BFLOAT16.
+        weights: the graph inputs that are parameters or statistics.
+        keep: shell-style patterns of layers to leave in float32: a node's name, the name of a weight that it reads, or that
+            name without its last part.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigurationError: a pattern matches no layer, or no operator is left to be computed in ``dtype``.
+    """
+    kept = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
+    if dtype == ir.DataType.BFLOAT16:
+        raise_opset(model, OPSET_OF_BFLOAT16)
+    mixing = _Mixing(model.graph, dtype, weights)
+    for node in list(model.graph):
+        mixing.place(node, node in kept)
+    mixing.restore_outputs()
+    if not mixing.computed:
+        name = dtype.name.lower()
+        raise ConfigurationError(
+            f"precision: nothing in the model would be computed in {name}: it has no {', '.join(sorted(COMPUTED))} of float32 "
+            f"that keep={list(keep)} leaves; compile it with precision='float32'"
+        )
+    return model
+
+
+class _Mixing:
+    """The state of one walk over a graph, in its order.
+
+    A value keeps its identity. One that is computed in sixteen bits changes its dtype (``narrowed``); the other version of a
+    value is a cast, made in front of the first node that reads it.
+    """
+
+    def __init__(self, graph: ir.Graph, dtype: ir.DataType, weights: Collection[ir.Value]):
+        self.graph = graph
+        self.dtype = dtype
+        self.computed = 0
+        self.fixed = {*weights, *graph.initializers.values()}
+        self.narrowed: set[ir.Value] = set()
+        self.read_narrow: set[ir.Value] = set()  # what followers read in sixteen bits
+        self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+
+    def place(self, node: ir.Node, is_kept: bool) -> None:
+        """Decide the dtype of a node, and let it read the versions of its operands that go with it."""
+        operands = self._operands(node)
+        activations = [value for value in operands.values() if value not in self.fixed]
+        is_standard = node.domain in ("", "ai.onnx")
+        if is_standard and self._is_fixed(node):
+            self.fixed.update(node.outputs)
+            return
+        follows = bool(activations) and all(value in self.read_narrow for value in activations)
+        in_table = is_standard and not is_kept
+        is_computed = in_table and node.op_type in COMPUTED and bool(activations)
+        is_following = in_table and node.op_type in FOLLOWING and follows
+        if (is_computed or is_following) and self._takes(node) and all(map(self._holds, operands.values())):
+            self.computed += is_computed
+            self._narrow(node, operands)
+            return
+        self._widen(node)
+        if in_table and node.op_type in WIDENED and follows and node.outputs[0].dtype == ir.DataType.FLOAT:
+            self.read_narrow.add(node.outputs[0])
+
+    def restore_outputs(self) -> None:
+        """Give the graph's outputs float32 again, under their names."""
+        for index, value in enumerate(self.graph.outputs):
+            if value in self.narrowed:
+                restored, name = self._version(value, ir.DataType.FLOAT, None), value.name
+                value.name, restored.name = f"{name}:{self.dtype.name.lower()}", name
+                self.graph.outputs[index] = restored
+
+    def _is_fixed(self, node: ir.Node) -> bool:
+        """Whether a node computes from weights and constants alone."""
+        if node.op_type.startswith("Random") or any(attribute.type in _BODIES for attribute in node.attributes.values()):
+            return False
+        return all(value in self.fixed for value in node.inputs if value is not None)
+
+    def _operands(self, node: ir.Node) -> dict[int, ir.Value]:
+        """The floating-point inputs that have the type of the node's first output, by position."""
+        schema = _schema(node.op_type, self.graph.opset_imports[""]) if node.domain in ("", "ai.onnx") else None
+        if schema is None:
+            return {}
+        kind = schema.outputs[0].type_str
+        return {
+            index: value
+            for index, value in enumerate(node.inputs)
+            if value is not None and _type_of(schema.inputs, index) == kind and self._is_single(value)
+        }
+
+    def _narrow(self, node: ir.Node, operands: dict[int, ir.Value]) -> None:
+        self._widen(node, besides=operands)
+        for index, value in operands.items():
+            node.replace_input_with(index, self._version(value, self.dtype, node))
+        schema = _schema(node.op_type, self.graph.opset_imports[""])
+        assert schema is not None
+        for index, output in enumerate(node.outputs):
+            if _type_of(schema.outputs, index) == schema.outputs[0].type_str:
+                output.type = ir.TensorType(self.dtype)
+                self.narrowed.add(output)
+                self.read_narrow.add(output)
+
+    def _widen(self, node: ir.Node, besides: Collection[int] = ()) -> None:
+        """Give a node, and the bodies in it, the float32 versions of what they read."""
+        for index, value in enumerate(node.inputs):
+            if value in self.narrowed and index not in besides:
+                node.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
+        for attribute in node.attributes.values():
+            bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
+            for body in attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else bodies:
+                for inside in body.all_nodes():
+                    for index, value in enumerate(inside.inputs):
+                        if value in self.narrowed:
+                            inside.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
+
+    def _version(self, value: ir.Value, dtype: ir.DataType, before: ir.Node | None) -> ir.Value:
+        if value.dtype == dtype:
+            return value
+        key = (value, dtype)
+        if key not in self._versions:
+            builder, array = Builder(self.graph, before=before), constant_array(value)
+            if array is None:
+                self._versions[key] = builder.cast(builder.tensor(value), dtype).value
+            else:
+                self._versions[key] = builder.constant(array.astype(dtype.numpy())).value
+        return self._versions[key]
+
+    def _is_single(self, value: ir.Value) -> bool:
+        return value.dtype == ir.DataType.FLOAT or value in self.narrowed
+
+    def _takes(self, node: ir.Node) -> bool:
+        """Whether the node's operator takes the narrow dtype in the graph's opset."""
+        schema = _schema(node.op_type, self.graph.opset_imports[""])
+        assert schema is not None
+        allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+        return f"tensor({self.dtype.name.lower()})" in allowed.get(schema.outputs[0].type_str, ())
+
+    def _holds(self, value: ir.Value) -> bool:
+        """Whether the narrow dtype has a number for each of a constant's: none becomes infinite, and none zero."""
+        array = constant_array(value)
+        if array is None:
+            return True
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = array.astype(self.dtype.numpy()).astype(array.dtype)
+        return bool((np.isfinite(narrow) == np.isfinite(array)).all() and ((narrow == 0) == (array == 0)).all())
+
+
+def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[str]) -> set[ir.Node]:
+    names = {node: _names(node, weights) for node in graph}
+    kept: set[ir.Node] = set()
+    for pattern in keep:
+        matched = {node for node, given in names.items() if any(name == pattern or fnmatchcase(name, pattern) for name in given)}
+        if not matched:
+            known = sorted({name for given in names.values() for name in given})
+            close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
+            hint = ", ".join(f"'{name}'" for name in close)
+            raise ConfigurationError(f"precision: keep: '{pattern}' matches no layer of the model; did you mean {hint}?")
+        kept |= matched
+    return kept
+
+
+def _names(node: ir.Node, weights: Collection[ir.Value]) -> set[str]:
+    """The names that a pattern selects a node by."""
+    read = [(value.name or "").removeprefix("param/") for value in node.inputs if value is not None and value in weights]
+    return {name for name in (node.name or "", *read, *(name.rsplit(".", 1)[0] for name in read)) if name}
+
+
+@cache
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _type_of(parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:
+    """The type of a formal parameter; the last one stands for all that follow it."""
+    return parameters[min(index, len(parameters) - 1)].type_str
