@@ -12,13 +12,29 @@ if TYPE_CHECKING:
     from burnish.program import Program
     from burnish.program.compile import compile
     from burnish.program.gradient import grad
+    from burnish.program.precision import MixedPrecision
     from burnish.training import Session, Trainer
 
 __version__ = "0.1.0"
 
-__all__ = ["Program", "Session", "Trainer", "compile", "engines", "errors", "grad", "load", "losses", "metrics", "norms", "optim"]
+__all__ = [
+    "MixedPrecision",
+    "Program",
+    "Session",
+    "Trainer",
+    "compile",
+    "engines",
+    "errors",
+    "grad",
+    "load",
+    "losses",
+    "metrics",
+    "norms",
+    "optim",
+]
 
 _DEFINED_IN = {
+    "MixedPrecision": "burnish.program.precision",
     "Program": "burnish.program",
     "Session": "burnish.training",
     "Trainer": "burnish.training",

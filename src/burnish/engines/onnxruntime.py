@@ -132,7 +132,7 @@ class OnnxRuntimeEngine:
                 save_model(model, path)
                 return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
-            raise _load_failure(graph, error) from error
+            raise _load_failure(graph, error, model) from error
 
     def _session_options(self, threads: int | None) -> onnxruntime.SessionOptions:
         options = onnxruntime.SessionOptions()
@@ -248,7 +248,7 @@ class _BoundGraph:
         self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
         self._hyperparameters = {entry.name: _Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         results = tuple(entry for entry in signature.outputs if entry.updates is None)
-        scalars = (entry for entry in results if entry.role in (Role.LOSS, Role.METRIC) and entry.shape == ())
+        scalars = (entry for entry in results if entry.role in (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC) and entry.shape == ())
         self._fixed = {entry.name: _Buffer.empty((), entry) for entry in scalars}
         self._varying = tuple(entry for entry in results if entry.name not in self._fixed)
         self._bindings = tuple(self._bind(signature, sets[index], sets[1 - index], updates) for index in (0, 1))
@@ -323,9 +323,17 @@ def _register_shared_arena(strategy: int) -> None:
     _arena_is_registered = True
 
 
-def _load_failure(graph: str, error: Exception) -> EngineError:
+def _load_failure(graph: str, error: Exception, model: ir.Model) -> EngineError:
     remedy = "Update onnxruntime if the graph is newer than it, or try engine='reference', which is slow but complete"
     if re.search(r"NOT_IMPLEMENTED|Could not find an implementation", str(error)):
+        if _has_bfloat16(model):
+            found = re.search(r"implementation for (\w+)", str(error))
+            operator = found[1] if found else "one of its operators"
+            return EngineError(
+                f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: on the CPU it has no "
+                f"bfloat16 kernel of {operator}. Compile with precision='float16' or 'float32', or use engine='reference', "
+                "which is slow but complete"
+            )
         remedy = (
             "It has no kernel of this operator for this dtype: use a float32 model, or engine='reference', which is slow but "
             "complete"
@@ -333,6 +341,11 @@ def _load_failure(graph: str, error: Exception) -> EngineError:
     return EngineError(
         f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: {_reason(error)}. {remedy}"
     )
+
+
+def _has_bfloat16(model: ir.Model) -> bool:
+    outputs = (value for node in model.graph for value in node.outputs)
+    return any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *outputs))
 
 
 def _run_failure(graph: str, error: Exception) -> EngineError:

@@ -2,7 +2,8 @@
 
 It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
 not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
-``stash_type``. MaxPool, whose indices are wrong in it where every stride is 1, is corrected here.
+``stash_type``. Corrected here are MaxPool, whose indices are wrong in it where every stride is 1, and ConvTranspose, which
+adds up values of sixteen bits in sixteen bits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
 from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
 from burnish.engines.base import Arrays, check_finite_loss
@@ -29,6 +31,19 @@ class MaxPool(EvaluatorMaxPool):
 
     def _run(self, x: np.ndarray, **attributes: Any) -> Any:  # type: ignore[override]  # the evaluator passes them by name
         return self._max_pool(x, **attributes)  # type: ignore[no-untyped-call]
+
+
+class ConvTranspose(EvaluatorConvTranspose):
+    """The evaluator's operator with sums of sixteen-bit values in float32, rounded once, as it computes Conv."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, *operands: np.ndarray | None, **attributes: Any) -> Any:  # type: ignore[override]
+        if x.dtype.itemsize != 2:
+            return super()._run(x, *operands, **attributes)  # type: ignore[no-untyped-call]
+        wide = [None if operand is None else operand.astype(np.float32) for operand in (x, *operands)]
+        (y,) = super()._run(*wide, **attributes)  # type: ignore[no-untyped-call]
+        return (y.astype(x.dtype),)
 
 
 class ReferenceEngine:
@@ -98,7 +113,7 @@ class ReferenceRunner:
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
-        return ReferenceEvaluator(ir.to_proto(model), new_ops=[MaxPool])
+        return ReferenceEvaluator(ir.to_proto(model), new_ops=[ConvTranspose, MaxPool])
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
             f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"

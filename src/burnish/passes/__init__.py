@@ -9,6 +9,7 @@ from burnish.passes.recognize_layer_normalization import recognize_layer_normali
 from burnish.passes.recognize_normalization import recognize_normalization, recognize_training_normalization
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 from burnish.passes.remove_unused import remove_unused
+from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [
     "fold_batch_normalization",
@@ -21,4 +22,5 @@ __all__ = [
     "recognize_rms_normalization",
     "recognize_training_normalization",
     "remove_unused",
+    "widen_reductions",
 ]

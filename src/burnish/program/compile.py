@@ -24,8 +24,11 @@ from burnish.norms import (
     layer_names,
     resolve_policies,
 )
+from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import recognize_normalization, recognize_training_normalization
 from burnish.program.draft import Draft, entry_of, finish
+from burnish.program.precision import FULL, MixedPrecision, Precision
+from burnish.program.precision import get as get_precision
 from burnish.program.preparation import (
     ModelState,
     Trainable,
@@ -37,10 +40,9 @@ from burnish.program.preparation import (
 )
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, Role, Signature
-from burnish.program.update import STEP, update_graphs
+from burnish.program.update import SCALE, SKIPPED, STEP, update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
-PRECISIONS = ("float32",)
 LOSS = "loss"
 
 _Figures = dict[str, tuple[Tensor, Tensor]]
@@ -54,7 +56,7 @@ def compile(
     trainable: Trainable = None,
     norm: str | NormPolicy | Mapping[str, str | NormPolicy] = "train",
     metrics: Sequence[str | metrics.Metric] | None = None,
-    precision: str = "float32",
+    precision: Precision = FULL,
     outputs: str | Sequence[str] | None = None,
     running_variance: str | None = None,
     target: str = "onnxruntime",
@@ -70,7 +72,8 @@ def compile(
             ``frozen:all`` (they do not either), ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
             Settings come behind a colon, with commas between: ``train:momentum=cumulative``.
         metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
-        precision: ``float32``: computed in the dtypes of the model.
+        precision: ``float32``: computed in the dtypes of the model. ``float16`` or ``bfloat16``: mixed precision, products in
+            sixteen bits; or its settings (``burnish.MixedPrecision``). ``predict`` stays in the dtypes of the model.
         outputs: the output the loss reads, or the outputs in order where it reads several; by default all that there are, if
             as many. A final activation that the loss applies itself (cross-entropy: Softmax) is stepped over.
         running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
@@ -86,9 +89,8 @@ def compile(
         GradientError: an operator between a trained weight and the loss has no gradient.
         UnsupportedOperatorError: an operator cannot be trained or lowered as it stands.
     """
-    for name, value, known in (("precision", precision, PRECISIONS), ("target", target, tuple(TARGETS))):
-        if value not in known:
-            raise ConfigurationError(f"{name}: unknown '{value}'; choose among {', '.join(map(repr, known))}")
+    if not isinstance(target, str) or target not in TARGETS:
+        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     model = recognize_normalization(load(source))
     resolved_loss = losses.get(loss).bind([value.name or "" for value in model.graph.outputs])
     predictions = find_predictions(model, outputs, resolved_loss.readings, resolved_loss.name)
@@ -102,6 +104,7 @@ def compile(
         loss=resolved_loss,
         optimizer=optim.get(optimizer),
         metrics=_resolve_metrics(metrics, resolved_loss),
+        precision=get_precision(precision),
         norm=str(norm) if isinstance(norm, str | NormPolicy) else {pattern: str(policy) for pattern, policy in norm.items()},
         layers=layer_names(layers),
         policies=tuple(policies[node] for node in layers),
@@ -141,6 +144,7 @@ class _Compilation:
     loss: losses.Loss
     optimizer: optim.Optimizer
     metrics: tuple[metrics.Metric, ...]
+    precision: MixedPrecision | None
     norm: str | dict[str, str]
     layers: tuple[str, ...]
     policies: tuple[NormPolicy, ...]
@@ -155,7 +159,8 @@ class _Compilation:
         models, signatures = {}, {}
         for name in ("grad", "evaluate", "predict"):
             models[name], signatures[name] = finish(getattr(self, name)(), name, self.target)
-        updates, update_signatures = update_graphs(models["grad"], signatures["grad"], self.optimizer, self.target)
+        optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
+        updates, update_signatures = update_graphs(models["grad"], signatures["grad"], optimizer, self.target)
         models |= updates
         signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
         return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options())
@@ -166,6 +171,7 @@ class _Compilation:
             **({} if self.coefficients == {LOSS: 1.0} else {"loss_terms": self.coefficients}),
             "optimizer": self.optimizer.options(),
             "metrics": [metric.name for metric in self.metrics],
+            "precision": FULL if self.precision is None else self.precision.options(),
             "trainable": list(self.state.trainable),
             "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
@@ -197,7 +203,12 @@ class _Compilation:
 
     def evaluate(self) -> Draft:
         draft = self.source()
-        terms, figures = self._add_loss(draft, bind_inference)
+
+        def bind(bound: ir.Graph) -> None:
+            self._narrow(draft)
+            bind_inference(bound)
+
+        terms, figures = self._add_loss(draft, bind)
         self.coefficients = {_figure(term): term.coefficient for term in terms}
         self._add_figures(draft, terms, figures)
         for name, (total, count) in {**_term_figures(terms), **figures}.items():
@@ -220,26 +231,50 @@ class _Compilation:
 
         def bind(bound: ir.Graph) -> None:
             recognize_training_normalization(draft.model)
+            self._narrow(draft)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 
         loss = self._add_figures(draft, *self._add_loss(draft, bind))
-        for statistic, following in updated.items():
+        gradients, finite = self._gradients(draft, loss)
+        if finite is not None:
+            draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
+            draft.add_output(builder.cast(builder.op("Not", finite), ir.DataType.FLOAT), SKIPPED, Role.DIAGNOSTIC)
+        for statistic, value in updated.items():
             if statistic.is_graph_input():
-                name = statistic.name or ""
-                draft.add_output(builder.tensor(following), f"next:{name}", Role.STATISTIC, updates=name)
+                name, following = statistic.name or "", builder.tensor(value)
+                if finite is not None:
+                    following = where(finite, following, builder.tensor(statistic))
+                draft.add_output(following, f"next:{name}", Role.STATISTIC, updates=name)
         draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
-        values = draft.values()
+        position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(graph)}
+        for name in sorted(gradients, key=lambda name: position.get(gradients[name].value.producer(), 0)):
+            draft.add_output(gradients[name], f"grad:{name}", Role.GRADIENT)
+        return draft
+
+    def _gradients(self, draft: Draft, loss: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Emit the gradients of the parameters that the loss depends on; and, of a scaled loss, whether they are finite."""
+        builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
+        is_scaled = self.precision is not None and self.precision.initial_scale is not None
+        scale = draft.add_input(SCALE) if is_scaled else None
+        cotangent = builder.scalar(1.0, loss) if scale is None else builder.cast(scale, loss.dtype)
         try:
-            gradients = differentiate(builder, {loss.value: builder.scalar(1.0, loss)}, list(wrt.values()))
+            gradients = differentiate(builder, {loss.value: cotangent}, list(wrt.values()))
         except GradientError as error:
             raise GradientError(error.problem, "trainable=[...] says what trains, outputs='...' what the loss reads") from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
         check_reached(self.state, reached, self.model.graph, self.predictions)
-        position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(graph)}
-        for name in sorted(reached, key=lambda name: position.get(reached[name].value.producer(), 0)):
-            draft.add_output(reached[name], f"grad:{name}", Role.GRADIENT)
-        return draft
+        if scale is None:
+            return reached, None
+        reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
+        return reached, all_finite(builder, reached)
+
+    def _narrow(self, draft: Draft) -> None:
+        """Place the casts of mixed precision in a draft that is not bound to a mode yet."""
+        if self.precision is not None:
+            values = draft.values()
+            weights = [entry.name for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
+            self.precision.narrow(draft.model, [values[name] for name in weights])
 
     def _add_loss(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[tuple[losses.Term, ...], _Figures]:
         """Bind the graph to a mode, add the labels, and emit the terms of the loss and the totals of the metrics."""

@@ -33,6 +33,7 @@ class Role(StrEnum):
     GRADIENT = "gradient"  # grad:<initializer>
     LOSS = "loss"
     METRIC = "metric"
+    DIAGNOSTIC = "diagnostic"  # how a step went: loss_scale, skipped
     OUTPUT = "output"  # an output of the model: logits
 
 

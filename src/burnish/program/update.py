@@ -15,11 +15,15 @@ import onnx_ir as ir
 from burnish import optim
 from burnish.graph import Tensor
 from burnish.lowering import Target
+from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.program.draft import Draft, finish
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
+SCALE = Entry(f"opt/{LOSS_SCALE}", Role.OPTIMIZER, ir.DataType.FLOAT, ())
+SKIPPED = "skipped"
+"""The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 
 
 def update_graphs(
@@ -68,7 +72,9 @@ class _Update:
         gradients = {name: found[name] for name in self.parameters}
         values = draft.values()
         parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
-        self._add_update(draft, parameters, gradients)
+        skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
+        finite = None if skipped is None else draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
+        self._add_update(draft, parameters, gradients, finite)
         return draft
 
     @cached_property
@@ -94,17 +100,29 @@ class _Update:
     def _add_parameters(self, draft: Draft) -> dict[str, Tensor]:
         return {name: draft.add_input(entry) for name, entry in self.parameters.items()}
 
-    def _add_update(self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-        """Emit the optimizer; next parameters, next optimizer state and next step become outputs."""
+    def _add_update(
+        self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], finite: Tensor | None = None
+    ) -> None:
+        """Emit the optimizer; next parameters, next optimizer state and next step become outputs.
+
+        ``finite`` says whether the gradients of a scaled loss are finite, where the graph has found that already.
+        """
         state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
         step = draft.add_input(STEP)
         hyperparameters = {
             name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
             for name, default in self.optimizer.hyperparameters().items()
         }
-        following, slots = self.optimizer.update(draft.builder, parameters, gradients, state, step, hyperparameters)
+        given = (draft.builder, parameters, gradients, state, step, hyperparameters)
+        next_step = step + 1
+        if isinstance(self.optimizer, LossScaled):
+            finite = all_finite(draft.builder, gradients) if finite is None else finite
+            following, slots = self.optimizer.update_where(finite, *given)
+            next_step = where(finite, next_step, step)
+        else:
+            following, slots = self.optimizer.update(*given)
         for name, tensor in following.items():
             draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
         for name, tensor in slots.items():
             draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
-        draft.add_output(step + 1, "next:step", Role.STEP, updates="step")
+        draft.add_output(next_step, "next:step", Role.STEP, updates="step")

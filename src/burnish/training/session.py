@@ -22,6 +22,7 @@ from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 SUM, COUNT = "sum:", "count:"
+STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
 
 
 class Session:
@@ -71,7 +72,9 @@ class Session:
             hyperparameters: such as ``lr=0.01``: for this step, in place of the program's.
 
         Returns:
-            The loss and the metrics of this batch, from before the update.
+            The loss and the metrics of this batch, from before the update. Where the loss is scaled, also ``loss_scale``, the
+            scale of this step, and ``skipped``: 1 where its gradients overflowed, and nothing but the random key and the scale
+            changed; else 0.
 
         Raises:
             InputError: the batch does not fit the program; nothing has run.
@@ -82,7 +85,7 @@ class Session:
         signature = self.program.signature["step"]
         inputs = {**check_batch(signature, batch), **check_hyperparameters(signature, hyperparameters)}
         outputs = self._open_runner().step(inputs)
-        return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(Role.LOSS, Role.METRIC)}
+        return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(*STEP_REPORT)}
 
     def evaluate(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Return the loss and the metrics of one batch, in inference mode; the state stays."""

@@ -25,7 +25,7 @@ from burnish.training import schedule as schedules
 from burnish.training.inputs import broken_rule, check_hyperparameters
 from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
-from burnish.training.session import Session
+from burnish.training.session import STEP_REPORT, Session
 
 LATEST, BEST = "latest.safetensors", "best.safetensors"
 ROWS_PER_EPOCH = 10
@@ -185,7 +185,7 @@ class Trainer:
         rest = _left_out(program, len(train), batch_size)
         self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment)
         self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
-        self._names = [entry.name for entry in program.signature["step"].outputs_of(Role.LOSS, Role.METRIC)]
+        self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched = next((entry.name for entry in program.signature["step"].outputs_of(Role.METRIC)), "loss")
         self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
         if rest:

@@ -1,0 +1,131 @@
+"""The loss scale: gradients that sixteen bits would round to zero are multiplied up before the backward pass, and down after it.
+
+A wrapper around an optimizer, and the outermost one: it sees the gradients after they were divided by the scale, and does not
+let the optimizer see a step whose gradients overflowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Optimizer, Tensors
+
+LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "good_steps", "skipped_steps"
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""The scale is halved no further: gradients are divided by it."""
+
+
+@dataclass(frozen=True)
+class LossScaled:
+    """An optimizer whose gradients were computed from a scaled loss, the mathematics of ``torch.amp.GradScaler``.
+
+    The loss is multiplied by the scale s before it is differentiated, and the gradients, in float32, are divided by it. With
+    the gradients g so obtained::
+
+        any of g infinite or NaN:  parameters and optimizer state stay, skipped_steps += 1, good_steps = 0, s = s * backoff_factor
+        else:                      the optimizer's update, good_steps += 1,
+                                   and after growth_interval good steps in a row s = s * growth_factor, good_steps = 0
+
+    s grows only to what is finite. Source of the method: Micikevicius et al., "Mixed precision training", 2018. State, beside
+    the optimizer's: ``loss_scale`` (float32), ``good_steps`` and ``skipped_steps`` (int64), scalars.
+
+    Attributes:
+        optimizer: what updates the parameters.
+        initial: the scale of the first step.
+        growth_factor, backoff_factor: what it is multiplied by.
+        growth_interval: good steps in a row before it grows; None for a scale that never changes. Steps whose gradients overflow
+            are skipped then, too.
+    """
+
+    optimizer: Optimizer
+    initial: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int | None = 2000
+
+    @property
+    def name(self) -> str:
+        return self.optimizer.name
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        return self.optimizer.hyperparameters()
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the optimizer; those of the scale belong to the precision."""
+        return self.optimizer.options()
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        zero = builder.constant(np.asarray(0, np.int64))
+        scale = builder.scalar(self.initial, ir.DataType.FLOAT)
+        return self.optimizer.init(builder, params) | {LOSS_SCALE: scale, GOOD_STEPS: zero, SKIPPED_STEPS: zero}
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        finite = all_finite(builder, gradients)
+        return self.update_where(finite, builder, params, gradients, state, step, hyperparameters)
+
+    def update_where(
+        self,
+        finite: Tensor,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        """Emit one update, as ``update`` does, given whether all gradients are finite (a boolean scalar)."""
+        kept = {name: tensor for name, tensor in state.items() if name not in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}
+        new_params, new_state = self.optimizer.update(builder, params, gradients, kept, step, hyperparameters)
+        next_params = {name: where(finite, new, params[name]) for name, new in new_params.items()}
+        next_state = {name: where(finite, new, kept[name]) for name, new in new_state.items()}
+        return next_params, next_state | self._next_scale(finite, state)
+
+    def _next_scale(self, finite: Tensor, state: Mapping[str, Tensor]) -> Tensors:
+        scale, good, skipped = state[LOSS_SCALE], state[GOOD_STEPS], state[SKIPPED_STEPS]
+        builder = scale.builder
+        counted = {SKIPPED_STEPS: where(finite, skipped, skipped + 1)}
+        if self.growth_interval is None:
+            return counted | {
+                LOSS_SCALE: builder.op("Identity", scale),
+                GOOD_STEPS: where(finite, good + 1, builder.scalar(0, good)),
+            }
+        grown = scale * self.growth_factor
+        can_grow = builder.op("Less", grown, builder.scalar(np.inf, grown))
+        due = builder.op("GreaterOrEqual", good + 1, builder.scalar(self.growth_interval, good))
+        raised = where(builder.op("And", due, can_grow), grown, scale)
+        lowered = builder.op("Max", scale * self.backoff_factor, builder.scalar(SMALLEST, scale), like=scale)
+        starts_again = builder.op("Or", due, builder.op("Not", finite))
+        return counted | {
+            LOSS_SCALE: where(finite, raised, lowered),
+            GOOD_STEPS: where(starts_again, builder.scalar(0, good), good + 1),
+        }
+
+
+def all_finite(builder: Builder, gradients: Mapping[str, Tensor]) -> Tensor:
+    """Emit whether no gradient holds an infinity or NaN: a boolean scalar.
+
+    A finite number times 0 is 0, anything else times 0 is NaN, and so is every sum with it; nothing here can overflow.
+    """
+    sums = [builder.cast(builder.op("ReduceSum", gradient * 0, keepdims=0), ir.DataType.FLOAT) for gradient in gradients.values()]
+    total = sums[0] if len(sums) == 1 else builder.op("Sum", *sums, like=sums[0])
+    return builder.op("Equal", total, 0)
+
+
+def where(condition: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Emit a selection by a scalar; what is not selected may be NaN."""
+    return condition.builder.op("Where", condition, new, old, like=old)

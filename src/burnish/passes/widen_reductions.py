@@ -1,0 +1,51 @@
+"""Sums of sixteen-bit values in float32: float16 overflows at 65,504 and bfloat16 stands still after 256 equal terms."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import SIXTEEN_BIT, Builder, insert_behind, replace_value
+
+REDUCTIONS = frozenset(
+    "CumSum ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare".split()
+)
+ONLY_SHAPE = frozenset("Flatten Reshape Squeeze Transpose Unsqueeze".split())
+"""What may stand between a sum and its cast back, so that a sum that is wanted in float32 is never rounded."""
+
+
+def widen_reductions(model: ir.Model) -> ir.Model:
+    """Let every reduction of sixteen-bit values read and give float32, in place; what reads the result sees its dtype again.
+
+    Returns:
+        The same model, for the same inputs and outputs.
+    """
+    for node in list(model.graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type in REDUCTIONS and node.domain == "" and source is not None and source.dtype in SIXTEEN_BIT:
+            _widen(model.graph, node, source)
+    return model
+
+
+def _widen(graph: ir.Graph, node: ir.Node, source: ir.Value) -> None:
+    builder, dtype = Builder(graph, before=node), source.dtype
+    assert dtype is not None
+    node.replace_input_with(0, builder.cast(builder.tensor(source), ir.DataType.FLOAT).value)
+    last, following = node, _only_reader(node)
+    last.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    while following is not None and following.op_type in ONLY_SHAPE and following.inputs[0] is last.outputs[0]:
+        last, following = following, _only_reader(following)
+        last.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    rounding = ir.node("Cast", [last.outputs[0]], {"to": int(dtype)})
+    insert_behind(last, rounding)
+    rounded = rounding.outputs[0]
+    rounded.type = ir.TensorType(dtype)
+    for reader, _ in list(rounded.uses()):
+        if reader.op_type == "Cast" and reader.domain == "" and reader.attributes["to"].as_int() == ir.DataType.FLOAT:
+            replace_value(reader.outputs[0], last.outputs[0])
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """The one node that reads the first output of another, where nothing else sees it."""
+    value = node.outputs[0]
+    readers = list(value.uses())
+    return readers[0][0] if len(readers) == 1 and not value.is_graph_output() else None
