@@ -246,13 +246,13 @@ class _Compilation:
                     following = where(finite, following, builder.tensor(statistic))
                 draft.add_output(following, f"next:{name}", Role.STATISTIC, updates=name)
         draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
-        position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(graph)}
-        for name in sorted(gradients, key=lambda name: position.get(gradients[name].value.producer(), 0)):
-            draft.add_output(gradients[name], f"grad:{name}", Role.GRADIENT)
+        for name, gradient in gradients.items():
+            draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
         return draft
 
     def _gradients(self, draft: Draft, loss: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Emit the gradients of the parameters that the loss depends on; and, of a scaled loss, whether they are finite."""
+        """Emit the gradients of the parameters that the loss depends on, in the order the reverse pass reaches them; and, of a
+        scaled loss, whether they are finite."""
         builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
         is_scaled = self.precision is not None and self.precision.initial_scale is not None
@@ -264,6 +264,8 @@ class _Compilation:
             raise GradientError(error.problem, "trainable=[...] says what trains, outputs='...' what the loss reads") from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
         check_reached(self.state, reached, self.model.graph, self.predictions)
+        position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(builder.graph)}
+        reached = dict(sorted(reached.items(), key=lambda item: position.get(item[1].value.producer(), 0)))
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
