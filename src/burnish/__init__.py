@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from burnish.program.compile import compile
     from burnish.program.gradient import grad
     from burnish.program.precision import MixedPrecision
+    from burnish.program.standard import lower
     from burnish.training import Session, Trainer
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "grad",
     "load",
     "losses",
+    "lower",
     "metrics",
     "norms",
     "optim",
@@ -41,6 +43,7 @@ _DEFINED_IN = {
     "compile": "burnish.program.compile",
     "grad": "burnish.program.gradient",
     "load": "burnish.importer",
+    "lower": "burnish.program.standard",
 }
 
 

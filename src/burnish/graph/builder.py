@@ -18,6 +18,8 @@ from burnish.graph.inference import infer_outputs
 from burnish.graph.shapes import static_shape
 
 BURNISH_DOMAIN = "burnish"
+TRAINING_DOMAIN = "ai.onnx.preview.training"
+"""Where the standard keeps Gradient and its optimizers."""
 
 Scalar = int | float | bool | np.number
 T = TypeVar("T")

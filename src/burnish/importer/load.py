@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.errors import BurnishError, ModelError
 from burnish.importer.domains import normalize_domains
 from burnish.importer.functions import inline_functions
+from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
 from burnish.importer.names import name_everything
@@ -56,6 +57,7 @@ def _canonicalize(model: ir.Model) -> None:
     normalize_domains(model)
     check_opset(model)
     inline_functions(model)
+    bind_gradients(model)
     gather_initializers(model)
     name_everything(model)
     name_input_dimensions(model)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import describe_node
+from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
 
@@ -45,6 +46,7 @@ def infer_shapes(model: ir.Model) -> None:
         ModelError: dtypes or shapes that contradict each other.
     """
     light = light_copy(model)
+    stand_in_for_gradients(light.graph)
     for node in light.graph.all_nodes():
         if node.domain in ("", "ai.onnx"):
             for output in node.outputs:

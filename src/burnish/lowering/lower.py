@@ -7,16 +7,21 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_node
+from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, describe_node, replace_node
 from burnish.ops import Operation, find_lowering
 
+SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
 
-def lower_semantic_operators(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
-    """Replace, in place, every operator of the ``burnish`` domain by standard operators.
+
+def lower_semantic_operators(
+    model: ir.Model, keep: Collection[str] = (), domains: Collection[str] = SEMANTIC_DOMAINS
+) -> ir.Model:
+    """Replace, in place, semantic operators and the standard's own optimizers by operators that every runtime has.
 
     Args:
         model: the model to rewrite.
         keep: semantic operators to leave as they are, because the engine has a kernel of its own for them.
+        domains: where the operators to lower are from.
 
     Returns:
         The same model. A lowering may emit semantic operators again; they are lowered in turn.
@@ -25,13 +30,12 @@ def lower_semantic_operators(model: ir.Model, keep: Collection[str] = ()) -> ir.
         UnsupportedOperatorError: a semantic operator without a lowering.
     """
     graph = model.graph
-    pending = [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type not in keep]
-    while pending:
+    while pending := [node for node in graph if node.domain in domains and node.op_type not in keep]:
         for node in pending:
             _lower(graph, node)
-        pending = [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type not in keep]
-    if not any(node.domain == BURNISH_DOMAIN for node in graph):
-        graph.opset_imports.pop(BURNISH_DOMAIN, None)
+    for domain in domains:
+        if not any(node.domain == domain for node in graph):
+            graph.opset_imports.pop(domain, None)
     return model
 
 

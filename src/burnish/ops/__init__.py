@@ -18,6 +18,7 @@ from burnish.ops import (
     reduction,
     resize,
     shape,
+    training,
 )
 from burnish.ops.registry import (
     Operation,
@@ -50,5 +51,6 @@ __all__ = [
     "reduction",
     "resize",
     "shape",
+    "training",
     "training_form",
 ]

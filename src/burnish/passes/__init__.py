@@ -1,5 +1,7 @@
 """Passes: whole-graph rewrites, ``Model -> Model``, one per file. What a single operator becomes is in ``burnish.ops``."""
 
+from burnish.passes.draw_dropout import draw_dropout
+from burnish.passes.expand_gradients import expand_gradients
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.mixed_precision import mix_precision
@@ -12,6 +14,8 @@ from burnish.passes.remove_unused import remove_unused
 from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [
+    "draw_dropout",
+    "expand_gradients",
     "fold_batch_normalization",
     "fold_weight_normalization",
     "mix_precision",

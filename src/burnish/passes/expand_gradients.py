@@ -1,0 +1,127 @@
+"""Gradient nodes to the operators of the reverse pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from burnish.autodiff import differentiate
+from burnish.errors import GradientError, UnsupportedOperatorError
+from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, describe_node, replace_node, zeros_like
+from burnish.lowering import lower_semantic_operators
+from burnish.ops import has_gradient
+
+
+def expand_gradients(model: ir.Model) -> ir.Model:
+    """Replace, in place, every ``burnish.Gradient`` node (see ``burnish.importer.gradients``) by what computes it.
+
+    A Gradient is the derivative of y as a function of xs and zs alone: it does not flow on to what they are computed from.
+    Where y has more than one element it is that of their sum. Nodes may differentiate what others compute: each is expanded
+    before those behind it.
+
+    Args:
+        model: a canonical model; its nodes are in the order of what they read. Other nodes must be differentiable as they are
+            (``burnish.modes.bind_as_exported``).
+
+    Raises:
+        GradientError: a value that is not floating-point, or an operator between xs and y without a gradient.
+        UnsupportedOperatorError: a node with a branch or loop body would have to be evaluated at other values.
+    """
+    nodes = [node for node in model.graph if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient"]
+    for position, node in enumerate(nodes):
+        if position:
+            _lower_what_has_no_gradient(model)
+        _expand(model.graph, node)
+    return model
+
+
+def _lower_what_has_no_gradient(model: ir.Model) -> None:
+    """Lower the semantic operators that an earlier reverse pass emitted, so that it can be differentiated in turn."""
+    opset = model.opset_imports[""]
+    semantic = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN and has_gradient(node, opset)}
+    lower_semantic_operators(model, keep=semantic | {"Gradient"})
+
+
+def _expand(graph: ir.Graph, node: ir.Node) -> None:
+    xs, zs = (int(attribute_value(node, name, 0)) for name in ("xs", "zs"))
+    count = xs + zs
+    operands = [value for value in node.inputs if value is not None]
+    points, named, y = operands[:count], operands[count : 2 * count], operands[-1]
+    for value in (*named[:xs], y):
+        if value.dtype not in FLOATING:
+            raise GradientError(
+                f"{describe_node(node)}: '{value.name}' is {value.dtype}, and only floating-point values have gradients. "
+                "Differentiate other values"
+            )
+    builder = Builder(graph, before=node)
+    if points != named or _depend_on_each_other(graph, named, y):
+        copies = _copy_at(builder, node, dict(zip(named, points, strict=True)), y)
+        named, y = [copies[value] for value in named], copies.get(y, y)
+    one = builder.tensor(y)
+    cotangent = builder.scalar(1.0, one)
+    if one.rank != 0:
+        cotangent = builder.op("Expand", cotangent, builder.op("Shape", one), like=one)
+    gradients = differentiate(builder, {y: cotangent}, named[:xs])
+    results = tuple(gradients[value] or zeros_like(builder.tensor(value)) for value in named[:xs])
+    replace_node(node, results[: len(node.outputs)])
+
+
+def _depend_on_each_other(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value) -> bool:
+    """Whether one of the values that count as independent is computed from another, or named twice."""
+    between = _between(graph, named, y, cut=False)
+    return len(set(named)) < len(named) or any(value.producer() in between for value in named)
+
+
+def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool) -> dict[ir.Node | None, None]:
+    """The nodes between ``named`` and ``y``, in order; with ``cut`` not those behind which all goes through another of them."""
+    sources, reached = set(named), set(named)
+    dependent: list[ir.Node] = []
+    for node in graph:
+        if any(value in reached for value in _reads(node)):
+            dependent.append(node)
+            reached.update(node.outputs)
+    needed, result = {y}, []
+    for node in reversed(dependent):
+        if any(output in needed and not (cut and output in sources) for output in node.outputs):
+            result.append(node)
+            needed.update(_reads(node))
+    return dict.fromkeys(reversed(result))
+
+
+def _reads(node: ir.Node) -> list[ir.Value]:
+    """The values of the graph that a node reads, in its bodies too."""
+    read = [value for value in node.inputs if value is not None]
+    for attribute in node.attributes.values():
+        inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
+        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
+            read += [value for node in body.all_nodes() for value in node.inputs if value is not None]
+            read += body.outputs
+    return read
+
+
+def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.Value], y: ir.Value) -> dict[ir.Value, ir.Value]:
+    """Emit the part of the graph between the keys of ``points`` and y again, at the values of ``points``; returns the copies."""
+    copies = {
+        value: builder.op("Identity", builder.tensor(point), like=builder.tensor(point)).value for value, point in points.items()
+    }
+    for node in _between(builder.graph, list(points), y, cut=True):
+        assert node is not None
+        if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+            raise UnsupportedOperatorError(
+                f"{describe_node(gradient)} differentiates {describe_node(node)}, which has a branch or loop body, at other "
+                "values than those of the graph. Give the Gradient the values that it names as its inputs, none computed from "
+                "another"
+            )
+        copy = ir.node(
+            node.op_type,
+            [None if value is None else copies.get(value, value) for value in node.inputs],
+            domain=node.domain,
+            num_outputs=len(node.outputs),
+        )
+        copy.attributes.update(node.attributes)
+        builder.graph.insert_before(gradient, copy)
+        for output, copied in zip(node.outputs, copy.outputs, strict=True):
+            copied.type, copied.shape = output.type, None if output.shape is None else ir.Shape(output.shape.dims)
+            copies.setdefault(output, copied)
+    return copies

@@ -1,0 +1,49 @@
+"""Models that hold training operators, as models that every runtime runs."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import TRAINING_DOMAIN
+from burnish.importer import Source, load
+from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
+from burnish.modes import bind_as_exported
+from burnish.passes import draw_dropout, expand_gradients, remove_unused
+from burnish.random import check_seed
+
+
+def lower(source: Source, *, seed: int = 0, target: str = "onnxruntime") -> ir.Model:
+    """Turn a model with training operators into one of standard operators that runtimes without training run.
+
+    ``Gradient`` of ``ai.onnx.preview.training`` becomes the operators of the reverse pass, ``Adam``, ``Adagrad`` and ``Momentum``
+    their formulas, batch normalization with ``training_mode=1`` the batch's statistics, and dropout in training mode draws its
+    masks from ``seed``: the same ones in every run. Nothing else changes its mode.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        seed: of dropout masks whose node has no ``seed`` attribute; a signed 64-bit integer.
+        target: the runtime that the graph is lowered for.
+
+    Returns:
+        A model with the source's inputs and outputs, under their names.
+
+    Raises:
+        ModelError: the source is not a valid ONNX model, or one of these operators does not fit what it names.
+        GradientError: a Gradient through an operator without one, or of a value that is not floating-point.
+        UnsupportedOperatorError: an operator that the target does not run, such as a Gradient in a branch or loop body.
+        ConfigurationError: an unknown target, or a seed that is no integer of 64 bits.
+    """
+    if target not in TARGETS:
+        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    check_seed(seed)
+    model = load(source)
+    draw_dropout(model, seed)
+    bind_as_exported(model.graph)
+    lower_semantic_operators(model, domains=(TRAINING_DOMAIN,))
+    expand_gradients(model)
+    lower_semantic_operators(model)
+    remove_unused(model)
+    settle_opset(model, TARGETS[target])
+    check_allowed(model, TARGETS[target])
+    return model
