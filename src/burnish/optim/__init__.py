@@ -10,17 +10,32 @@ from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.optim import schedules
+from burnish.optim.accumulate import Accumulate, accumulate
 from burnish.optim.adadelta import Adadelta, adadelta
 from burnish.optim.adagrad import Adagrad, adagrad
 from burnish.optim.adam import Adam, adam
 from burnish.optim.adamax import Adamax, adamax
 from burnish.optim.adamw import AdamW, adamw
+from burnish.optim.average import ExponentialAverage, StochasticWeightAverage, ema, swa
 from burnish.optim.base import Optimizer, Schedule
+from burnish.optim.groups import Groups, groups, layerwise_decay
 from burnish.optim.nadam import NAdam, nadam
+from burnish.optim.parameters import ParameterInfo, ParameterKind, bind, frozen_parameters
 from burnish.optim.radam import RAdam, radam
 from burnish.optim.rmsprop import RMSprop, rmsprop
 from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
 from burnish.optim.sgd import SGD, sgd
+from burnish.optim.transforms import (
+    Chain,
+    GradientTransform,
+    add_decayed_weights,
+    centralize,
+    chain,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+)
+from burnish.optim.wrappers import WRAPPERS, wrapper_of
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adadelta": adadelta,
@@ -46,6 +61,8 @@ def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
         return _named(optimizer)()
     if isinstance(optimizer, Mapping):
         settings = {key: value for key, value in optimizer.items() if key != "name"}
+        if optimizer.get("name") in WRAPPERS:
+            return wrapper_of(str(optimizer["name"]), settings, get)
         if isinstance(settings.get("lr"), Mapping):
             settings["lr"] = schedules.get(settings["lr"])
         try:
@@ -63,6 +80,8 @@ def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
 
 
 def _named(name: str) -> Callable[..., Optimizer]:
+    if name in WRAPPERS:
+        raise ConfigurationError(f"optimizer '{name}' goes around another one: give the object, burnish.optim.{name}(...)")
     if name not in OPTIMIZERS:
         raise ConfigurationError(f"there is no optimizer '{name}'; there is {', '.join(sorted(OPTIMIZERS))}")
     return OPTIMIZERS[name]
@@ -71,27 +90,48 @@ def _named(name: str) -> Callable[..., Optimizer]:
 __all__ = [
     "OPTIMIZERS",
     "SGD",
+    "Accumulate",
     "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
     "Adamax",
+    "Chain",
+    "ExponentialAverage",
+    "GradientTransform",
+    "Groups",
     "NAdam",
     "Optimizer",
+    "ParameterInfo",
+    "ParameterKind",
     "RAdam",
     "RMSprop",
     "RowwiseAdagrad",
     "Schedule",
+    "StochasticWeightAverage",
+    "accumulate",
     "adadelta",
     "adagrad",
     "adam",
     "adamax",
     "adamw",
+    "add_decayed_weights",
+    "bind",
+    "centralize",
+    "chain",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
+    "ema",
+    "frozen_parameters",
     "get",
+    "groups",
+    "layerwise_decay",
     "nadam",
     "radam",
     "rmsprop",
     "rowwise_adagrad",
     "schedules",
     "sgd",
+    "swa",
 ]

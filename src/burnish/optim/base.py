@@ -156,7 +156,21 @@ class RatedOptimizer:
         return {"lr": self.rate(builder, step, state, hyperparameters)[0]} if isinstance(self.lr, Schedule) else {}
 
     def options(self) -> dict[str, Any]:
-        return {"name": self.name, **{field.name: _as_option(getattr(self, field.name)) for field in fields(self)}}
+        return {"name": self.name, **{field.name: as_option(getattr(self, field.name)) for field in fields(self)}}
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        raise NotImplementedError
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        raise NotImplementedError
 
     def rate_state(self, builder: Builder) -> Tensors:
         """Emit what the schedule keeps; part of ``init``."""
@@ -176,7 +190,8 @@ class RatedOptimizer:
         return rate, dict(following)
 
 
-def _as_option(value: Any) -> Any:
+def as_option(value: Any) -> Any:
+    """Return a setting as a JSON-compatible value."""
     if isinstance(value, Schedule):
         return value.options()
     return list(value) if isinstance(value, tuple) else value
@@ -276,6 +291,13 @@ def check_fraction(optimizer: str, **numbers: float) -> None:
     for name, number in numbers.items():
         if not _is_number(number) or not 0.0 <= number < 1.0:
             raise ConfigurationError(f"{optimizer}: {name} must be at least 0 and less than 1, not {number!r}")
+
+
+def check_count(optimizer: str, **numbers: int) -> None:
+    """Raise ConfigurationError, naming the argument, for what is not a whole number of at least 1."""
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ConfigurationError(f"{optimizer}: {name} must be a whole number of at least 1, not {number!r}")
 
 
 def _is_number(number: object) -> bool:

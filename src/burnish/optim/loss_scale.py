@@ -14,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Optimizer, Tensors
+from burnish.optim.base import Tensors
+from burnish.optim.wrapper import Wrapper
 
 LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "good_steps", "skipped_steps"
 
@@ -23,7 +24,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
-class LossScaled:
+class LossScaled(Wrapper):
     """An optimizer whose gradients were computed from a scaled loss, the mathematics of ``torch.amp.GradScaler``.
 
     The loss is multiplied by the scale s before it is differentiated, and the gradients, in float32, are divided by it. With
@@ -44,7 +45,6 @@ class LossScaled:
             are skipped then, too.
     """
 
-    optimizer: Optimizer
     initial: float = 65536.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -53,9 +53,6 @@ class LossScaled:
     @property
     def name(self) -> str:
         return self.optimizer.name
-
-    def hyperparameters(self) -> dict[str, float | None]:
-        return self.optimizer.hyperparameters()
 
     def options(self) -> dict[str, Any]:
         """Return the options of the optimizer; those of the scale belong to the precision."""

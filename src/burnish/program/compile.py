@@ -160,7 +160,8 @@ class _Compilation:
         for name in ("grad", "evaluate", "predict"):
             models[name], signatures[name] = finish(getattr(self, name)(), name, self.target)
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
-        updates, update_signatures = update_graphs(models["grad"], signatures["grad"], optimizer, self.target)
+        forward = (models["predict"], models["evaluate"])
+        updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
         models |= updates
         signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
         return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options())

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from burnish import optim
+from burnish.lowering import TARGETS
+from burnish.optim import Optimizer
+from burnish.program import precision
+from burnish.program.carrying import CarriedState, carry_state
 from burnish.program.initialization import initial_state
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
+from burnish.program.update import update_graphs
 
 __all__ = ["GRAPH_NAMES", "Program"]
 
@@ -64,6 +70,46 @@ class Program:
                 how to draw it.
         """
         return initial_state(self, seed, reinitialize)
+
+    def with_optimizer(self, optimizer: str | Mapping[str, Any] | Optimizer) -> Program:
+        """Return a program that trains in the same way with another optimizer, or with other parameters frozen.
+
+        ``grad``, ``evaluate`` and ``predict`` are those of this program, and nothing is differentiated: ``init``, ``apply`` and
+        ``step`` are made anew from the gradients. Gradients that only frozen parameters need are left out of ``step``. Whatever
+        has a gradient here can train: to freeze and to unfreeze, give groups without and with ``"frozen"``.
+
+        Args:
+            optimizer: a name, an object of ``burnish.optim``, or the options of one.
+
+        Raises:
+            ConfigurationError: there is no such optimizer, a pattern matches no parameter, or nothing would train.
+        """
+        resolved = optim.get(optimizer)
+        mixed = precision.get(self.options.get("precision", precision.FULL))
+        models, signatures = update_graphs(
+            self.grad,
+            self.signature["grad"],
+            (self.predict, self.evaluate),
+            resolved if mixed is None else mixed.scaled(resolved),
+            TARGETS[self.options.get("target", "onnxruntime")],
+        )
+        ordered = {name: signatures.get(name) or self.signature[name] for name in GRAPH_NAMES}
+        options = {**self.options, "optimizer": resolved.options()}
+        init, step, apply = (models[name] for name in ("init", "step", "apply"))
+        return replace(self, init=init, step=step, apply=apply, signature=Signature(ordered), options=options)
+
+    def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
+        """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.
+
+        Parameters, statistics, the random key and the optimizer's slots are taken over where name, dtype and shape agree;
+        everything else starts as ``initial_state`` has it, and is named. Steps and updates go on where they were: with
+        accumulation on one side only, ``step`` becomes the number of updates done.
+
+        Args:
+            state: arrays by state name, as ``Session.state`` returns them; left as it is.
+            seed: of the random key, where the state has none.
+        """
+        return carry_state(self, state, seed)
 
     def save(self, directory: str | Path) -> Path:
         """Write the program into a folder of its own: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.

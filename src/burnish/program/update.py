@@ -5,7 +5,7 @@ Nothing is differentiated here, so that another optimizer, or other parameters t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,10 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import Target
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.program.draft import Draft, finish
+from burnish.program.parameter_roles import parameter_infos
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
@@ -27,17 +29,32 @@ SKIPPED = "skipped"
 
 
 def update_graphs(
-    grad: ir.Model, signature: GraphSignature, optimizer: optim.Optimizer, target: Target
+    grad: ir.Model, signature: GraphSignature, forward: Iterable[ir.Model], optimizer: optim.Optimizer, target: Target
 ) -> tuple[dict[str, ir.Model], dict[str, GraphSignature]]:
     """Return the graphs ``init``, ``step`` and ``apply``, and their signatures.
 
     Args:
         grad: the finished graph of the gradients; left as it is.
         signature: its signature.
+        forward: the finished graphs that predict and evaluate, which tell what the parameters are for.
         optimizer: what updates the parameters that have a gradient there.
         target: the runtime that the graphs are lowered for.
+
+    Raises:
+        ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train.
     """
-    update = _Update(grad, signature, optimizer)
+    entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
+    names = [entry.name.removeprefix("grad:") for entry in signature.outputs_of(Role.GRADIENT)]
+    parameters = {name: entries[name] for name in names}
+    bound = optim.bind(optimizer, parameter_infos((model.graph for model in forward), parameters))
+    frozen = optim.frozen_parameters(bound)
+    trained = {name: entry for name, entry in parameters.items() if name not in frozen}
+    if not trained:
+        raise ConfigurationError(
+            f"nothing would train: every parameter with a gradient, such as '{names[0]}', is in a frozen group of the optimizer; "
+            "let a group train"
+        )
+    update = _Update(grad, signature, bound, trained)
     finished = {name: finish(getattr(update, name)(), name, target) for name in ("init", "step", "apply")}
     return {name: model for name, (model, _) in finished.items()}, {name: entries for name, (_, entries) in finished.items()}
 
@@ -47,6 +64,7 @@ class _Update:
     grad: ir.Model
     signature: GraphSignature
     optimizer: optim.Optimizer
+    parameters: dict[str, Entry]  # those that are updated, in the order of their gradients
 
     def init(self) -> Draft:
         draft = self._empty()
@@ -76,13 +94,6 @@ class _Update:
         finite = None if skipped is None else draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
         self._add_update(draft, parameters, gradients, finite)
         return draft
-
-    @cached_property
-    def parameters(self) -> dict[str, Entry]:
-        """The parameters that are updated, in the order of their gradients."""
-        entries = {entry.name: entry for entry in self.signature.inputs_of(Role.PARAMETER)}
-        names = [entry.name.removeprefix("grad:") for entry in self.signature.outputs_of(Role.GRADIENT)]
-        return {name: entries[f"param/{name}"] for name in names}
 
     @cached_property
     def slots(self) -> tuple[Entry, ...]:

@@ -1,0 +1,97 @@
+"""Accumulation: the gradients of several micro-batches make one update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from burnish.graph import Builder, Tensor, zeros_like
+from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
+from burnish.optim.wrapper import Wrapper, check_once
+
+ACCUMULATED = "accumulated_gradient"
+COUNT = "accumulated_count"
+UPDATES = "update_count"
+
+
+@dataclass(frozen=True)
+class Accumulate(Wrapper):
+    """An update at every ``every``-th step, by the mean of the gradients since the last one.
+
+    With gradient g of the j-th micro-batch since the last update, j from 0::
+
+        a = a + (g - a) / (j + 1)                 the mean of the gradients so far
+        p, state = update(p, a, state)            where j + 1 = every; then a = 0 and j = 0
+
+    Between updates neither the parameters nor the state of the optimizer inside change, and its step, by which schedules and
+    corrections go, counts updates. A mean of micro-batches of equal size is the gradient of the batch of them all, where no
+    sample's loss depends on another (batch normalization takes its statistics of each micro-batch).
+    State: ``accumulated_gradient/<initializer>``, of the parameter's dtype and shape; the int64 scalars ``accumulated_count``
+    (j) and ``update_count``.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.name, every=self.every)
+        check_once(self, Accumulate)
+
+    @property
+    def name(self) -> str:
+        return "accumulate"
+
+    @property
+    def end(self) -> int | None:
+        inside = super().end
+        return None if inside is None else inside * self.every
+
+    def rates(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> Tensors:
+        return super().rates(builder, state[UPDATES], state, hyperparameters)
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        means = {f"{ACCUMULATED}/{name}": zeros_like(parameter) for name, parameter in params.items()}
+        none = builder.constant(np.asarray(0, np.int64))
+        return self.optimizer.init(builder, params) | means | {COUNT: none, UPDATES: none}
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        count = state[COUNT] + 1
+        is_last = builder.op("Equal", count, self.every)
+        scalars = Scalars(builder)
+        means: Tensors = {}
+        for name, gradient in gradients.items():
+            mean = state[f"{ACCUMULATED}/{name}"]
+            means[name] = mean + (gradient - mean) / scalars.of(count, mean)
+        followed, inner = self.optimizer.update(builder, params, means, state, state[UPDATES], hyperparameters)
+        next_params = {name: builder.op("Where", is_last, value, params[name]) for name, value in followed.items()}
+        next_state = {key: builder.op("Where", is_last, value, state[key]) for key, value in inner.items()}
+        for name, mean in means.items():
+            next_state[f"{ACCUMULATED}/{name}"] = builder.op("Where", is_last, builder.scalar(0.0, mean), mean, like=mean)
+        next_state[COUNT] = builder.op("Where", is_last, builder.scalar(0, count), count)
+        next_state[UPDATES] = builder.op("Where", is_last, state[UPDATES] + 1, state[UPDATES])
+        return next_params, next_state
+
+
+def accumulate(optimizer: Optimizer, every: int) -> Accumulate:
+    """Return an optimizer that updates once in ``every`` steps; see ``Accumulate``.
+
+    Args:
+        optimizer: what updates, by the mean gradient.
+        every: micro-batches to an update, at least 1.
+
+    Raises:
+        ConfigurationError: ``every`` is no whole number of at least 1, or the optimizer accumulates already.
+    """
+    return Accumulate(optimizer, every)

@@ -1,0 +1,174 @@
+"""Averages of the parameters along the way, which often predict better than where the way ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Optimizer, Scalars, Tensors, check_count, check_fraction, power
+from burnish.optim.wrapper import Wrapper, check_once
+
+AVERAGE = "average"
+COUNT = "average_count"
+
+
+@dataclass(frozen=True)
+class ParameterAverage(Wrapper):
+    """An optimizer that also keeps an average of the parameters; training itself does not see it.
+
+    State: ``average/<initializer>``, of the parameter's dtype and shape, which starts as the parameter; and, where the average
+    needs it, the int64 scalar ``average_count``: how many values are in it.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_once(self, ParameterAverage)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the average depends on how many values are in it."""
+        raise NotImplementedError
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        averages = {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}
+        counter = {COUNT: builder.constant(np.asarray(0, np.int64))} if self.counts else {}
+        return self.optimizer.init(builder, params) | averages | counter
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        next_params, next_state = self.optimizer.update(builder, params, gradients, state, step, hyperparameters)
+        scalars = Scalars(builder)
+        count = state.get(COUNT)
+        share, taken = self.share(builder, step, count)
+        for name, parameter in next_params.items():
+            average = state[f"{AVERAGE}/{name}"]
+            moved = average + (parameter - average) * scalars.of(share, parameter)
+            next_state[f"{AVERAGE}/{name}"] = moved if taken is None else builder.op("Where", taken, moved, average)
+        if count is not None:
+            next_state[COUNT] = self.next_count(builder, step, count)
+        return next_params, next_state
+
+    def share(self, builder: Builder, step: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Emit how far the average moves to the new parameters, a float64 scalar, and whether it does; None where always."""
+        raise NotImplementedError
+
+    def next_count(self, builder: Builder, step: Tensor, count: Tensor) -> Tensor:
+        return count + 1
+
+
+@dataclass(frozen=True)
+class ExponentialAverage(ParameterAverage):
+    """An exponential moving average, the mathematics of ``torch.optim.swa_utils.get_ema_avg_fn``.
+
+    With the average a, the updated parameter p, and t the number of values in the average, that one included::
+
+        a = decay * a + (1 - decay) * p                                  starting from the first parameters
+        a = a + (1 - decay) / (1 - decay^t) * (p - a)                    with bias_correction
+
+    With bias_correction the first parameters have no share in it: it is the average from zero, divided by ``1 - decay^t``, as
+    Kingma and Ba, "Adam: a method for stochastic optimization", 2015, correct their moments. The method: Polyak and Juditsky,
+    "Acceleration of stochastic approximation by averaging", 1992.
+    """
+
+    decay: float = 0.999
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction(self.name, decay=self.decay)
+
+    @property
+    def name(self) -> str:
+        return "ema"
+
+    @property
+    def counts(self) -> bool:
+        return self.bias_correction
+
+    def share(self, builder: Builder, step: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        share = builder.scalar(1.0 - self.decay, ir.DataType.DOUBLE)
+        if count is not None:
+            t = builder.cast(count, ir.DataType.DOUBLE) + 1.0
+            share = share / (1.0 - power(builder, self.decay, t))
+        return share, None
+
+
+@dataclass(frozen=True)
+class StochasticWeightAverage(ParameterAverage):
+    """The equal average of the parameters after the updates ``start``, ``start + every``, and so on; until then, the parameters.
+
+    With n values in the average a, and the updated parameter p: ``a = a + (p - a) / (n + 1)``, the mathematics of
+    ``torch.optim.swa_utils.AveragedModel``. Source: Izmailov et al., "Averaging weights leads to wider optima and better
+    generalization", 2018. The learning rate of the method is a schedule's; running statistics are those of training: for an
+    average that is far from the parameters, recalibrate the exported model's batch normalization.
+    """
+
+    start: int = 1
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.name, start=self.start, every=self.every)
+
+    @property
+    def name(self) -> str:
+        return "swa"
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    def share(self, builder: Builder, step: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert count is not None
+        # Before the start there is no value in the average, and it moves to the parameters as a whole.
+        share = 1.0 / (builder.cast(count, ir.DataType.DOUBLE) + 1.0)
+        is_before = builder.op("Less", step + 1, self.start)
+        return share, builder.op("Or", is_before, self._is_taken(builder, step))
+
+    def next_count(self, builder: Builder, step: Tensor, count: Tensor) -> Tensor:
+        return builder.op("Where", self._is_taken(builder, step), count + 1, count)
+
+    def _is_taken(self, builder: Builder, step: Tensor) -> Tensor:
+        """Emit whether the parameters after this update belong to the average; bool scalar."""
+        since = step + (1 - self.start)
+        is_on = builder.op("GreaterOrEqual", since, 0)
+        return builder.op("And", is_on, builder.op("Equal", builder.op("Mod", since, self.every), 0))
+
+
+def ema(optimizer: Optimizer, decay: float = 0.999, bias_correction: bool = False) -> ExponentialAverage:
+    """Return an optimizer that keeps an exponential moving average of the parameters; see ``ExponentialAverage``.
+
+    Args:
+        optimizer: what updates.
+        decay: share of the average that is kept at every update, in [0, 1).
+        bias_correction: leave the first parameters out of it; for a decay near 1 and few updates.
+
+    Raises:
+        ConfigurationError: a decay outside [0, 1), or an optimizer that keeps an average already.
+    """
+    return ExponentialAverage(optimizer, decay, bias_correction)
+
+
+def swa(optimizer: Optimizer, start: int = 1, every: int = 1) -> StochasticWeightAverage:
+    """Return an optimizer that keeps the equal average of the parameters; see ``StochasticWeightAverage``.
+
+    Args:
+        optimizer: what updates.
+        start: the first update whose parameters are in the average, counted from 1.
+        every: updates from one value in the average to the next.
+
+    Raises:
+        ConfigurationError: no whole numbers of at least 1, or an optimizer that keeps an average already.
+    """
+    return StochasticWeightAverage(optimizer, start, every)

@@ -1,0 +1,341 @@
+"""Parameter groups: settings of their own, or none at all, for the parameters that a pattern of names selects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, as_option, check_not_negative
+from burnish.optim.parameters import Infos, check_matches, decays, matching
+
+FROZEN = "frozen"
+LR_SCALE = "lr_scale"
+Overrides = str | Mapping[str, Any] | RatedOptimizer
+"""``frozen``; settings of the optimizer that differ, and ``lr_scale``; or another optimizer."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Parameters that are updated alike.
+
+    Attributes:
+        label: what its state that belongs to no parameter is told apart by; empty for the default group.
+        optimizer: updates them, at the rate that it is given.
+        rated_by: label of the group whose rate it is: an empty one for the optimizer's own.
+        scale: what the rate is multiplied by.
+        names: the parameters.
+    """
+
+    label: str
+    optimizer: RatedOptimizer
+    rated_by: str
+    scale: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """An optimizer whose settings differ from parameter to parameter, the mathematics of ``torch.optim`` over several groups.
+
+    Each parameter belongs to the last pattern that matches its name, or to none: then the optimizer's own settings hold.
+    A rate is shared, times the group's ``lr_scale``, unless the group gives an ``lr`` of its own, which is then the input
+    ``lr:<pattern>`` of the program. State that belongs to a parameter is called as without groups; any other state of a group is
+    ``<slot>:<group>``.
+
+    Attributes:
+        optimizer: what updates.
+        patterns: (pattern, what differs).
+        decay: ``all``, or ``weights``: no weight decay on biases and the parameters of normalization layers.
+        layer_decay: factor of the rate from each layer to the one before it; None for one rate.
+        layers: patterns of the layers, from the first to the last; None for the order in the graph.
+    """
+
+    optimizer: RatedOptimizer
+    patterns: tuple[tuple[str, Overrides], ...] = ()
+    decay: str = "all"
+    layer_decay: float | None = None
+    layers: tuple[str, ...] | None = None
+    infos: Infos | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, RatedOptimizer):
+            raise ConfigurationError(
+                f"groups: the optimizer must be a plain one, such as burnish.optim.sgd(), not {self.optimizer!r}: put groups "
+                "inside what goes around it, as in chain(clip_by_norm(1.0), groups(sgd(), {...}))"
+            )
+        if self.decay not in ("all", "weights"):
+            raise ConfigurationError(f"groups: decay must be 'all' or 'weights', not {self.decay!r}")
+        if self.decay == "weights" and not _has(self.optimizer, "weight_decay"):
+            raise ConfigurationError(
+                f"groups: decay='weights' has no meaning for {self.optimizer.name}, which has no weight_decay"
+            )
+        for pattern, overrides in self.patterns:
+            self._group_optimizer(pattern, overrides)
+        if self.layer_decay is not None:
+            check_not_negative("groups", layer_decay=self.layer_decay)
+
+    @property
+    def name(self) -> str:
+        return "groups"
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "patterns": [[pattern, _overrides_option(overrides)] for pattern, overrides in self.patterns],
+            "decay": self.decay,
+            "layer_decay": self.layer_decay,
+            "layers": None if self.layers is None else list(self.layers),
+            "optimizer": self.optimizer.options(),
+        }
+
+    def bind(self, infos: Infos) -> Groups:
+        for pattern, _ in self.patterns:
+            check_matches("groups", pattern, infos)
+        for pattern in self.layers or ():
+            check_matches("layerwise_decay", pattern, infos)
+        return replace(self, infos=infos)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The parameters of groups that are frozen; none before the optimizer is bound."""
+        return frozenset(name for name in self.infos or () if self._overrides_of(name)[1] == FROZEN)
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        """The rates that are used; before the optimizer is bound, those of all groups."""
+        return {
+            _labelled(name, label): default
+            for label, optimizer in self._used().items()
+            for name, default in optimizer.hyperparameters().items()
+        }
+
+    @property
+    def end(self) -> int | None:
+        """The first step that a schedule of a group is not defined for; None where none has an end."""
+        return min((optimizer.end for optimizer in self._used().values() if optimizer.end is not None), default=None)
+
+    def rates(
+        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
+    ) -> Tensors:
+        """Emit the rates that the graph computes itself, before any ``lr_scale``; see ``RatedOptimizer.rates``."""
+        found: Tensors = {}
+        for label, optimizer in self._used().items():
+            own = optimizer.rates(builder, step, _seen_from(label, state), _given(label, optimizer, hyperparameters))
+            found |= {_labelled(name, label): rate for name, rate in own.items()}
+        return found
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        members = self._members(tuple(params))
+        state: Tensors = {}
+        for label, optimizer in self._used(members).items():
+            state |= {_labelled(slot, label): value for slot, value in optimizer.rate_state(builder).items()}
+        for member in members:
+            initial = member.optimizer.init(builder, {name: params[name] for name in member.names})
+            state |= {_outside(key, member): value for key, value in initial.items()}
+        return state
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        members = self._members(tuple(params))
+        rates: Tensors = {}
+        next_state: Tensors = {}
+        for label, optimizer in self._used(members).items():
+            seen, given = _seen_from(label, state), _given(label, optimizer, hyperparameters)
+            rates[label], following = optimizer.rate(builder, step, seen, given)
+            next_state |= {_labelled(slot, label): value for slot, value in following.items()}
+        followed: Tensors = {}
+        for member in members:
+            scalars = _given(
+                member.rated_by, member.optimizer, {**hyperparameters, _labelled("lr", member.rated_by): rates[member.rated_by]}
+            )
+            updated, slots = member.optimizer.update(
+                builder,
+                {name: params[name] for name in member.names},
+                {name: gradients[name] for name in member.names},
+                _seen_from(member.label, state),
+                step,
+                {name: _scaled(rate, member.scale) for name, rate in scalars.items()},
+            )
+            followed |= updated
+            next_state |= {_outside(key, member): value for key, value in slots.items()}
+        return {name: followed.get(name, parameter) for name, parameter in params.items()}, next_state
+
+    def _group_optimizer(self, pattern: str, overrides: Overrides) -> RatedOptimizer | None:
+        """The optimizer of a group; None for one that is frozen."""
+        if overrides == FROZEN:
+            return None
+        if isinstance(overrides, RatedOptimizer):
+            return overrides
+        known = [field.name for field in fields(self.optimizer)]
+        if not isinstance(overrides, Mapping):
+            raise ConfigurationError(
+                f"groups: '{pattern}' must be 'frozen', settings such as {{'weight_decay': 0.0}}, or another plain optimizer of "
+                f"burnish.optim, not {overrides!r}"
+            )
+        for setting in overrides:
+            if setting not in (*known, LR_SCALE):
+                raise ConfigurationError(
+                    f"groups: '{pattern}' sets '{setting}', which {self.optimizer.name} does not have; it has "
+                    f"{', '.join(known)}, and every group {LR_SCALE}"
+                )
+        if LR_SCALE in overrides:
+            check_not_negative(f"groups: '{pattern}'", lr_scale=overrides[LR_SCALE])
+            if "lr" in overrides:
+                raise ConfigurationError(
+                    f"groups: '{pattern}' has an lr of its own and an {LR_SCALE} of the shared one: give one of the two"
+                )
+        return replace(self.optimizer, **{key: value for key, value in overrides.items() if key != LR_SCALE})
+
+    def _used(self, members: Sequence[_Member] | None = None) -> dict[str, RatedOptimizer]:
+        """Label -> optimizer, for those whose rate is their own and used; the default group's label is empty.
+
+        Before the optimizer is bound, all of them, unless the members are given.
+        """
+        if members is None and self.infos is not None:
+            members = self._members(tuple(self.infos))
+        rated = {"": self.optimizer}
+        for pattern, overrides in self.patterns:
+            optimizer = self._group_optimizer(pattern, overrides)
+            if optimizer is not None and _has_own_rate(overrides):
+                rated[pattern] = optimizer
+        used = rated.keys() if members is None else {member.rated_by for member in members}
+        return {label: optimizer for label, optimizer in rated.items() if label in used}
+
+    def _overrides_of(self, name: str) -> tuple[str, Overrides]:
+        """The last pattern that matches a name, and what differs there; an empty pattern and nothing where none does."""
+        found: tuple[str, Overrides] = ("", {})
+        for pattern, overrides in self.patterns:
+            if matching(pattern, (name,)):
+                found = (pattern, overrides)
+        return found
+
+    def _members(self, names: tuple[str, ...]) -> list[_Member]:
+        chosen: dict[str, _Member] = {}
+        for name in names:
+            pattern, overrides = self._overrides_of(name)
+            optimizer = self._group_optimizer(pattern, overrides)
+            if optimizer is None:
+                continue
+            scale = float(overrides.get(LR_SCALE, 1.0)) if isinstance(overrides, Mapping) else 1.0
+            parts = [pattern] if pattern else []
+            if self._leaves_undecayed(name, optimizer, overrides):
+                optimizer = replace(optimizer, weight_decay=0.0)  # type: ignore[call-arg]
+                parts.append("undecayed")
+            if self.layer_decay is not None and (below := self._layers_above(name)):
+                scale *= self.layer_decay**below
+                parts.append(f"{below} below")
+            label = ",".join(parts)
+            earlier = chosen.get(label)
+            rated_by = pattern if _has_own_rate(overrides) else ""
+            # The rate is an input of the member; what its optimizer would take without one does not matter.
+            chosen[label] = _Member(
+                label, replace(optimizer, lr=1.0), rated_by, scale, (*(earlier.names if earlier else ()), name)
+            )
+        return list(chosen.values())
+
+    def _leaves_undecayed(self, name: str, optimizer: RatedOptimizer, overrides: Overrides) -> bool:
+        if self.decay == "all" or not getattr(optimizer, "weight_decay", 0.0):
+            return False
+        if isinstance(overrides, Mapping) and "weight_decay" in overrides:
+            return False
+        return not decays("groups", name, self.infos)
+
+    def _layers_above(self, name: str) -> int:
+        """How many layers lie between a parameter's and the last."""
+        if self.layers is not None:
+            places = [index for index, pattern in enumerate(self.layers) if matching(pattern, (name,))]
+            return len(self.layers) - 1 - places[-1] if places else 0
+        if self.infos is None:
+            raise ConfigurationError(
+                "layerwise_decay: the order of the layers is not known yet: call burnish.optim.bind with what each parameter is, "
+                "as burnish.compile does, or give layers=[...]"
+            )
+        deepest = max(info.depth for info in self.infos.values())
+        return deepest - max(self.infos[name].depth, 1) if deepest else 0
+
+
+def groups(optimizer: Optimizer, patterns: Mapping[str, Overrides] | None = None, *, decay: str = "all") -> Groups:
+    """Return an optimizer whose settings differ by parameter; see ``Groups``.
+
+    Args:
+        optimizer: a plain optimizer, whose settings hold where no pattern matches.
+        patterns: name of an initializer or shell-style pattern -> ``"frozen"``, the settings that differ (``weight_decay=0.0``,
+            ``lr``, ``betas``, ...; ``lr_scale`` multiplies the shared rate), or another plain optimizer. The last match holds.
+        decay: ``all``, or ``weights``: no weight decay on biases and the parameters of normalization layers, where a pattern
+            does not set it. What a parameter is for, the graph tells.
+
+    Raises:
+        ConfigurationError: a setting that the optimizer does not have, or no plain optimizer.
+    """
+    if patterns is not None and (not isinstance(patterns, Mapping) or not all(isinstance(key, str) for key in patterns)):
+        raise ConfigurationError(f"groups: patterns must be {{pattern: settings}}, not {patterns!r}")
+    return Groups(optimizer, tuple((patterns or {}).items()), decay)  # type: ignore[arg-type]
+
+
+def layerwise_decay(optimizer: Optimizer, factor: float, layers: Sequence[str] | None = None) -> Groups:
+    """Return an optimizer whose rate shrinks by ``factor`` from each layer to the one before it; the last has the whole rate.
+
+    Args:
+        optimizer: a plain optimizer, or what ``groups`` returns.
+        factor: such as 0.9; not negative.
+        layers: patterns of initializer names from the first layer to the last; what none matches has the whole rate. By default
+            the depth in the graph, counted in layers that have weights.
+
+    Raises:
+        ConfigurationError: a negative or non-finite factor, or no plain optimizer.
+
+    Source: Howard and Ruder, "Universal language model fine-tuning for text classification", 2018.
+    """
+    grouped = optimizer if isinstance(optimizer, Groups) else groups(optimizer)
+    return replace(grouped, layer_decay=factor, layers=None if layers is None else tuple(layers))
+
+
+def _has(optimizer: RatedOptimizer, setting: str) -> bool:
+    return any(field.name == setting for field in fields(optimizer))
+
+
+def _has_own_rate(overrides: Overrides) -> bool:
+    return isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
+
+
+def _overrides_option(overrides: Overrides) -> Any:
+    if isinstance(overrides, RatedOptimizer):
+        return overrides.options()
+    return overrides if isinstance(overrides, str) else {key: as_option(value) for key, value in overrides.items()}
+
+
+def _labelled(name: str, label: str) -> str:
+    return f"{name}:{label}" if label else name
+
+
+def _given(label: str, optimizer: RatedOptimizer, hyperparameters: Mapping[str, Tensor]) -> Tensors:
+    """The scalars of a group's optimizer, by the names that it knows them by."""
+    return {name: hyperparameters[_labelled(name, label)] for name in optimizer.hyperparameters()}
+
+
+def _seen_from(label: str, state: Mapping[str, Tensor]) -> Tensors:
+    """The state as the optimizer of a group knows it: what is kept apart for the group goes by its plain name."""
+    if not label:
+        return dict(state)
+    ending = f":{label}"
+    return {**state, **{key.removesuffix(ending): value for key, value in state.items() if key.endswith(ending)}}
+
+
+def _outside(key: str, member: _Member) -> str:
+    slot, _, name = key.partition("/")
+    return key if name in member.names else _labelled(slot, member.label)
+
+
+def _scaled(rate: Tensor, scale: float) -> Tensor:
+    return rate if scale == 1.0 else rate.builder.cast(rate, ir.DataType.DOUBLE) * scale

@@ -1,0 +1,119 @@
+"""What an optimizer may know of the parameters beside their values: what each is for, found from the graph, never from names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar, runtime_checkable
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+
+
+class ParameterKind(StrEnum):
+    """What a parameter is for, told by the operator that it meets data in, and by which of its inputs."""
+
+    WEIGHT = "weight"  # multiplied and summed: of a convolution, a matrix product, a recurrent layer
+    BIAS = "bias"  # added per channel, or the slope of an activation
+    NORMALIZATION = "normalization"  # scale or bias of a normalization layer, or any scale per channel
+    EMBEDDING = "embedding"  # rows that are looked up, positions that are added, tokens that are put in
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """What is known of a parameter from the graph.
+
+    Attributes:
+        name: initializer name.
+        shape: its extents.
+        dtype: its element type.
+        kind: what it is for.
+        depth: how many layers with weights lie on the longest way from the model's inputs to the operator that reads it, that
+            one included: 1 for the first layer; a bias or scale has the depth of the layer before it.
+        input_axes: for a weight, the axes that an output sums over; empty where there are none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    kind: ParameterKind = ParameterKind.WEIGHT
+    depth: int = 0
+    input_axes: tuple[int, ...] = ()
+
+
+Infos = Mapping[str, ParameterInfo]
+"""Initializer name -> what is known of it, for every parameter that has a gradient."""
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class NeedsInfos(Protocol):
+    """An optimizer, or a gradient transform, that has to know the parameters before it can be used."""
+
+    def bind(self, infos: Infos) -> object:
+        """Return the same with the parameters known; raise ConfigurationError where its patterns do not fit them."""
+        ...
+
+
+def bind(wanting: T, infos: Infos) -> T:
+    """Tell an optimizer or a gradient transform what the parameters are; ``burnish.compile`` does so.
+
+    Args:
+        wanting: an optimizer or transform; one that needs nothing is returned as it is.
+        infos: every parameter that has a gradient.
+
+    Raises:
+        ConfigurationError: a pattern that matches none of them, or a setting that does not fit.
+    """
+    return wanting.bind(infos) if isinstance(wanting, NeedsInfos) else wanting  # type: ignore[return-value]
+
+
+@runtime_checkable
+class HoldsParameters(Protocol):
+    """An optimizer that leaves some parameters as they are."""
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that are not updated; known once bound."""
+        ...
+
+
+def frozen_parameters(optimizer: object) -> frozenset[str]:
+    """Return the names of the parameters that a bound optimizer does not update."""
+    return optimizer.frozen if isinstance(optimizer, HoldsParameters) else frozenset()
+
+
+def matching(pattern: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return the names that a shell-style pattern matches, or that it is."""
+    return tuple(name for name in names if name == pattern or fnmatchcase(name, pattern))
+
+
+def check_matches(owner: str, pattern: str, names: Collection[str]) -> None:
+    """Raise ConfigurationError, with what comes near, for a pattern that matches none of the parameters."""
+    if matching(pattern, names):
+        return
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or list(names)[:3]
+    hint = ", ".join(f"'{name}'" for name in close)
+    raise ConfigurationError(
+        f"{owner}: the pattern '{pattern}' matches no parameter that trains; did you mean {hint}? "
+        "`burnish inspect` lists them all"
+    )
+
+
+def decays(owner: str, name: str, infos: Infos | None) -> bool:
+    """Whether weight decay ``on weights`` acts on a parameter: on all but biases and the parameters of normalization.
+
+    Raises:
+        ConfigurationError: it is not known what the parameter is.
+    """
+    if infos is None or name not in infos:
+        raise ConfigurationError(
+            f"{owner}: what '{name}' is for is not known, and decay on 'weights' goes by that: call burnish.optim.bind with what "
+            "each parameter is, as burnish.compile does, or choose by pattern"
+        )
+    return infos[name].kind not in (ParameterKind.BIAS, ParameterKind.NORMALIZATION)

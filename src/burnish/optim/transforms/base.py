@@ -1,0 +1,95 @@
+"""What a gradient transform is: a pure graph builder from gradients to the gradients that the optimizer sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Tensors
+
+NORM_GUARD = 1e-6
+"""Added to a norm that divides, as in ``torch.nn.utils.clip_grad_norm_``."""
+
+
+@runtime_checkable
+class GradientTransform(Protocol):
+    """A pure graph builder: (parameters, gradients, state, step) -> (gradients, next state).
+
+    One that has to know what the parameters are has a method ``bind`` too (``burnish.optim.NeedsInfos``).
+    """
+
+    @property
+    def name(self) -> str:
+        """How the transform is asked for."""
+        ...
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for what belongs to no single parameter."""
+        ...
+
+    def transform(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+    ) -> tuple[Tensors, Tensors]:
+        """Emit the transform.
+
+        Args:
+            builder: emits into the graph.
+            params: initializer name -> parameter, from before the update.
+            gradients: the same keys; dtype and shape of the parameter.
+            state: the keys and dtypes that ``init`` gives.
+            step: int64 scalar, the number of updates already done.
+
+        Returns:
+            Gradients and the next state, with the same keys, dtypes and shapes.
+        """
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """Return name and settings as JSON-compatible values, from which ``burnish.optim.get`` builds it again."""
+        ...
+
+
+@dataclass(frozen=True)
+class StatelessTransform:
+    """What transforms without a state share; a subclass adds its settings as fields."""
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return {}
+
+    def options(self) -> dict[str, Any]:
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.compare}
+        return {"name": self.name} | {
+            name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()
+        }
+
+
+def check_positive(transform: str, **numbers: float) -> None:
+    """Raise ConfigurationError, naming the argument, for what is not a finite number above 0."""
+    for name, number in numbers.items():
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not 0.0 < number < float("inf"):
+            raise ConfigurationError(f"{transform}: {name} must be a finite number above 0, not {number!r}")
+
+
+def sum_of_squares(builder: Builder, tensor: Tensor) -> Tensor:
+    """Emit the sum of the squares of all elements, a float64 scalar: in float32 it would overflow from 1e19 on."""
+    return builder.op("ReduceSumSquare", builder.cast(tensor, ir.DataType.DOUBLE), keepdims=0)
+
+
+def shrinking_factor(builder: Builder, norm: Tensor, max_norm: float) -> Tensor:
+    """Emit ``min(1, max_norm / (norm + 1e-6))``, a float64 scalar."""
+    return builder.op("Min", builder.scalar(max_norm, norm) / (norm + NORM_GUARD), 1.0)

@@ -1,0 +1,131 @@
+"""A chain: gradient transforms one after the other, then an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Optimizer, Tensors
+from burnish.optim.parameters import Infos, bind
+from burnish.optim.transforms.base import GradientTransform
+from burnish.optim.transforms.centralize import centralize
+from burnish.optim.transforms.clip_by_global_norm import clip_by_global_norm
+from burnish.optim.transforms.clip_by_norm import clip_by_norm
+from burnish.optim.transforms.clip_by_value import clip_by_value
+from burnish.optim.transforms.decayed_weights import add_decayed_weights
+from burnish.optim.wrapper import Wrapper, layers_of
+
+TRANSFORMS: dict[str, Callable[..., GradientTransform]] = {
+    "add_decayed_weights": add_decayed_weights,
+    "centralize": centralize,
+    "clip_by_global_norm": clip_by_global_norm,
+    "clip_by_norm": clip_by_norm,
+    "clip_by_value": clip_by_value,
+}
+
+
+@dataclass(frozen=True)
+class Chain(Wrapper):
+    """An optimizer that sees the gradients after transforms, each of which sees what the one before it made.
+
+    State: that of the optimizer, and of transforms that have some, ``<slot>`` of the i-th as ``<slot>:<transform>:<i>``. They are
+    counted from 1, those of a chain further inside first.
+    """
+
+    transforms: tuple[GradientTransform, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for transform in self.transforms:
+            if not isinstance(transform, GradientTransform) or isinstance(transform, type):
+                hint = "an optimizer comes last" if isinstance(transform, Optimizer) else "such as clip_by_norm(1.0)"
+                raise ConfigurationError(
+                    f"chain: before the optimizer come gradient transforms of burnish.optim, not {transform!r}: {hint}"
+                )
+
+    @property
+    def name(self) -> str:
+        return "chain"
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "transforms": [transform.options() for transform in self.transforms],
+            "optimizer": self.optimizer.options(),
+        }
+
+    def bind(self, infos: Infos) -> Chain:
+        transforms = tuple(bind(transform, infos) for transform in self.transforms)
+        return replace(self, optimizer=bind(self.optimizer, infos), transforms=transforms)
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        state = self.optimizer.init(builder, params)
+        for place, transform in self._placed():
+            state |= {_key_outside(key, place): value for key, value in transform.init(builder, params).items()}
+        return state
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        kept: Tensors = {}
+        for place, transform in self._placed():
+            own = {inside: value for key, value in state.items() if (inside := _key_inside(key, place)) is not None}
+            gradients, following = transform.transform(builder, params, gradients, own, step)
+            kept |= {_key_outside(key, place): value for key, value in following.items()}
+        next_params, next_state = self.optimizer.update(builder, params, gradients, state, step, hyperparameters)
+        return next_params, next_state | kept
+
+    def _placed(self) -> Iterator[tuple[str, GradientTransform]]:
+        inside = sum(len(inner.transforms) for inner in layers_of(self.optimizer) if isinstance(inner, Chain))
+        for index, transform in enumerate(self.transforms, inside + 1):
+            yield f":{transform.name}:{index}", transform
+
+
+def _key_outside(key: str, place: str) -> str:
+    slot, slash, name = key.partition("/")
+    return f"{slot}{place}{slash}{name}"
+
+
+def _key_inside(key: str, place: str) -> str | None:
+    slot, slash, name = key.partition("/")
+    return f"{slot.removesuffix(place)}{slash}{name}" if slot.endswith(place) else None
+
+
+def chain(*parts: GradientTransform | Optimizer) -> Chain:
+    """Return an optimizer that first transforms the gradients: ``chain(clip_by_global_norm(1.0), sgd(lr=0.1))``.
+
+    Args:
+        parts: gradient transforms, in the order in which they act, and last the optimizer.
+
+    Raises:
+        ConfigurationError: the last is no optimizer, or another is no transform.
+    """
+    if not parts or not isinstance(parts[-1], Optimizer):
+        last = f", not {parts[-1]!r}" if parts else ""
+        raise ConfigurationError(f"chain: the last part must be an optimizer of burnish.optim, such as burnish.optim.sgd(){last}")
+    return Chain(parts[-1], parts[:-1])  # type: ignore[arg-type]
+
+
+def transform_of(options: Mapping[str, Any]) -> GradientTransform:
+    """Return the transform of the options that it gave.
+
+    Raises:
+        ConfigurationError: there is no transform of that name, or no such option.
+    """
+    name = options.get("name")
+    if name not in TRANSFORMS:
+        raise ConfigurationError(f"there is no gradient transform '{name}'; there is {', '.join(sorted(TRANSFORMS))}")
+    settings = {key: value for key, value in options.items() if key != "name"}
+    try:
+        return TRANSFORMS[name](**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"gradient transform '{name}': {error}; it was given the options {settings}") from error
