@@ -25,7 +25,7 @@ class ProgramRunner(Protocol):
     """
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run one training step: data, labels and hyperparameters in; loss and metrics out; the state moves on.
+        """Run one training step: data, labels and hyperparameters in; loss, metrics and rates out; the state moves on.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.

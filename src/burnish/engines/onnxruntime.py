@@ -248,7 +248,8 @@ class _BoundGraph:
         self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
         self._hyperparameters = {entry.name: _Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         results = tuple(entry for entry in signature.outputs if entry.updates is None)
-        scalars = (entry for entry in results if entry.role in (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC) and entry.shape == ())
+        reported = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC, Role.RATE)
+        scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
         self._fixed = {entry.name: _Buffer.empty((), entry) for entry in scalars}
         self._varying = tuple(entry for entry in results if entry.name not in self._fixed)
         self._bindings = tuple(self._bind(signature, sets[index], sets[1 - index], updates) for index in (0, 1))

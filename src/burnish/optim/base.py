@@ -182,10 +182,10 @@ class RatedOptimizer:
         """Emit the rate of this step, a scalar, and the next state of the schedule; part of ``update``."""
         if not isinstance(self.lr, Schedule):
             return hyperparameters["lr"], {}
-        read = [tensor.value for name, tensor in state.items() if "/" not in name]
-        given = [hyperparameters[name].value for name in self.lr.hyperparameters()]
-        key = ("rate", json.dumps(self.lr.options(), sort_keys=True), step.value, *read, *given)
         schedule = self.lr
+        slots = schedule.init(Builder(ir.Graph([], [], nodes=[], opset_imports=builder.graph.opset_imports)))
+        read = [state[slot].value for slot in slots] + [hyperparameters[name].value for name in schedule.hyperparameters()]
+        key = ("rate", json.dumps(schedule.options(), sort_keys=True), step.value, *read)
         rate, following = builder.once(key, lambda: schedule.rate(builder, step, state, hyperparameters))
         return rate, dict(following)
 

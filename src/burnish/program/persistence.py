@@ -66,10 +66,11 @@ def graph_hashes(program: Program) -> dict[str, str]:
 def program_hash(hashes: dict[str, str], signature: Signature) -> str:
     """Return the SHA-256 that identifies a program: its graphs and signature.
 
-    Defaults of hyperparameters are left out, as every step may override them.
+    Defaults of hyperparameters are left out, as every step may override them; and where a schedule ends, which changes no step.
     """
     values = signature.to_dict()
     for graph in values.values():
+        graph.pop("end", None)
         for entry in graph["inputs"]:
             entry.pop("default", None)
     return hashlib.sha256(json.dumps([hashes, values], sort_keys=True).encode()).hexdigest()

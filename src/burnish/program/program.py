@@ -29,7 +29,7 @@ class Program:
 
     Attributes:
         init: (seed, param/*) -> opt/*, rng/key, step: the state that training starts from, beside the model's own.
-        step: one training step: grad followed by apply, in one graph.
+        step: one training step: grad followed by apply, in one graph; returns the learning rate too where it computes it.
         grad: (data, label, param/*, stat/*, rng/key, step) -> loss, metrics, grad:*, next statistics, next key.
         apply: (param/*, grad:*, opt/*, step, hyperparameters) -> next parameters, next optimizer state, next step.
         evaluate: (data, label, param/*, stat/*) -> loss and metrics, and for each ``sum:<name>`` and ``count:<name>``,

@@ -5,6 +5,7 @@ An engine needs nothing else to run a program: which inputs are state, and which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -34,6 +35,7 @@ class Role(StrEnum):
     LOSS = "loss"
     METRIC = "metric"
     DIAGNOSTIC = "diagnostic"  # how a step went: loss_scale, skipped
+    RATE = "rate"  # lr: the learning rate of the step, where the graph computes it
     OUTPUT = "output"  # an output of the model: logits
 
 
@@ -51,7 +53,8 @@ class Entry:
         shape: extents; a string is a symbolic dimension (the batch), None an unknown one. None as a whole: an output of the
             model whose rank is not known; inputs and state always have a rank.
         updates: for an output that is the next value of a state entry, the name of that entry.
-        default: for a hyperparameter, the value when a call does not give one.
+        default: for a hyperparameter, the value when a call does not give one. NaN: a call gives one only where there is
+            something new, and any finite number will do.
         minimum, maximum: for class indices, the smallest and largest that are valid.
         ignored: for class indices, the one value outside that range that is valid too (``ignore_index``).
     """
@@ -89,11 +92,13 @@ class GraphSignature:
     Attributes:
         inputs, outputs: what the graph takes and gives.
         extents: what it asks of symbolic dimensions of its inputs, such as a batch that is a multiple of a number.
+        end: the first step that the learning rate is not defined for; None without such an end.
     """
 
     inputs: tuple[Entry, ...]
     outputs: tuple[Entry, ...]
     extents: tuple[ExtentRule, ...] = ()
+    end: int | None = None
 
     def inputs_of(self, *roles: Role) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.inputs if entry.role in roles)
@@ -136,6 +141,7 @@ class Signature:
                 "inputs": [_entry_to_dict(entry) for entry in graph.inputs],
                 "outputs": [_entry_to_dict(entry) for entry in graph.outputs],
                 **({"extents": [asdict(rule) for rule in graph.extents]} if graph.extents else {}),
+                **({} if graph.end is None else {"end": graph.end}),
             }
             for name, graph in self.graphs.items()
         }
@@ -153,6 +159,7 @@ class Signature:
                     tuple(_entry_from_dict(entry) for entry in graph["inputs"]),
                     tuple(_entry_from_dict(entry) for entry in graph["outputs"]),
                     tuple(ExtentRule(**rule) for rule in graph.get("extents", ())),
+                    graph.get("end"),
                 )
                 for name, graph in values.items()
             }
@@ -161,6 +168,8 @@ class Signature:
 
 def _entry_to_dict(entry: Entry) -> dict[str, Any]:
     optional = {name: getattr(entry, name) for name in ("updates", "default", "minimum", "maximum", "ignored")}
+    if entry.default is not None and math.isnan(entry.default):
+        optional["default"] = "NaN"  # which JSON has no number for
     return {
         "name": entry.name,
         "role": entry.role.value,
@@ -172,4 +181,7 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
 
 def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
     shape = None if values["shape"] is None else tuple(values["shape"])
-    return Entry(**{**values, "role": Role(values["role"]), "dtype": ir.DataType[values["dtype"]], "shape": shape})
+    read = {**values, "role": Role(values["role"]), "dtype": ir.DataType[values["dtype"]], "shape": shape}
+    if read.get("default") == "NaN":
+        read["default"] = math.nan
+    return Entry(**read)

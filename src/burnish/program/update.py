@@ -16,6 +16,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import Target
+from burnish.optim.base import Scheduled
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.program.draft import Draft, finish
 from burnish.program.parameter_roles import parameter_infos
@@ -56,7 +57,11 @@ def update_graphs(
         )
     update = _Update(grad, signature, bound, trained)
     finished = {name: finish(getattr(update, name)(), name, target) for name in ("init", "step", "apply")}
-    return {name: model for name, (model, _) in finished.items()}, {name: entries for name, (_, entries) in finished.items()}
+    models = {name: model for name, (model, _) in finished.items()}
+    signatures = {name: entries for name, (_, entries) in finished.items()}
+    if isinstance(bound, Scheduled):
+        signatures |= {name: replace(signatures[name], end=bound.end) for name in ("step", "apply")}
+    return models, signatures
 
 
 @dataclass
@@ -114,7 +119,7 @@ class _Update:
     def _add_update(
         self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], finite: Tensor | None = None
     ) -> None:
-        """Emit the optimizer; next parameters, next optimizer state and next step become outputs.
+        """Emit the optimizer; its own rates, next parameters, next optimizer state and next step become outputs.
 
         ``finite`` says whether the gradients of a scaled loss are finite, where the graph has found that already.
         """
@@ -132,6 +137,9 @@ class _Update:
             next_step = where(finite, next_step, step)
         else:
             following, slots = self.optimizer.update(*given)
+        if isinstance(self.optimizer, Scheduled):
+            for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
+                draft.add_output(tensor, name, Role.RATE)
         for name, tensor in following.items():
             draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
         for name, tensor in slots.items():

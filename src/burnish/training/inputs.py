@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -66,11 +67,18 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
     """Return every hyperparameter of a graph as a scalar array: as given, else its default.
 
     Raises:
-        ConfigurationError: an unknown name, a value that is not a finite number or is negative, as hyperparameters are rates,
-            or none given where there is no default.
+        ConfigurationError: an unknown name, a rate that the graph computes itself, a value that is not a finite number or is
+            negative, as hyperparameters are rates (one whose default is NaN may be any finite number, or NaN), or none given
+            where there is no default.
     """
+    computed = {entry.name for entry in signature.outputs_of(Role.RATE)}
     entries = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
     for name in given:
+        if name in computed:
+            raise ConfigurationError(
+                f"{name}={given[name]!r}: this program computes '{name}' from the step, by the schedule that it was compiled "
+                f"with: leave it out, or compile with a number as {name}"
+            )
         if name not in entries:
             raise ConfigurationError(
                 f"There is no hyperparameter '{name}'{_suggestion(name, entries)}; "
@@ -82,7 +90,13 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
         if value is None and entry.default is None:
             raise ConfigurationError(f"The hyperparameter '{name}' has no default: give it with every step, {name}=...")
         number = _plain_number(value)
-        if number is None or not 0 <= number <= float(np.finfo(entry.numpy_dtype).max):
+        largest = float(np.finfo(entry.numpy_dtype).max)
+        if entry.default is not None and math.isnan(entry.default):
+            if number is None or not (math.isnan(number) or abs(number) <= largest):
+                raise ConfigurationError(
+                    f"The hyperparameter '{name}' is {value!r}: give one finite number, or leave it out where nothing is new"
+                )
+        elif number is None or not 0 <= number <= largest:
             raise ConfigurationError(
                 f"The hyperparameter '{name}' is {value!r}: give one finite number that is not negative, such as {name}=0.01"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from burnish import optim
 from burnish.errors import ConfigurationError
 
 Schedule = Callable[[int, int], float]
@@ -31,6 +32,11 @@ def get(schedule: str | Schedule) -> Schedule:
     """
     if callable(schedule):
         return schedule
+    if isinstance(schedule, optim.Schedule):
+        raise ConfigurationError(
+            f"schedule: '{schedule.name}' of burnish.optim.schedules is computed in the program: compile with it as lr of the "
+            "optimizer, and leave schedule out here"
+        )
     if schedule not in SCHEDULES:
         raise ConfigurationError(f"there is no learning-rate schedule '{schedule}'; there is {', '.join(sorted(SCHEDULES))}")
     return SCHEDULES[schedule]

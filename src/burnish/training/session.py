@@ -74,18 +74,25 @@ class Session:
         Returns:
             The loss and the metrics of this batch, from before the update. Where the loss is scaled, also ``loss_scale``, the
             scale of this step, and ``skipped``: 1 where its gradients overflowed, and nothing but the random key and the scale
-            changed; else 0.
+            changed; else 0. Where the program computes its learning rate, also that of this step, ``lr``.
 
         Raises:
             InputError: the batch does not fit the program; nothing has run.
-            ConfigurationError: an unknown hyperparameter, or one that is not a finite number or is negative.
+            ConfigurationError: an unknown hyperparameter, one that is not a finite number or is negative, ``lr`` for a program
+                that computes it itself, or a step past the end of its schedule; nothing has run.
             NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
             EngineError: the engine failed, or the session is closed.
         """
         signature = self.program.signature["step"]
         inputs = {**check_batch(signature, batch), **check_hyperparameters(signature, hyperparameters)}
-        outputs = self._open_runner().step(inputs)
-        return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(*STEP_REPORT)}
+        runner = self._open_runner()
+        if signature.end is not None and self.step_count >= signature.end:
+            raise ConfigurationError(
+                f"The learning-rate schedule of this program ends after {signature.end:,} steps, and the state has taken "
+                f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
+            )
+        outputs = runner.step(inputs)
+        return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(*STEP_REPORT, Role.RATE)}
 
     def evaluate(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Return the loss and the metrics of one batch, in inference mode; the state stays."""

@@ -22,8 +22,9 @@ from burnish.errors import BurnishError, CheckpointError, ConfigurationError, No
 from burnish.program import Program, Role
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
-from burnish.training.inputs import broken_rule, check_hyperparameters
+from burnish.training.inputs import broken_rule
 from burnish.training.progress import Progress, Reached, Silent, automatic
+from burnish.training.rates import Rates
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import STEP_REPORT, Session
 
@@ -93,6 +94,7 @@ class _Position:
         epoch: the epoch under way, from 0.
         batch: batches of it that are done.
         step, samples, seconds: done since the run first started.
+        rate: learning rate of the last step; None before the first, and where there is none.
         since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
         best: as ``TrainingResult.best``.
         metrics: as ``TrainingResult.metrics``, after the last whole epoch.
@@ -103,6 +105,7 @@ class _Position:
     step: int = 0
     samples: int = 0
     seconds: float = 0.0
+    rate: float | None = None
     since_row: _Means = field(default_factory=_Means)
     since_epoch: _Means = field(default_factory=_Means)
     best: dict[str, Any] | None = None
@@ -137,12 +140,15 @@ class Trainer:
         engine, device, threads: as in ``Session``.
         state: where to start, as ``Session`` takes it.
         lr: learning rate, in place of the program's.
-        schedule: how it changes: ``constant``, ``cosine``, or a function (step from 0, steps of the run) -> factor.
+        schedule: how it changes: ``constant``, ``cosine``, or a function (step from 0, steps of the run) -> factor. Neither
+            this nor ``lr`` for a program that was compiled with a schedule of ``burnish.optim.schedules``.
+        monitor: the figure that a ``plateau`` schedule in the program is given after each epoch: the loss (None) or a metric, on
+            the evaluation data, or on the training data where there are none.
         augment: random changes to training batches, as ``Loader`` takes them.
         progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``.
 
     Raises:
-        ConfigurationError: a number out of range, or a folder that holds a run already.
+        ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already.
         DataError: data that cannot be read, or that do not fit the program.
         CheckpointError: nothing to resume, or a run that was started with other options.
         EngineError: the engine is not there.
@@ -167,6 +173,7 @@ class Trainer:
         state: Mapping[str, np.ndarray] | None = None,
         lr: float | None = None,
         schedule: str | schedules.Schedule = "constant",
+        monitor: str | None = None,
         augment: Augmentation | None = None,
         progress: bool | Progress = True,
     ):
@@ -190,10 +197,7 @@ class Trainer:
         self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
         if rest:
             self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
-        self._rate = _learning_rate(program, lr)
-        self._schedule = schedules.get(schedule)
-        if self._rate is None and self._schedule is not schedules.constant:
-            raise ConfigurationError("schedule: the optimizer of this program has no learning rate 'lr' to change")
+        self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         # What the course of a run depends on, beside the program: a resumed run has to agree.
         self._course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
         if not resume and not overwrite and self.latest.exists():
@@ -203,6 +207,7 @@ class Trainer:
             )
         self.session = Session(program, engine, state, seed, device, threads)
         self._position = self._restored() if resume else _Position()
+        self._rates.check_end(self.session.step_count, self.steps - self._position.step)
         self._table = MetricsTable(
             _in_folder(self.run_directory) / "metrics.csv", self._names, self._position.step if resume else None
         )
@@ -235,8 +240,8 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float | None:
-        """The learning rate that the schedule changes; None where the optimizer has none."""
-        return self._rate
+        """The learning rate that the schedule changes; None where the program computes its own, or has none."""
+        return self._rates.start
 
     def run(self) -> TrainingResult:
         """Train to the last epoch.
@@ -272,8 +277,11 @@ class Trainer:
         position = self._position
         begin = time.monotonic()
         for batch in self.loader.epoch(position.epoch, position.batch):
-            rate = self._current_rate()
-            metrics = self.session.step(batch, **({} if rate is None else {"lr": rate}))
+            latest = position.metrics if position.batch == 0 else {}
+            given = self._rates.given(position.step, self.steps, latest)
+            results = self.session.step(batch, **given)
+            metrics = {name: results[name] for name in self._names}
+            position.rate = self._rates.used(given, results)
             samples = min(self.loader.batch_size, len(self.loader.dataset) - position.batch * self.loader.batch_size)
             position.batch += 1
             position.step += 1
@@ -286,7 +294,7 @@ class Trainer:
             self._progress.step(self._reached())
             if position.batch < len(self.loader):
                 if position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
-                    self._add_row(rate, {})
+                    self._add_row({})
                 if self.checkpoint_every and position.step % self.checkpoint_every == 0:
                     self._save()
             self._stop_if_interrupted()
@@ -301,7 +309,7 @@ class Trainer:
         position.metrics = evaluation or averages
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
-        self._add_row(self._current_rate(-1), evaluation)
+        self._add_row(evaluation)
         position.epoch += 1
         position.batch = 0
         position.since_epoch = _Means()
@@ -316,12 +324,7 @@ class Trainer:
         means = position.since_epoch.values()
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
-    def _current_rate(self, offset: int = 0) -> float | None:
-        if self._rate is None:
-            return None
-        return self._rate * self._schedule(self._position.step + offset, self.steps)
-
-    def _add_row(self, rate: float | None, evaluation: Mapping[str, float]) -> None:
+    def _add_row(self, evaluation: Mapping[str, float]) -> None:
         position = self._position
         self._table.append(
             {
@@ -329,7 +332,7 @@ class Trainer:
                 "epoch": position.epoch + 1,
                 "samples": position.samples,
                 "seconds": round(position.seconds, 3),
-                "lr": rate,
+                "lr": position.rate,
                 **position.since_row.values(),
                 **{EVALUATION_PREFIX + name: value for name, value in evaluation.items()},
             }
@@ -376,10 +379,14 @@ class Trainer:
         except CheckpointError:
             text += f"; '{self.latest}' holds the last state that was whole" if self.latest.exists() else ""
         if isinstance(error, NonFiniteLossError):
-            rate = self._current_rate()
+            rate = self._rates.at(position.step, self.steps)
             if rate is not None:
                 text += f". Try a learning rate below {rate:.3g}, such as {rate / 10:.3g}, from the start"
                 text += " or from there (resume)" if self.latest.exists() else ""
+            elif position.rate is not None:
+                text += (
+                    f". The step before had a learning rate of {position.rate:.3g}: compile with a schedule that stays below it"
+                )
         return type(error)(text)
 
     @contextlib.contextmanager
@@ -420,18 +427,6 @@ class Trainer:
             reason = str(error)
         if reason is not None and at_once:
             self._progress.note(reason)
-
-
-def _learning_rate(program: Program, lr: float | None) -> float | None:
-    entry = next((item for item in program.signature["step"].inputs_of(Role.HYPERPARAMETER) if item.name == "lr"), None)
-    if entry is None:
-        if lr is not None:
-            raise ConfigurationError(f"lr={lr}: the optimizer of this program has no learning rate 'lr'")
-        return None
-    if lr is None:
-        return entry.default
-    check_hyperparameters(program.signature["step"], {"lr": lr})
-    return lr
 
 
 def _left_out(program: Program, samples: int, batch_size: int) -> int:

@@ -1,0 +1,114 @@
+"""The learning rate over a run of the trainer: given to each step from here, or computed by the program and only reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from burnish.errors import ConfigurationError
+from burnish.program import Program, Role
+from burnish.training import schedule as schedules
+from burnish.training.inputs import check_hyperparameters
+
+RATE = "lr"
+MONITORED = "monitored"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What each step of a run is given for its learning rate.
+
+    Attributes:
+        start: the rate that ``schedule`` changes; None where the program takes none.
+        schedule: (step from 0, steps of the run) -> factor.
+        computed: the outputs in which the program tells the rates that it computes.
+        monitored: the inputs of a program whose rate falls on a plateau.
+        figure: what these are given after each epoch: loss or a metric.
+        end: how many steps the program's own schedule is for; None where it has no end.
+    """
+
+    start: float | None
+    schedule: schedules.Schedule
+    computed: tuple[str, ...]
+    monitored: tuple[str, ...]
+    figure: str
+    end: int | None
+
+    @classmethod
+    def of(
+        cls, program: Program, lr: float | None, schedule: str | schedules.Schedule, monitor: str | None, figures: Sequence[str]
+    ) -> Rates:
+        """Return the rates of a run.
+
+        Args:
+            program: what trains.
+            lr: in place of the program's.
+            schedule: as ``Trainer`` takes it.
+            monitor: the same.
+            figures: names of the loss and the metrics.
+
+        Raises:
+            ConfigurationError: a rate or a schedule for a program that has none or computes its own, an unknown schedule or
+                figure, or a figure for a program that monitors none.
+        """
+        signature = program.signature["step"]
+        inputs = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
+        computed = tuple(entry.name for entry in signature.outputs_of(Role.RATE))
+        factor = schedules.get(schedule)
+        if RATE not in inputs:
+            given = f"lr={lr}" if lr is not None else None if factor is schedules.constant else "schedule"
+            if given and computed:
+                raise ConfigurationError(
+                    f"{given}: this program computes its learning rate from the step, by the schedule that it was compiled with: "
+                    "leave it out, or compile with a number as lr"
+                )
+            if given:
+                raise ConfigurationError(f"{given}: the optimizer of this program has no learning rate 'lr' to change")
+        elif lr is not None:
+            check_hyperparameters(signature, {RATE: lr})
+        # Parameter groups call theirs monitored:<group>.
+        monitored = tuple(name for name in inputs if name.partition(":")[0] == MONITORED)
+        if monitor is not None and not monitored:
+            raise ConfigurationError(f"monitor={monitor!r}: the schedule of this program monitors nothing: leave it out")
+        if monitor is not None and monitor not in figures:
+            raise ConfigurationError(f"monitor={monitor!r}: there is no such figure; there is {', '.join(figures)}")
+        start = lr if lr is not None or RATE not in inputs else inputs[RATE].default
+        return cls(start, factor, computed, monitored, monitor or figures[0], signature.end)
+
+    def at(self, step: int, steps: int) -> float | None:
+        """Return the rate that a step is given; None where the program computes its own, or has none."""
+        return None if self.start is None else self.start * self.schedule(step, steps)
+
+    def given(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
+        """Return the hyperparameters of a step.
+
+        Args:
+            step: number of the step, from 0.
+            steps: steps of the run.
+            latest: figures that are new since the step before; empty where there are none.
+        """
+        rate = self.at(step, steps)
+        figure = latest.get(self.figure, math.nan)
+        fits = abs(figure) <= float(np.finfo(np.float32).max)
+        return ({} if rate is None else {RATE: rate}) | (dict.fromkeys(self.monitored, figure) if fits else {})
+
+    def used(self, given: Mapping[str, float], results: Mapping[str, float]) -> float | None:
+        """Return the rate of a step, from what it was given and what it returned; the first of several."""
+        return results[self.computed[0]] if self.computed else given.get(RATE)
+
+    def check_end(self, taken: int, left: int) -> None:
+        """Raise ConfigurationError where the steps that are left go past the end of the program's own schedule.
+
+        Args:
+            taken: steps that the state has taken.
+            left: steps that the run has still to do.
+        """
+        if self.end is not None and left and taken + left > self.end:
+            already = f" after the {taken:,} that the state has taken" if taken else ""
+            raise ConfigurationError(
+                f"The run has {left:,} steps{already}, and the learning-rate schedule of this program ends after {self.end:,}: "
+                f"compile with a schedule of {taken + left:,} steps or with past_end='hold', or train fewer epochs"
+            )
