@@ -242,3 +242,24 @@ def test_a_scaled_loss_has_a_schedule_too() -> None:
     session = burnish.Session(program)
     assert [session.step(data())["lr"] for _ in range(2)] == pytest.approx([0.1, 0.075], rel=1e-12)
     assert sum(node.op_type == "Sin" for node in program.step.graph) == 1
+
+
+def test_every_group_reports_its_own_rate(tmp_path: Path) -> None:
+    optimizer = burnish.optim.groups(
+        burnish.optim.sgd(schedules.linear(0.1, 6)),
+        {"bias": {"lr": schedules.warmup(schedules.constant(0.02), 3)}},
+    )
+    program = burnish.compile(source(), loss="mse", optimizer=burnish.optim.chain(burnish.optim.clip_by_value(1.0), optimizer))
+    assert program.signature["step"].end == 6
+    results = burnish.Session(program).step(data())
+    assert (results["lr"], results["lr:bias"]) == pytest.approx((0.1, 0.005), rel=1e-12)
+    trainer(tmp_path, program, epochs=2).run()
+    assert column(tmp_path, "lr") == pytest.approx([0.1 * (6 - step) / 6 for step in range(6)], rel=1e-12)
+
+
+def test_a_schedule_inside_accumulation_counts_updates() -> None:
+    optimizer = burnish.optim.accumulate(burnish.optim.sgd(schedules.linear(0.1, 2)), 3)
+    session = burnish.Session(burnish.compile(source(), loss="mse", optimizer=optimizer))
+    assert [session.step(data())["lr"] for _ in range(6)] == pytest.approx([0.1] * 3 + [0.05] * 3, rel=1e-12)
+    with pytest.raises(ConfigurationError, match="ends after 6 steps, and the state has taken 6"):
+        session.step(data())
