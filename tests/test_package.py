@@ -77,11 +77,6 @@ def test_public_names_are_all_there():
     assert [name for name in burnish.__all__ if not hasattr(burnish, name)] == []
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimizers_are_public(name):
-    assert callable(getattr(burnish.optim, name))
-
-
 def test_errors_share_one_base():
     errors = [item for item in vars(burnish.errors).values() if isinstance(item, type) and issubclass(item, Exception)]
     assert len(errors) >= 9

@@ -332,6 +332,11 @@ def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
     assert "Traceback" not in result.output
 
 
+def test_momentum_reaches_every_optimizer_that_has_one(run, folder):
+    run("compile", "model.onnx", "-o", "program", "--optimizer", "rmsprop", "--momentum", "0.5")
+    assert Program.load(folder / "program").options["optimizer"]["momentum"] == 0.5
+
+
 def test_debug_raises_the_error_itself_wherever_it_stands(run):
     for arguments in (
         ("--debug", "compile", "model.onnx", "-o", "program", "--norm", "whiten"),
@@ -350,6 +355,7 @@ def test_debug_raises_the_error_itself_wherever_it_stands(run):
         ((*TRAIN, "--epochs", "0"), "Invalid value for '--epochs'"),
         ((*TRAIN, "--epochs", "many"), "Invalid value for '--epochs'"),
         ((*TRAIN, "--optimizer", "adam", "--momentum", "0.9"), "adam takes no --momentum"),
+        ((*TRAIN, "--optimizer", "adagrad", "--momentum", "0.9", "--weight-decay", "0.1"), "adagrad takes no --momentum"),
         ((*TRAIN, "--resume", "--overwrite"), "--resume goes on with a run"),
         ((*TRAIN, "--norm", "train", "--norm", "frozen"), "'train': with several --norm, each is PATTERN=POLICY"),
         (("export", "data.npz", "--best", "-o", "x.onnx"), "--best chooses among the checkpoints of a run"),

@@ -15,13 +15,9 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from oracles.optimizers import (
     LR,
-    SHAPES,
     UpdateGraph,
     assert_same_history,
-    next_state,
-    parabola,
     random_problem,
-    rosenbrock,
     run_random_problem,
     torch_steps,
 )
@@ -92,17 +88,6 @@ def test_the_learning_rate_is_read_at_every_step() -> None:
 
 
 @every_optimizer
-def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer) -> None:
-    initial, gradients = random_problem("float32")
-    graphs = UpdateGraph(optimizer, SHAPES, "float32")
-    state = graphs.first_state(initial)
-    grads = {f"grad:{name}": array for name, array in gradients[0].items()}
-    results = graphs.apply.run(**state, **grads, lr=np.float32(0.0), step=np.int64(0))
-    for name, array in initial.items():
-        np.testing.assert_array_equal(results[f"next:param/{name}"], array)
-
-
-@every_optimizer
 def test_the_initial_state_is_zero_and_costs_no_bytes_in_the_graph(optimizer: optim.Optimizer) -> None:
     for known in (True, False):
         graphs = UpdateGraph(optimizer, {"w": (300, 400)}, "float64", known=known)
@@ -113,22 +98,6 @@ def test_the_initial_state_is_zero_and_costs_no_bytes_in_the_graph(optimizer: op
             assert array.shape == (300, 400)
             assert array.dtype == np.float64
             assert not array.any()
-
-
-@every_optimizer
-def test_every_parameter_keeps_its_dtype_and_shape(optimizer: optim.Optimizer) -> None:
-    dtypes = {"a": "float32", "b": "float64"}
-    graphs = UpdateGraph(optimizer, {"a": (2, 3), "b": (5,)}, "float32", dtypes=dtypes)
-    graphs.apply.check()
-    graphs.initial.check()
-    for name, dtype in dtypes.items():
-        assert graphs.next_params[name].dtype.numpy() == np.dtype(dtype)
-        assert graphs.next_params[name].shape == graphs.apply[f"param/{name}"].shape
-    rng = np.random.default_rng(0)
-    state = graphs.first_state({"a": rng.standard_normal((2, 3)).astype("float32"), "b": rng.standard_normal(5)})
-    gradients = {"grad:a": np.ones((2, 3), "float32"), "grad:b": np.ones(5)}
-    results = graphs.apply.run(**state, **gradients, lr=np.float32(0.1), step=np.int64(0))
-    assert {name: array.dtype for name, array in next_state(results).items()} == {n: a.dtype for n, a in state.items()}
 
 
 # The passes over each parameter: whatever else a graph holds acts on scalars, and its number does not grow.
@@ -152,33 +121,6 @@ def test_each_parameter_costs_few_nodes(optimizer: optim.Optimizer, passes: int)
     assert len(one) - passes <= 16
     if optimizer.name == "sgd":
         assert len(one) == passes
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        optim.sgd(lr=0.05),
-        optim.sgd(lr=0.05, momentum=0.9, nesterov=True),
-        optim.adam(lr=0.1),
-        optim.adamw(lr=0.1, weight_decay=0.0),
-    ],
-    ids=lambda optimizer: optimizer.name,
-)
-def test_finds_the_bottom_of_a_parabola(optimizer: optim.Optimizer) -> None:
-    np.testing.assert_allclose(parabola(optimizer, 600), 0.0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "steps"),
-    [
-        (optim.sgd(lr=1e-3, momentum=0.9), 4000),
-        (optim.adam(lr=0.02), 4000),
-        (optim.adamw(lr=0.02, weight_decay=0.0, amsgrad=True), 8000),
-    ],
-    ids=["sgd", "adam", "adamw"],
-)
-def test_goes_down_the_valley_of_rosenbrock(optimizer: optim.Optimizer, steps: int) -> None:
-    assert rosenbrock(optimizer, steps) < 1e-4
 
 
 def test_a_name_its_options_and_the_object_all_resolve() -> None:

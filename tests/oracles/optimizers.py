@@ -83,7 +83,13 @@ def next_state(results: Arrays) -> Arrays:
     return {name.removeprefix("next:"): array for name, array in results.items()}
 
 
-def run_steps(optimizer: optim.Optimizer, initial: Arrays, gradient: Callable[[int, Arrays], Arrays], steps: int) -> list[Arrays]:
+def run_steps(
+    optimizer: optim.Optimizer,
+    initial: Arrays,
+    gradient: Callable[[int, Arrays], Arrays],
+    steps: int,
+    rate: Callable[[int], float] | None = None,
+) -> list[Arrays]:
     """Run ``steps`` updates on ONNX Runtime; the whole state after each.
 
     Args:
@@ -91,6 +97,7 @@ def run_steps(optimizer: optim.Optimizer, initial: Arrays, gradient: Callable[[i
         initial: parameter name -> array; all of one dtype.
         gradient: (step, parameters) -> gradients by parameter name.
         steps: how many.
+        rate: step -> learning rate; by default that of the optimizer.
     """
     dtype = str(next(iter(initial.values())).dtype)
     graphs = UpdateGraph(optimizer, {name: array.shape for name, array in initial.items()}, dtype)
@@ -101,6 +108,8 @@ def run_steps(optimizer: optim.Optimizer, initial: Arrays, gradient: Callable[[i
         parameters = {name: state[f"param/{name}"] for name in initial}
         gradients = {f"grad:{name}": array for name, array in gradient(step, parameters).items()}
         hyperparameters = {name: np.float32(value) for name, value in optimizer.hyperparameters().items()}
+        if rate is not None:
+            hyperparameters["lr"] = np.float32(rate(step))
         state = next_state(session(**state, **gradients, **hyperparameters, step=np.int64(step)))
         history.append(state)
     return history
@@ -157,22 +166,22 @@ def assert_same_history(actual: list[Arrays], expected: list[Arrays], rtol: floa
             np.testing.assert_allclose(ours[key], array, rtol=rtol, atol=atol, err_msg=key)
 
 
-def parabola(optimizer: optim.Optimizer, steps: int) -> np.ndarray:
+def parabola(optimizer: optim.Optimizer, steps: int, rate: Callable[[int], float] | None = None) -> np.ndarray:
     """The distance to the bottom of a parabola, by coordinate, after ``steps`` from the origin."""
     bottom, curvature = np.array([3.0, -2.0]), np.array([1.0, 5.0])
-    history = run_steps(
-        optimizer, {"w": np.zeros(2)}, lambda step, parameters: {"w": curvature * (parameters["w"] - bottom)}, steps
-    )
-    return history[-1]["param/w"] - bottom
+
+    def gradient(step: int, parameters: Arrays) -> Arrays:
+        return {"w": curvature * (parameters["w"] - bottom)}
+
+    return run_steps(optimizer, {"w": np.zeros(2)}, gradient, steps, rate)[-1]["param/w"] - bottom
 
 
-def rosenbrock(optimizer: optim.Optimizer, steps: int) -> float:
+def rosenbrock(optimizer: optim.Optimizer, steps: int, rate: Callable[[int], float] | None = None) -> float:
     """The height in the valley of Rosenbrock after ``steps`` from (-1.2, 1), whose height is 24.2."""
 
     def gradient(step: int, parameters: Arrays) -> Arrays:
         x, y = parameters["w"]
         return {"w": np.array([-2 * (1 - x) - 400 * x * (y - x * x), 200 * (y - x * x)])}
 
-    history = run_steps(optimizer, {"w": np.array([-1.2, 1.0])}, gradient, steps)
-    x, y = history[-1]["param/w"]
+    x, y = run_steps(optimizer, {"w": np.array([-1.2, 1.0])}, gradient, steps, rate)[-1]["param/w"]
     return float((1 - x) ** 2 + 100 * (y - x * x) ** 2)

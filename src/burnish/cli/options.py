@@ -20,12 +20,16 @@ COMPILATION = "Compilation"
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 LossOption = Annotated[str, typer.Option("--loss", help="cross_entropy or mse.", rich_help_panel=COMPILATION)]
-OptimizerOption = Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.", rich_help_panel=COMPILATION)]
+OptimizerOption = Annotated[
+    str,
+    typer.Option("--optimizer", help="sgd, adamw or another name of docs/optimizers.md.", rich_help_panel=COMPILATION),
+]
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=COMPILATION)
 ]
 MomentumOption = Annotated[
-    float | None, typer.Option("--momentum", help="Momentum of sgd; by default 0.9.", rich_help_panel=COMPILATION)
+    float | None,
+    typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.", rich_help_panel=COMPILATION),
 ]
 DecayOption = Annotated[
     float | None, typer.Option("--weight-decay", help="By default the optimizer's.", rich_help_panel=COMPILATION)
@@ -129,16 +133,18 @@ def build_optimizer(name: str, lr: float | None, momentum: float | None, weight_
     """Return the optimizer; sgd has a momentum of 0.9 unless another is given.
 
     Raises:
-        typer.BadParameter: a momentum for an optimizer that has none.
+        typer.BadParameter: a momentum or a weight decay for an optimizer that has none.
     """
     from burnish import optim
 
-    if momentum is not None and name != "sgd":
-        raise typer.BadParameter(f"{name} takes no --momentum; leave it out, or choose --optimizer sgd")
     if momentum is None and name == "sgd":
         momentum = 0.9
     settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    return optim.get({"name": name, **{key: value for key, value in settings.items() if value is not None}})
+    given = {key: value for key, value in settings.items() if value is not None}
+    for key in sorted(given.keys() - optim.get(name).options().keys()):
+        option = f"--{key.replace('_', '-')}"
+        raise typer.BadParameter(f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd")
+    return optim.get({"name": name, **given})
 
 
 def norm_policies(given: list[str]) -> str | dict[str, str]:
