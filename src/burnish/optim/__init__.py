@@ -12,6 +12,7 @@ from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.accumulate import Accumulate, accumulate
 from burnish.optim.adadelta import Adadelta, adadelta
+from burnish.optim.adafactor import Adafactor, adafactor
 from burnish.optim.adagrad import Adagrad, adagrad
 from burnish.optim.adam import Adam, adam
 from burnish.optim.adamax import Adamax, adamax
@@ -19,6 +20,10 @@ from burnish.optim.adamw import AdamW, adamw
 from burnish.optim.average import ExponentialAverage, StochasticWeightAverage, ema, swa
 from burnish.optim.base import Optimizer, Schedule
 from burnish.optim.groups import Groups, groups, layerwise_decay
+from burnish.optim.lamb import LAMB, lamb
+from burnish.optim.lars import LARS, lars
+from burnish.optim.lion import Lion, lion
+from burnish.optim.muon import Muon, muon
 from burnish.optim.nadam import NAdam, nadam
 from burnish.optim.parameters import ParameterInfo, ParameterKind, bind, frozen_parameters
 from burnish.optim.radam import RAdam, radam
@@ -39,10 +44,15 @@ from burnish.optim.wrappers import WRAPPERS, wrapper_of
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adadelta": adadelta,
+    "adafactor": adafactor,
     "adagrad": adagrad,
     "adam": adam,
     "adamax": adamax,
     "adamw": adamw,
+    "lamb": lamb,
+    "lars": lars,
+    "lion": lion,
+    "muon": muon,
     "nadam": nadam,
     "radam": radam,
     "rmsprop": rmsprop,
@@ -88,10 +98,13 @@ def _named(name: str) -> Callable[..., Optimizer]:
 
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "OPTIMIZERS",
     "SGD",
     "Accumulate",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -100,6 +113,8 @@ __all__ = [
     "ExponentialAverage",
     "GradientTransform",
     "Groups",
+    "Lion",
+    "Muon",
     "NAdam",
     "Optimizer",
     "ParameterInfo",
@@ -111,6 +126,7 @@ __all__ = [
     "StochasticWeightAverage",
     "accumulate",
     "adadelta",
+    "adafactor",
     "adagrad",
     "adam",
     "adamax",
@@ -126,7 +142,11 @@ __all__ = [
     "frozen_parameters",
     "get",
     "groups",
+    "lamb",
+    "lars",
     "layerwise_decay",
+    "lion",
+    "muon",
     "nadam",
     "radam",
     "rmsprop",

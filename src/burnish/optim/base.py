@@ -286,6 +286,13 @@ def check_not_negative(optimizer: str, **numbers: float) -> None:
             raise ConfigurationError(f"{optimizer}: {name} must be a finite number that is not negative, not {number!r}")
 
 
+def check_positive(optimizer: str, **numbers: float) -> None:
+    """Raise ConfigurationError, naming the argument, for what is not a finite number or is not above 0."""
+    for name, number in numbers.items():
+        if not _is_number(number) or number <= 0.0:
+            raise ConfigurationError(f"{optimizer}: {name} must be a finite number above 0, not {number!r}")
+
+
 def check_fraction(optimizer: str, **numbers: float) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a number in [0, 1)."""
     for name, number in numbers.items():

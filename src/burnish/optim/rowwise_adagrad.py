@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, zeros_like
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+from burnish.optim.parameter_shapes import known_rank
 
 SUM_OF_MEAN_SQUARES = "sum_of_mean_squares"
 
@@ -61,7 +62,7 @@ class RowwiseAdagrad(RatedOptimizer):
         for name, parameter in params.items():
             gradient = penalized(gradients[name], parameter, self.weight_decay)
             slot = f"{SUM_OF_MEAN_SQUARES}/{name}"
-            within_row = range(1, _rank(parameter))
+            within_row = range(1, known_rank(parameter))
             squares = gradient * gradient
             if within_row:
                 squares = builder.op("ReduceMean", squares, builder.integers(within_row), keepdims=0)
@@ -73,16 +74,9 @@ class RowwiseAdagrad(RatedOptimizer):
         return next_params, next_state
 
 
-def _rank(parameter: Tensor) -> int:
-    rank = parameter.rank
-    if rank is None:
-        raise AssertionError(f"parameter '{parameter.name}' has no rank; a program declares the shape of every parameter")
-    return rank
-
-
 def _zero_per_row(parameter: Tensor) -> Tensor:
     """Emit a zero for every row of a parameter; for every element below rank 2."""
-    if _rank(parameter) < 2 or parameter.shape is None:
+    if known_rank(parameter) < 2 or parameter.shape is None:
         return zeros_like(parameter)
     builder = parameter.builder
     zero = ir.tensor([0.0], dtype=parameter.dtype)

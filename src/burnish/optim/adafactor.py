@@ -1,0 +1,180 @@
+"""Adafactor: Adam's rates from the row and column means of the squared gradient, in far less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor, zeros_like
+from burnish.optim.base import (
+    Rate,
+    RatedOptimizer,
+    Scalars,
+    Tensors,
+    check_finite,
+    check_not_negative,
+    check_positive,
+    check_rate,
+)
+from burnish.optim.parameter_shapes import known_rank, known_shape
+
+ROW_VARIANCE = "row_variance"
+COLUMN_VARIANCE = "column_variance"
+VARIANCE = "variance"
+
+
+@dataclass(frozen=True)
+class Adafactor(RatedOptimizer):
+    """Adafactor, the mathematics of ``torch.optim.Adafactor``.
+
+    With parameter p, gradient g, t = step + 1, and rms(x) the root of the mean of x² over all elements::
+
+        beta2 = 1 - t^beta2_decay
+        alpha = max(eps2, rms(p)) * min(lr, 1 / sqrt(t))
+        p = p - lr * weight_decay * p
+        r = beta2 * r + (1 - beta2) * mean of g² over the last dimension
+        c = beta2 * c + (1 - beta2) * mean of g² over the last but one
+        v = r * c / max(mean of r over the last but one dimension, eps1)
+        u = g / max(sqrt(v), eps1)
+        p = p - alpha * u / max(1, rms(u) / clipping_threshold)
+
+    A parameter of fewer than two dimensions has no factors: v = beta2 * v + (1 - beta2) * g². One of more than two is a stack
+    of matrices of its last two, as in PyTorch. ``eps = (eps1, eps2)``; an eps1 of None is the spacing of the parameter's dtype
+    at 1. Source: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018. Its
+    eps1 is inside both means, and its lr is 0.01, the default here; the decay of the weights is PyTorch's.
+    State, of the parameter's dtype: ``row_variance/<initializer>`` and ``column_variance/<initializer>``, of the parameter's
+    shape with the dimension of the mean kept as 1, or ``variance/<initializer>`` (PyTorch's ``row_var``, ``col_var``,
+    ``variance``).
+    """
+
+    lr: Rate = 1e-2
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    clipping_threshold: float = 1.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_finite(self.name, beta2_decay=self.beta2_decay, clipping_threshold=self.clipping_threshold)
+        check_not_negative(self.name, weight_decay=self.weight_decay)
+        if self.beta2_decay > 0.0:
+            raise ConfigurationError(f"{self.name}: beta2_decay must be 0 or below, not {self.beta2_decay}")
+        if self.clipping_threshold < 1.0:
+            raise ConfigurationError(f"{self.name}: clipping_threshold must be at least 1, not {self.clipping_threshold}")
+        if not isinstance(self.eps, tuple | list) or len(self.eps) != 2:
+            raise ConfigurationError(f"{self.name}: eps must be two numbers, the first of which may be None, not {self.eps}")
+        smallest, least = self.eps
+        if smallest is not None:
+            check_positive(self.name, **{"eps[0]": smallest})
+        check_not_negative(self.name, **{"eps[1]": least})
+        object.__setattr__(self, "eps", (smallest, least))
+
+    @property
+    def name(self) -> str:
+        return "adafactor"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        state = self.rate_state(builder)
+        for name, parameter in params.items():
+            if known_rank(parameter) > 1:
+                shape = known_shape(parameter)
+                state[f"{ROW_VARIANCE}/{name}"] = _zeros(parameter, (*shape[:-1], 1))
+                state[f"{COLUMN_VARIANCE}/{name}"] = _zeros(parameter, (*shape[:-2], 1, shape[-1]))
+            else:
+                state[f"{VARIANCE}/{name}"] = zeros_like(parameter)
+        return state
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
+        t = scalars.double(step) + 1.0
+        share = t**self.beta2_decay
+        keep = 1.0 - share
+        relative_rate = builder.op("Min", lr, 1.0 / builder.op("Sqrt", t))
+        decay = 1.0 - lr * self.weight_decay if self.weight_decay else None
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient = gradients[name]
+            squared = gradient * gradient
+            means = (
+                {ROW_VARIANCE: _mean(squared, -1), COLUMN_VARIANCE: _mean(squared, -2)}
+                if known_rank(parameter) > 1
+                else {VARIANCE: squared}
+            )
+            for slot, mean in means.items():
+                kept = state[f"{slot}/{name}"] * scalars.of(keep, parameter)
+                means[slot] = next_state[f"{slot}/{name}"] = kept + mean * scalars.of(share, parameter)
+            eps = self._least_root(parameter)
+            variance = _estimate(means, scalars.epsilon(eps, parameter))
+            change = gradient / builder.op("Sqrt", builder.op("Max", variance, scalars.epsilon(eps * eps, parameter)))
+            excess = builder.op("Max", _root_mean_square(change) / self.clipping_threshold, 1.0)
+            scale = builder.op("Max", _root_mean_square(parameter), self.eps[1])
+            rate = scale * scalars.of(relative_rate, parameter) / excess
+            if decay is not None:
+                parameter = parameter * scalars.of(decay, parameter)
+            next_params[name] = parameter - change * rate
+        return next_params, next_state
+
+    def _least_root(self, parameter: Tensor) -> float:
+        eps = self.eps[0]
+        return float(np.spacing(np.ones((), parameter.dtype.numpy()))) if eps is None else eps
+
+
+def adafactor(
+    lr: Rate = 1e-2,
+    beta2_decay: float = -0.8,
+    eps: tuple[float | None, float] = (None, 1e-3),
+    clipping_threshold: float = 1.0,
+    weight_decay: float = 0.0,
+) -> Adafactor:
+    """Return Adafactor; see ``Adafactor`` for the mathematics.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. The most that a step may change a weight
+            by, as a share of the root mean square of the parameter; the method lowers it with 1 / sqrt(t).
+        beta2_decay: exponent of t with which the share of a new squared gradient falls, 0 or below.
+        eps: the least root of the second moment that is divided by, above 0, or None for the spacing of the dtype at 1.
+            Then the least root mean square that a parameter is taken to have.
+        clipping_threshold: the root mean square that an update may have, at least 1 (PyTorch's ``d``).
+        weight_decay: share of the weight, times lr, that is taken off at every step.
+
+    Raises:
+        ConfigurationError: a non-finite number, or one outside the range given here.
+    """
+    return Adafactor(lr, beta2_decay, eps, clipping_threshold, weight_decay)
+
+
+def _estimate(means: Mapping[str, Tensor], eps: Tensor) -> Tensor:
+    """Emit the second moment of every element, from its factors where there are some."""
+    if VARIANCE in means:
+        return means[VARIANCE]
+    row, column = means[ROW_VARIANCE], means[COLUMN_VARIANCE]
+    # Divided before the product: a square of a square of a small gradient is zero in float32.
+    return row / row.builder.op("Max", _mean(row, -2), eps) * column
+
+
+def _mean(tensor: Tensor, axis: int) -> Tensor:
+    return tensor.builder.op("ReduceMean", tensor, tensor.builder.integers([axis]), keepdims=1)
+
+
+def _root_mean_square(tensor: Tensor) -> Tensor:
+    builder = tensor.builder
+    return builder.op("Sqrt", builder.op("ReduceMean", tensor * tensor, keepdims=0))
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    value = ir.tensor(np.zeros(1, dtype=like.dtype.numpy()))
+    return like.builder.op("ConstantOfShape", like.builder.integers(shape), value=value, shape=shape, dtype=like.dtype)

@@ -1,0 +1,114 @@
+"""LARS: momentum with a rate for each layer, for large batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized, zero_slots
+from burnish.optim.parameter_shapes import known_rank
+from burnish.optim.trust_ratio import trust_ratio
+
+MOMENTUM = "momentum"
+
+
+@dataclass(frozen=True)
+class LARS(RatedOptimizer):
+    """Layer-wise adaptive rate scaling, the mathematics of ``optax.lars``.
+
+    With parameter p, gradient g, momentum buffer v, and Euclidean norms over the whole parameter::
+
+        g = g + weight_decay * p
+        r = trust_coefficient * |p| / (|g| + eps)     or 1, where |p| or |g| is 0
+        v = momentum * v + lr * r * g
+        p = p - v                                     or, with nesterov, p - (lr * r * g + momentum * v)
+
+    The paper divides by ``|gradient| + weight_decay * |p|``, a bound of the ``|g|`` that stands here. Without momentum there
+    is no buffer. Parameters of fewer than two dimensions (biases, scales of normalization) get neither the ratio nor the
+    decay with ``adapt_vectors=False``, the usual practice in training with large batches. The momentum and the
+    trust_coefficient by default are the paper's. Source: You, Gitman and Ginsburg, "Large batch training of convolutional
+    networks", 2017. State, of the parameter's dtype and shape: ``momentum/<initializer>``, which has the rate in it.
+    """
+
+    lr: Rate = 1.0
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    trust_coefficient: float = 1e-3
+    eps: float = 0.0
+    adapt_vectors: bool = True
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_not_negative(
+            self.name,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            trust_coefficient=self.trust_coefficient,
+            eps=self.eps,
+        )
+        if self.nesterov and self.momentum == 0.0:
+            raise ConfigurationError(f"{self.name}: nesterov needs a momentum above 0, not {self.momentum}")
+
+    @property
+    def name(self) -> str:
+        return "lars"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        if self.momentum == 0.0:
+            return self.rate_state(builder)
+        return self.rate_state(builder) | zero_slots(params, MOMENTUM)
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient, rate = gradients[name], scalars.of(lr, parameter)
+            if self.adapt_vectors or known_rank(parameter) > 1:
+                gradient = penalized(gradient, parameter, self.weight_decay)
+                rate = rate * trust_ratio(builder, parameter, gradient, self.trust_coefficient, self.eps)
+            change = gradient * rate
+            if self.momentum:
+                slot = f"{MOMENTUM}/{name}"
+                velocity = next_state[slot] = state[slot] * self.momentum + change
+                change = change + velocity * self.momentum if self.nesterov else velocity
+            next_params[name] = parameter - change
+        return next_params, next_state
+
+
+def lars(
+    lr: Rate = 1.0,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    trust_coefficient: float = 1e-3,
+    eps: float = 0.0,
+    adapt_vectors: bool = True,
+) -> LARS:
+    """Return LARS; see ``LARS`` for the mathematics.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. It multiplies the rate of each layer, so
+            that with momentum 0 a step changes every weight by lr * trust_coefficient of its norm.
+        momentum: share of the buffer that is kept from step to step.
+        nesterov: look ahead along the buffer; needs momentum.
+        weight_decay: L2 penalty, added to the gradient.
+        trust_coefficient: how far a layer is trusted to move, as a share of its norm.
+        eps: added to the norm of the gradient.
+        adapt_vectors: whether parameters of fewer than two dimensions get the ratio and the decay too.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or nesterov without momentum.
+    """
+    return LARS(lr, momentum, nesterov, weight_decay, trust_coefficient, eps, adapt_vectors)

@@ -1,0 +1,82 @@
+"""Lion: steps along the sign of a momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate, zero_slots
+
+MOMENTUM = "momentum"
+
+
+@dataclass(frozen=True)
+class Lion(RatedOptimizer):
+    """Lion, the mathematics of ``optax.lion``.
+
+    With parameter p, gradient g and momentum m::
+
+        c = beta1 * m + (1 - beta1) * g
+        p = p - lr * (sign(c) + weight_decay * p)
+        m = beta2 * m + (1 - beta2) * g
+
+    Every element moves by lr, whatever its gradient: the paper takes an lr three to ten times below AdamW's and a
+    weight_decay as much above. Without a falling schedule it circles the minimum at a distance of about lr. Source, and of
+    the defaults: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
+    State, of the parameter's dtype and shape: ``momentum/<initializer>``.
+    """
+
+    lr: Rate = 1e-4
+    betas: tuple[float, ...] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_not_negative(self.name, weight_decay=self.weight_decay)
+        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
+
+    @property
+    def name(self) -> str:
+        return "lion"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return self.rate_state(builder) | zero_slots(params, MOMENTUM)
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        beta1, beta2 = self.betas
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
+        keep = 1.0 - lr * self.weight_decay if self.weight_decay else None
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient, momentum = gradients[name], state[f"{MOMENTUM}/{name}"]
+            direction = builder.op("Sign", momentum * beta1 + gradient * (1.0 - beta1))
+            next_state[f"{MOMENTUM}/{name}"] = momentum * beta2 + gradient * (1.0 - beta2)
+            if keep is not None:
+                parameter = parameter * scalars.of(keep, parameter)
+            next_params[name] = parameter - direction * scalars.of(lr, parameter)
+        return next_params, next_state
+
+
+def lion(lr: Rate = 1e-4, betas: tuple[float, ...] = (0.9, 0.99), weight_decay: float = 0.0) -> Lion:
+    """Return Lion; see ``Lion`` for the mathematics.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. The length of a step of every element.
+        betas: share of the momentum in the direction, and the share of it that is kept from step to step, each in [0, 1).
+        weight_decay: share of the weight, times lr, that is taken off at every step.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
+    """
+    return Lion(lr, betas, weight_decay)

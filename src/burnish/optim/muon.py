@@ -1,0 +1,260 @@
+"""Muon: momentum whose matrices are made orthogonal before the step, beside an optimizer for what is no matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.adam import adam
+from burnish.optim.base import (
+    Rate,
+    RatedOptimizer,
+    Scalars,
+    Tensors,
+    check_finite,
+    check_fraction,
+    check_not_negative,
+    check_positive,
+    check_rate,
+    zero_slots,
+)
+from burnish.optim.parameter_shapes import known_rank, known_shape
+
+MOMENTUM = "momentum"
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ADJUSTMENTS = ("original", "match_rms_adamw")
+
+
+@dataclass(frozen=True)
+class Muon(RatedOptimizer):
+    """Muon, the mathematics of ``torch.optim.Muon``.
+
+    For a matrix p of m rows and n columns, with gradient g and momentum buffer b::
+
+        b = momentum * b + (1 - momentum) * g
+        d = b                                        or, with nesterov, momentum * b + (1 - momentum) * g
+        x = d / max(|d|, eps)                        |d| the root of the sum of squares
+        x = c0 * x + (c1 * a + c2 * a²) x            ns_steps times, with a = x xᵀ and ns_coefficients = (c0, c1, c2)
+        p = (1 - lr * weight_decay) * p - lr * adjustment * x
+
+    The loop is a Newton-Schulz iteration: it keeps the singular vectors of d and brings its singular values near 1. The
+    adjustment is ``sqrt(max(1, m / n))`` ("original", also None) or ``0.2 * sqrt(max(m, n))`` ("match_rms_adamw", after which a
+    rate and decay found for AdamW fit). The iteration is computed in the parameter's dtype, where PyTorch takes bfloat16: what
+    is computed then is the formula on every runtime, and runtimes for CPUs have no product of matrices in bfloat16. Where m > n
+    it multiplies from the right, by the smaller of the two Gram matrices, which gives the same x.
+
+    Muon is made for the matrices of hidden layers. Parameters with another number of dimensions go to the optimizer ``others``,
+    whose rate is lr times others_lr_scale, whatever its own lr. With ``flatten_kernels`` kernels of convolutions, and all
+    parameters of more than two dimensions, are matrices of their first extent by the rest. Embeddings and the last layer are
+    matrices by shape; Muon's author gives them to AdamW too, which is a matter of parameter groups (``burnish.optim.groups``).
+
+    Sources: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scalable for LLM
+    training", 2025. The defaults are PyTorch's. State: ``momentum/<initializer>`` of the matrix's dtype and shape (PyTorch's
+    ``momentum_buffer``), and the state of ``others``.
+    """
+
+    lr: Rate = 1e-3
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.1
+    ns_coefficients: tuple[float, ...] = COEFFICIENTS
+    ns_steps: int = 5
+    eps: float = 1e-7
+    adjust_lr_fn: str | None = None
+    flatten_kernels: bool = False
+    others: RatedOptimizer | None = field(default_factory=adam)
+    others_lr_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_fraction(self.name, momentum=self.momentum)
+        check_not_negative(self.name, weight_decay=self.weight_decay)
+        check_positive(self.name, eps=self.eps)
+        if not isinstance(self.ns_coefficients, tuple | list) or len(self.ns_coefficients) != 3:
+            raise ConfigurationError(f"{self.name}: ns_coefficients must be three numbers, not {self.ns_coefficients}")
+        check_finite(self.name, **{f"ns_coefficients[{index}]": number for index, number in enumerate(self.ns_coefficients)})
+        object.__setattr__(self, "ns_coefficients", tuple(self.ns_coefficients))
+        if not isinstance(self.ns_steps, int) or isinstance(self.ns_steps, bool) or not 1 <= self.ns_steps < 100:
+            raise ConfigurationError(f"{self.name}: ns_steps must be a whole number from 1 to 99, not {self.ns_steps!r}")
+        if self.adjust_lr_fn is not None and self.adjust_lr_fn not in ADJUSTMENTS:
+            raise ConfigurationError(
+                f"{self.name}: adjust_lr_fn must be one of {', '.join(ADJUSTMENTS)}, or None, not {self.adjust_lr_fn!r}"
+            )
+        if self.others is not None and (isinstance(self.others, Muon) or not isinstance(self.others, RatedOptimizer)):
+            raise _refused(self.others)
+        check_not_negative(self.name, others_lr_scale=self.others_lr_scale)
+
+    @property
+    def name(self) -> str:
+        return "muon"
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"others": None if self.others is None else _without_rate(self.others.options())}
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        matrices, rest = self._divide(params)
+        state = self.rate_state(builder) | zero_slots({name: params[name] for name in matrices}, MOMENTUM)
+        if self.others is not None and rest:
+            state |= self.others.init(builder, rest)
+        return state
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
+        keep = 1.0 - lr * self.weight_decay if self.weight_decay else None
+        rates: dict[float, Tensor] = {}
+        matrices, rest = self._divide(params)
+        next_params: Tensors = {}
+        for name, (rows, columns) in matrices.items():
+            parameter, gradient = params[name], gradients[name]
+            slot = f"{MOMENTUM}/{name}"
+            momentum = next_state[slot] = self._averaged(state[slot], gradient)
+            direction = self._averaged(momentum, gradient) if self.nesterov else momentum
+            orthogonal = self._orthogonalized(direction, scalars.epsilon(self.eps, parameter), rows, columns)
+            adjustment = self._adjustment(rows, columns)
+            rate = rates.setdefault(adjustment, lr if adjustment == 1.0 else lr * adjustment)
+            if keep is not None:
+                parameter = parameter * scalars.of(keep, parameter)
+            next_params[name] = parameter - orthogonal * scalars.of(rate, parameter)
+        if self.others is not None and rest:
+            changed, slots = self.others.update(
+                builder,
+                rest,
+                {name: gradients[name] for name in rest},
+                {slot: value for slot, value in state.items() if slot.partition("/")[2] in rest},
+                step,
+                {"lr": lr if self.others_lr_scale == 1.0 else lr * self.others_lr_scale},
+            )
+            next_params |= changed
+            next_state |= slots
+        return {name: next_params[name] for name in params}, next_state
+
+    def _divide(self, params: Mapping[str, Tensor]) -> tuple[dict[str, tuple[int, int]], Tensors]:
+        """Return the extents of the parameters that are matrices, and the other parameters."""
+        matrices: dict[str, tuple[int, int]] = {}
+        rest: Tensors = {}
+        for name, parameter in params.items():
+            rank = known_rank(parameter)
+            if rank == 2 or (self.flatten_kernels and rank > 2):
+                rows, *extents = known_shape(parameter)
+                matrices[name] = rows, math.prod(extents)
+            else:
+                rest[name] = parameter
+        if rest and self.others is None:
+            raise ConfigurationError(
+                f"{self.name}: {len(rest)} of {len(params)} parameters are no matrices, such as '{next(iter(rest))}', "
+                "and others is None; give an optimizer for them as others"
+            )
+        return matrices, rest
+
+    def _averaged(self, average: Tensor, value: Tensor) -> Tensor:
+        return average * self.momentum + value * (1.0 - self.momentum)
+
+    def _orthogonalized(self, direction: Tensor, eps: Tensor, rows: int, columns: int) -> Tensor:
+        """Emit the Newton-Schulz iteration from ``direction``; the result has its shape."""
+        builder = direction.builder
+        length = builder.op("ReduceL2", direction, keepdims=0)
+        matrix = direction / builder.op("Max", length, eps)
+        flat = direction.rank != 2
+        if flat:
+            matrix = builder.op("Reshape", matrix, builder.integers([rows, columns]))
+        c0, c1, c2 = self.ns_coefficients
+        for _ in range(self.ns_steps):
+            transposed = builder.op("Transpose", matrix, perm=[1, 0])
+            left = rows <= columns
+            gram = builder.op("MatMul", matrix, transposed) if left else builder.op("MatMul", transposed, matrix)
+            # The sign keeps c2 away from the product: ONNX Runtime takes a scalar beside one into it, rounded to float32.
+            factor = gram * c1 + -builder.op("MatMul", gram, gram) * -c2
+            product = builder.op("MatMul", factor, matrix) if left else builder.op("MatMul", matrix, factor)
+            matrix = matrix * c0 + product
+        return builder.op("Reshape", matrix, builder.op("Shape", direction), like=direction) if flat else matrix
+
+    def _adjustment(self, rows: int, columns: int) -> float:
+        if self.adjust_lr_fn == "match_rms_adamw":
+            return 0.2 * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1.0, rows / columns))
+
+
+def muon(
+    lr: Rate = 1e-3,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    weight_decay: float = 0.1,
+    ns_coefficients: tuple[float, ...] = COEFFICIENTS,
+    ns_steps: int = 5,
+    eps: float = 1e-7,
+    adjust_lr_fn: str | None = None,
+    flatten_kernels: bool = False,
+    others: str | Mapping[str, Any] | None = "adam",
+    others_lr_scale: float = 1.0,
+) -> Muon:
+    """Return Muon; see ``Muon`` for the mathematics.
+
+    Args:
+        lr: learning rate of the matrices, the default of the program's input ``lr``; or a schedule.
+        momentum: share of the buffer that is kept from step to step, in [0, 1).
+        nesterov: look ahead along the buffer.
+        weight_decay: share of a matrix, times lr, that is taken off at every step.
+        ns_coefficients: of x, (x xᵀ) x and (x xᵀ)² x in a step of the Newton-Schulz iteration.
+        ns_steps: steps of the iteration, 1 to 99.
+        eps: the least norm that a matrix is divided by, above 0.
+        adjust_lr_fn: how lr depends on the extents of a matrix: "original", "match_rms_adamw", or None for the first.
+        flatten_kernels: take parameters of more than two dimensions for matrices too.
+        others: optimizer of the parameters that are no matrices: a name, or options such as ``{"name": "adamw", "eps": 1e-6}``,
+            without a rate. Adam by default, AdamW without decay, as most of them are biases and scales. None refuses them.
+        others_lr_scale: what lr is multiplied by for them.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or one outside the range given here; an unknown adjust_lr_fn or
+            optimizer. At compilation: with others None, a parameter that is no matrix.
+    """
+    return Muon(
+        lr,
+        momentum,
+        nesterov,
+        weight_decay,
+        ns_coefficients,
+        ns_steps,
+        eps,
+        adjust_lr_fn,
+        flatten_kernels,
+        _optimizer_of_others(others),
+        others_lr_scale,
+    )
+
+
+def _optimizer_of_others(others: object) -> Any:
+    """Return the optimizer of a name or options; an object is refused, as it has a rate, which would not be used."""
+    from burnish.optim import get  # the registry lists this optimizer too
+
+    if others is None:
+        return None
+    if not isinstance(others, str | Mapping):
+        raise _refused(others)
+    if "lr" in others and not isinstance(others, str):
+        raise ConfigurationError("muon: others takes muon's own rate; leave out its lr, and give others_lr_scale instead")
+    return get(others)
+
+
+def _refused(others: object) -> ConfigurationError:
+    return ConfigurationError(
+        "muon: others must be the name or the options, without lr, of a plain optimizer for parameters of every shape, or None, "
+        f"not {others!r}"
+    )
+
+
+def _without_rate(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != "lr"}

@@ -1,0 +1,146 @@
+"""Lion, LAMB and LARS against optax, Adafactor against PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+import torch
+
+from burnish import optim
+from oracles.layerwise_optimizers import LAYERS, layers_problem, optax_lamb, optax_lars, optax_layers, run_layers, torch_layers
+from oracles.optimizers import LR, UpdateGraph, assert_same_history, run_steps
+
+LION_OPTIONS = [
+    {"betas": betas, "weight_decay": decay} for betas, decay in itertools.product(((0.9, 0.99), (0.5, 0.8)), (0.0, 0.05))
+]
+LAMB_OPTIONS = [
+    {"betas": betas, "eps": eps, "weight_decay": decay, "adapt_vectors": vectors}
+    for betas, eps, decay, vectors in itertools.product(((0.9, 0.999), (0.5, 0.9)), (1e-6, 1e-3), (0.0, 0.05), (True, False))
+]
+LARS_OPTIONS = [
+    {
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": decay,
+        "trust_coefficient": coefficient,
+        "eps": eps,
+        "adapt_vectors": vectors,
+    }
+    for (momentum, nesterov), decay, (coefficient, eps), vectors in itertools.product(
+        ((0.0, False), (0.9, False), (0.9, True)), (0.0, 0.05), ((1e-3, 0.0), (1.0, 1e-2)), (True, False)
+    )
+]
+ADAFACTOR_OPTIONS = [
+    {"beta2_decay": decay, "eps": eps, "clipping_threshold": threshold, "weight_decay": weight_decay}
+    for decay, eps, threshold, weight_decay in itertools.product(
+        (-0.8, -0.5), ((None, 1e-3), (1e-3, 2.0)), (1.0, 1.5), (0.0, 0.05)
+    )
+]
+
+
+def optax_lion(lr: float, betas: tuple[float, float], weight_decay: float) -> optax.GradientTransformation:
+    return optax.lion(lr, *betas, weight_decay=weight_decay)
+
+
+OPTAX_CASES = [
+    *((optim.lion, optax_lion, options) for options in LION_OPTIONS),
+    *((optim.lamb, optax_lamb, options) for options in LAMB_OPTIONS),
+    *((optim.lars, optax_lars, options) for options in LARS_OPTIONS),
+]
+
+
+def optax_cases(cases: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]]) -> pytest.MarkDecorator:
+    ids = [f"{make.__name__}-{list(options.values())}" for make, _, options in cases]
+    return pytest.mark.parametrize(("make", "reference", "options"), cases, ids=ids)
+
+
+def adafactor_cases(cases: list[dict[str, Any]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("options", cases, ids=lambda options: str(list(options.values())))
+
+
+@optax_cases(OPTAX_CASES)
+def test_matches_optax_in_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
+    expected = optax_layers(reference(lr=LR, **options), "float64")
+    assert_same_history(run_layers(make(lr=LR, **options), "float64"), expected, rtol=1e-10, atol=1e-12)
+
+
+# Every value of every option is among a third of the cases; how they combine, float64 covers.
+@optax_cases(OPTAX_CASES[::3])
+def test_float32_stays_near_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
+    actual = run_layers(make(lr=LR, **options), "float32")
+    assert all(array.dtype == np.float32 for array in actual[-1].values())
+    assert_same_history(actual, optax_layers(reference(lr=LR, **options), "float32"), rtol=2e-5, atol=2e-5)
+
+
+def torch_adafactor(options: dict[str, Any], dtype: str) -> tuple[list[dict[str, np.ndarray]], dict[str, Any]]:
+    settings = {("d" if name == "clipping_threshold" else name): value for name, value in options.items()}
+    if dtype == "float32" and settings["eps"][0] is None:
+        settings["eps"] = (float(np.finfo("float32").eps), settings["eps"][1])
+    return torch_layers({name: lambda params: torch.optim.Adafactor(params, lr=LR, **settings) for name in LAYERS}, dtype)
+
+
+@adafactor_cases(ADAFACTOR_OPTIONS)
+def test_adafactor_matches_torch_in_float64(options: dict[str, Any]) -> None:
+    expected, states = torch_adafactor(options, "float64")
+    actual = run_layers(optim.adafactor(lr=LR, **options), "float64")
+    assert_same_history(actual, expected, rtol=1e-10, atol=1e-12)
+    slots = {"row_variance": "row_var", "column_variance": "col_var", "variance": "variance"}
+    for name, shape in LAYERS.items():
+        for slot in ("row_variance", "column_variance") if len(shape) > 1 else ("variance",):
+            np.testing.assert_allclose(actual[-1][f"opt/{slot}/{name}"], states[name][slots[slot]].numpy(), rtol=1e-10)
+
+
+@adafactor_cases(ADAFACTOR_OPTIONS[::3])
+def test_adafactor_in_float32_stays_near_float64(options: dict[str, Any]) -> None:
+    actual = run_layers(optim.adafactor(lr=LR, **options), "float32")
+    assert all(array.dtype == np.float32 for array in actual[-1].values())
+    assert_same_history(actual, torch_adafactor(options, "float32")[0], rtol=2e-5, atol=2e-5)
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
+    graphs = UpdateGraph(optim.adafactor(), {"w": (300, 400), "kernel": (8, 4, 3, 3), "bias": (5,)}, "float32")
+    graphs.initial.check()
+    graphs.apply.check()
+    state = graphs.first_state(
+        {name: np.ones(shape, "float32") for name, shape in {"w": (300, 400), "kernel": (8, 4, 3, 3), "bias": (5,)}.items()}
+    )
+    slots = {name: array.shape for name, array in state.items() if name.startswith("opt/")}
+    assert slots == {
+        "opt/row_variance/w": (300, 1),
+        "opt/column_variance/w": (1, 400),
+        "opt/row_variance/kernel": (8, 4, 3, 1),
+        "opt/column_variance/kernel": (8, 4, 1, 3),
+        "opt/variance/bias": (5,),
+    }
+
+
+@pytest.mark.parametrize("eps", [(None, 1e-3), (1e-30, 1e-3)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_adafactor_leaves_what_has_no_gradient(dtype: str, eps: tuple[float | None, float]) -> None:
+    initial, _ = layers_problem(dtype)
+    nothing = {name: np.zeros_like(array) for name, array in initial.items()}
+    last = run_steps(optim.adafactor(eps=eps), initial, lambda step, _: nothing, 3)[-1]
+    for name, array in initial.items():
+        np.testing.assert_array_equal(last[f"param/{name}"], array)
+
+
+def test_adafactor_in_float32_takes_small_gradients_for_what_they_are() -> None:
+    """Squares of 1e-15 are above the least number of float32, products of two such squares are not."""
+    initial = {"w": np.ones((3, 4), "float32")}
+    gradient = np.random.default_rng(5).standard_normal((3, 4)).astype("float32")
+    large = run_steps(optim.adafactor(eps=(1e-18, 1e-3)), initial, lambda step, _: {"w": gradient}, 3)[-1]
+    small = run_steps(optim.adafactor(eps=(1e-38, 1e-3)), initial, lambda step, _: {"w": gradient * np.float32(2.0**-50)}, 3)[-1]
+    np.testing.assert_allclose(small["param/w"], large["param/w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [optim.lamb(), optim.lars()], ids=lambda optimizer: optimizer.name)
+def test_a_gradient_that_is_not_a_number_reaches_the_weights(optimizer: optim.Optimizer) -> None:
+    """So that whoever looks at them sees it: the ratio must not hide it."""
+    gradient = np.array([np.nan, 1.0])
+    last = run_steps(optimizer, {"w": np.ones(2)}, lambda step, _: {"w": gradient}, 1)[-1]
+    assert np.isnan(last["param/w"][0])
