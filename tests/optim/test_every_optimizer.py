@@ -208,6 +208,19 @@ def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer
         np.testing.assert_array_equal(last[f"param/{name}"], array)
 
 
+@every_optimizer
+def test_a_group_of_equal_settings_and_an_accumulation_of_one_step_change_nothing(optimizer: optim.Optimizer) -> None:
+    """State that belongs to no parameter is each group's own."""
+    initial, gradients = random_problem("float64")
+    plain, grouped, accumulated = (
+        run_steps(around, initial, lambda step, _: gradients[step], 8)[-1]
+        for around in (optimizer, optim.groups(optimizer, {"bias": {"lr_scale": 1.0}}), optim.accumulate(optimizer, 1))
+    )
+    for key, array in plain.items():
+        np.testing.assert_array_equal(grouped[key], array, err_msg=key)
+        np.testing.assert_array_equal(accumulated[key], array, err_msg=key)
+
+
 def two_layers(dtype: str) -> onnx.ModelProto:
     """Two dense layers with a smooth activation and a learned scale between them, from 6 features to 3 classes."""
     rng = np.random.default_rng(11)
