@@ -23,33 +23,106 @@ from burnish.losses.base import (
     average,
     combined,
 )
+from burnish.losses.binary import BinaryCrossEntropy, BinaryCrossEntropyWithLogits, bce_with_logits, binary_cross_entropy
 from burnish.losses.cross_entropy import CrossEntropy, cross_entropy
-from burnish.losses.regression import MeanSquaredError, mean_squared_error
+from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
+from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
+from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
+from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
+from burnish.losses.likelihood import KullbackLeibler, NegativeLogLikelihood, kl_divergence, nll
+from burnish.losses.regression import (
+    Huber,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    SmoothL1,
+    huber,
+    l1,
+    mean_squared_error,
+    smooth_l1,
+)
 
 __all__ = [
     "CLASS_AXIS",
     "LOSSES",
     "Activation",
+    "BinaryCrossEntropy",
+    "BinaryCrossEntropyWithLogits",
+    "BinaryDice",
+    "BinaryFocal",
     "Compared",
+    "CosineEmbedding",
     "CrossEntropy",
+    "Dice",
+    "Focal",
+    "Hinge",
+    "HingeEmbedding",
+    "Huber",
+    "KullbackLeibler",
     "LabelSpec",
     "Loss",
     "LossBase",
+    "MeanAbsoluteError",
     "MeanSquaredError",
+    "MultiMargin",
+    "NegativeLogLikelihood",
     "Reading",
     "Reduction",
+    "SmoothL1",
     "Term",
+    "TripletMargin",
     "average",
+    "bce",
+    "bce_with_logits",
+    "binary_cross_entropy",
+    "binary_dice",
+    "binary_focal",
     "combined",
+    "cosine_embedding",
     "cross_entropy",
+    "dice",
+    "focal",
     "get",
+    "hinge",
+    "hinge_embedding",
+    "huber",
+    "kl_divergence",
+    "l1",
     "mean_squared_error",
+    "mse",
+    "multi_margin",
+    "nll",
+    "smooth_l1",
+    "triplet",
 ]
 
+bce = binary_cross_entropy
+mse = mean_squared_error
+
 LOSSES: dict[str, Callable[..., Loss]] = {
+    "bce_with_logits": bce_with_logits,
+    "binary_cross_entropy": binary_cross_entropy,
     "cross_entropy": cross_entropy,
+    "binary_dice": binary_dice,
+    "dice": dice,
+    "cosine_embedding": cosine_embedding,
+    "triplet": triplet,
+    "binary_focal": binary_focal,
+    "focal": focal,
+    "hinge": hinge,
+    "hinge_embedding": hinge_embedding,
+    "multi_margin": multi_margin,
+    "kl_divergence": kl_divergence,
+    "nll": nll,
+    "huber": huber,
+    "l1": l1,
     "mean_squared_error": mean_squared_error,
+    "smooth_l1": smooth_l1,
     "mse": mean_squared_error,
+    "bce": binary_cross_entropy,
+    "binary_cross_entropy_with_logits": bce_with_logits,
+    "negative_log_likelihood": nll,
+    "mean_absolute_error": l1,
+    "mae": l1,
 }
 
 

@@ -162,7 +162,7 @@ class LossBase:
         return self
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        return Compared(predictions[0], labels[0], self)  # type: ignore[arg-type]
+        return Compared(predictions[0], labels[0], self) if labels else None  # type: ignore[arg-type]
 
     def options(self) -> dict[str, Any]:
         settings: dict[str, Any] = asdict(self)  # type: ignore[call-overload]

@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import CLASS_AXIS, Extents, LabelSpec, floating_shape, is_number, sum_of
+from burnish.losses.base import CLASS_AXIS, Extents, LabelSpec, floating_shape, is_number, size_of, sum_of
 
 
-def classified_shape(loss: str, prediction: Tensor, weight: Sequence[float] | None = None) -> Extents:
-    """Return the extents of a prediction ``[N, C, d1, ...]``.
+def classified_shape(loss: str, prediction: Tensor, weight: Sequence[float] | None = None, option: str = "weight") -> Extents:
+    """Return the extents of a prediction ``[N, C, d1, ...]``, for which ``option`` gave one number per class, or None.
 
     Raises:
         ConfigurationError: it is not floating-point, has no class axis, or not one class per weight.
@@ -27,7 +27,7 @@ def classified_shape(loss: str, prediction: Tensor, weight: Sequence[float] | No
     classes = shape[CLASS_AXIS]
     if isinstance(classes, int) and weight is not None and len(weight) != classes:
         raise ConfigurationError(
-            f"{loss}: weight has {len(weight)} numbers, and the prediction '{prediction.name}' has "
+            f"{loss}: {option} has {len(weight)} numbers, and the prediction '{prediction.name}' has "
             f"{classes} classes: give one number per class"
         )
     return shape
@@ -83,16 +83,20 @@ class Labelled:
     Args:
         prediction: ``[N, C, d1, ...]``, floating-point.
         labels: ``[N, d1, ...]``, int64, each in [0, C) or ``ignore_index``.
-        ignore_index: positions with this label are left out.
+        ignore_index: positions with this label are left out; None leaves none out.
         weight: one number per class, or None.
     """
 
-    def __init__(self, prediction: Tensor, labels: Tensor, ignore_index: int, weight: Sequence[float] | None = None):
+    def __init__(self, prediction: Tensor, labels: Tensor, ignore_index: int | None, weight: Sequence[float] | None = None):
         self._builder = builder = prediction.builder
         self._dtype = prediction.dtype
-        self.ignored = builder.op("Equal", labels, ignore_index)
-        # An ignored label may be no class at all; class 0 stands in for it and its term is dropped.
-        self.index = builder.op("Where", self.ignored, builder.scalar(0, labels), labels, like=labels)
+        self._scores = prediction
+        self._ignored: Tensor | None = None
+        self.index = labels
+        if ignore_index is not None:
+            self._ignored = builder.op("Equal", labels, ignore_index)
+            # An ignored label may be no class at all; class 0 stands in for it and its term is dropped.
+            self.index = builder.op("Where", self._ignored, builder.scalar(0, labels), labels, like=labels)
         self.weight: Tensor | None = None
         if weight is not None:
             table = builder.constant(np.asarray(weight, dtype=prediction.dtype.numpy()))
@@ -109,7 +113,15 @@ class Labelled:
 
     def counted(self, tensor: Tensor) -> Tensor:
         """Emit a tensor of the labels' shape with 0 where the label is ignored."""
-        return self._builder.op("Where", self.ignored, self._builder.scalar(0.0, tensor), tensor, like=tensor)
+        if self._ignored is None:
+            return tensor
+        return self._builder.op("Where", self._ignored, self._builder.scalar(0.0, tensor), tensor, like=tensor)
+
+    def is_counted(self) -> Tensor:
+        """Emit which positions count, bool, of the labels' shape."""
+        if self._ignored is None:
+            return self._builder.op("Equal", self.index, self.index)
+        return self._builder.op("Not", self._ignored)
 
     def total_weight(self) -> Tensor:
         """Emit the sum of the weights of the positions that count, a scalar of the prediction's dtype."""
@@ -119,12 +131,23 @@ class Labelled:
 
     def count(self) -> Tensor:
         """Emit the number of positions that count, a scalar of the prediction's dtype."""
-        return sum_of(self._builder.cast(self._builder.op("Not", self.ignored), self._dtype))
+        if self._ignored is None:
+            return size_of(self.index, self._dtype)
+        return sum_of(self._builder.cast(self.is_counted(), self._dtype))
+
+    def classes(self) -> Tensor:
+        """Emit the number of classes, a scalar of the prediction's dtype."""
+        return self._builder.cast(class_count(self._scores), self._dtype)
 
 
 def positions(prediction: Tensor) -> Tensor:
     """Emit the number of positions of ``[N, C, d1, ...]``: of elements without the class axis, in the prediction's dtype."""
     builder = prediction.builder
-    classes = builder.op("Shape", prediction, start=CLASS_AXIS, end=CLASS_AXIS + 1)
-    count = builder.op("Size", prediction) / builder.op("Squeeze", classes, builder.integers([0]), shape=())
-    return builder.cast(count, prediction.dtype)
+    return builder.cast(builder.op("Size", prediction) / class_count(prediction), prediction.dtype)
+
+
+def class_count(prediction: Tensor) -> Tensor:
+    """Emit the extent of the class axis, an int64 scalar."""
+    builder = prediction.builder
+    extent = builder.op("Shape", prediction, start=CLASS_AXIS, end=CLASS_AXIS + 1)
+    return builder.op("Squeeze", extent, builder.integers([0]), shape=())

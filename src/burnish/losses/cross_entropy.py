@@ -26,6 +26,7 @@ from burnish.losses.classes import (
     Labelled,
     check_class_weight,
     check_ignore_index,
+    class_count,
     class_labels,
     class_weight_column,
     classified_shape,
@@ -126,9 +127,8 @@ class CrossEntropy(LossBase):
         check_same_shape(self.name, log_p, target)
         builder = log_p.builder
         if self.label_smoothing:
-            classes = builder.op("Shape", log_p, start=CLASS_AXIS, end=CLASS_AXIS + 1)
-            share = builder.op("Squeeze", builder.cast(classes, log_p.dtype), builder.integers([0]), shape=())
-            target = target * (1.0 - self.label_smoothing) + builder.scalar(self.label_smoothing, log_p) / share
+            share = builder.scalar(self.label_smoothing, log_p) / builder.cast(class_count(log_p), log_p.dtype)
+            target = target * (1.0 - self.label_smoothing) + share
         total = sum_of(-(target * self._weighted(log_p)))
         return Term(total, builder.scalar(1.0, log_p) if self.reduction == "sum" else positions(log_p))
 

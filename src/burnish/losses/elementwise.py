@@ -11,7 +11,6 @@ from burnish.graph import Tensor
 from burnish.losses.base import (
     LabelSpec,
     LossBase,
-    Reduction,
     Term,
     check_reduction,
     check_same_shape,
@@ -31,7 +30,7 @@ class ElementwiseLoss(LossBase):
 
     label_range: ClassVar[tuple[int | None, int | None]] = (None, None)
 
-    reduction: Reduction = "mean"
+    reduction: str = "mean"
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)

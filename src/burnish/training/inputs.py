@@ -240,10 +240,13 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
     if not outside.any():
         return
     valid = f"{entry.minimum if entry.minimum is not None else ''}..{entry.maximum if entry.maximum is not None else ''}"
+    remedy = "Number the classes from 0, and check that the model has an output for each"
+    if entry.numpy_dtype.kind not in "iu":
+        remedy = "Give the loss what it compares with, or choose a loss for values of any size"
     also = f" or {entry.ignored}, which is ignored" if entry.ignored is not None else ""
     raise InputError(
         f"The input '{entry.name}' holds {array[outside].flat[0]} at {_position(outside)}, "
-        f"out of range: valid are {valid}{also}. Number the classes from 0, and check that the model has an output for each"
+        f"out of range: valid are {valid}{also}. {remedy}"
     )
 
 

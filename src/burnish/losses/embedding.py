@@ -1,0 +1,221 @@
+"""Losses over several embeddings of a model: which are to be close, and which apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses.base import (
+    LabelSpec,
+    LossBase,
+    Reading,
+    Reduction,
+    Term,
+    check_flag,
+    check_number,
+    check_reduction,
+    check_same_shape,
+    floating_shape,
+    size_of,
+    sum_of,
+)
+
+FEATURE_AXIS = 1
+SQUARE_FLOOR = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingLoss(LossBase):
+    """A loss that reads several embeddings of one shape.
+
+    Attributes:
+        outputs: names of the model's outputs that are read, in order; None leaves the choice to ``compile``.
+        reduction: ``mean`` over the samples, or ``sum``.
+    """
+
+    roles: ClassVar[tuple[str, ...]]
+
+    outputs: tuple[str, ...] | None = None
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+        if self.outputs is None:
+            return
+        names = () if isinstance(self.outputs, str) else tuple(self.outputs)
+        if len(names) != len(self.roles) or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(
+                f"{self.name}: outputs must be {len(self.roles)} names of outputs ({', '.join(self.roles)}), not {self.outputs!r}"
+            )
+        object.__setattr__(self, "outputs", names)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return tuple(Reading(output) for output in self.outputs or (None,) * len(self.roles))
+
+    def check_embeddings(self, predictions: Sequence[Tensor], least_rank: int) -> None:
+        """Raise ConfigurationError for embeddings of no floating-point type, of too few axes, or of several shapes."""
+        for prediction in predictions:
+            if len(floating_shape(self.name, prediction)) < least_rank:
+                raise ConfigurationError(
+                    f"{self.name}: the prediction '{prediction.name}' has shape {prediction.shape}: the model must give "
+                    "[batch, features]; add an axis, or name another output (outputs=...)"
+                )
+            check_same_shape(self.name, predictions[0], prediction)
+
+    def reduced(self, samples: Tensor) -> tuple[Term, ...]:
+        """Emit the term that the loss of each sample adds up to."""
+        one = samples.builder.scalar(1.0, samples)
+        return (Term(sum_of(samples), one if self.reduction == "sum" else size_of(samples, samples.dtype)),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineEmbedding(EmbeddingLoss):
+    """Of two embeddings ``[N, features]`` and a target y, as ``torch.nn.functional.cosine_embedding_loss``::
+
+        1 - cos                where y = 1: alike
+        max(0, cos - margin)   where y = -1: not alike
+
+    with ``cos = a·b / sqrt((a·a + 1e-12) (b·b + 1e-12))``. Features are along axis 1; further axes are positions.
+
+    Attributes:
+        margin: between -1 and 1; 0 to 0.5 is usual.
+    """
+
+    name: ClassVar[str] = "cosine_embedding"
+    roles: ClassVar[tuple[str, ...]] = ("first", "second")
+
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if abs(check_number(self.name, "margin", self.margin)) > 1:
+            raise ConfigurationError(f"{self.name}: margin must be between -1 and 1, not {self.margin!r}")
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the spec of ``targets``, of the embeddings' shape without the features.
+
+        Raises:
+            ConfigurationError: an embedding that is not floating-point or has no axis of features, or two shapes.
+        """
+        self.check_embeddings(predictions, FEATURE_AXIS + 1)
+        shape = floating_shape(self.name, predictions[0])
+        return (LabelSpec("targets", predictions[0].dtype, shape[:FEATURE_AXIS] + shape[FEATURE_AXIS + 1 :], -1, 1),)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term, from two embeddings ``[N, features, ...]`` and targets ``[N, ...]`` of -1 and 1."""
+        self.check_embeddings(predictions, FEATURE_AXIS + 1)
+        (first, second), (target,) = predictions, labels
+        builder = first.builder
+
+        def dot(left: Tensor, right: Tensor) -> Tensor:
+            return builder.op("ReduceSum", left * right, builder.integers([FEATURE_AXIS]), keepdims=0)
+
+        squares = (dot(first, first) + SQUARE_FLOOR) * (dot(second, second) + SQUARE_FLOOR)
+        cosine = dot(first, second) / builder.op("Sqrt", squares)
+        zero = builder.scalar(0.0, cosine)
+        alike = builder.op("Where", builder.op("Equal", target, 1.0), 1.0 - cosine, zero, like=cosine)
+        excess = builder.op("Relu", cosine - self.margin)
+        return self.reduced(alike + builder.op("Where", builder.op("Equal", target, -1.0), excess, zero, like=cosine))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletMargin(EmbeddingLoss):
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``, as ``torch.nn.functional.triplet_margin_loss``.
+
+    ``d(a, b)`` is the p-norm of ``a - b + eps`` along the last axis. It takes no labels: which samples are alike is in the
+    data, which the model reads as three inputs.
+
+    Attributes:
+        margin: above 0.
+        p: degree of the norm, 1 or more; ``inf`` is the largest difference.
+        swap: read the distance between positive and negative where it is smaller than that of anchor and negative
+            (Balntas et al. 2016).
+        eps: keeps the norm's slope finite.
+    """
+
+    name: ClassVar[str] = "triplet"
+    roles: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
+
+    margin: float = 1.0
+    p: float = 2.0
+    swap: bool = False
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self.name, "margin", self.margin, above=0)
+        check_number(self.name, "eps", self.eps, minimum=0)
+        check_flag(self.name, "swap", self.swap)
+        if self.p in (math.inf, "inf"):
+            object.__setattr__(self, "p", math.inf)
+        else:
+            check_number(self.name, "p", self.p, minimum=1)
+
+    def options(self) -> dict[str, object]:
+        options = super().options()
+        return options | {"p": "inf"} if self.p == math.inf else options
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return no spec.
+
+        Raises:
+            ConfigurationError: an embedding that is not floating-point or has no axis, or two shapes.
+        """
+        self.check_embeddings(predictions, 1)
+        return ()
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term, from three embeddings ``[N, ..., features]``."""
+        self.check_embeddings(predictions, 1)
+        anchor, positive, negative = predictions
+        apart = self._distance(anchor, negative)
+        if self.swap:
+            apart = anchor.builder.op("Min", apart, self._distance(positive, negative))
+        return self.reduced(anchor.builder.op("Relu", self._distance(anchor, positive) - apart + self.margin))
+
+    def _distance(self, left: Tensor, right: Tensor) -> Tensor:
+        builder = left.builder
+        last = builder.integers([-1])
+        difference = left - right + self.eps
+        if self.p == 2:
+            return _root(builder.op("ReduceSum", difference * difference, last, keepdims=0), 2)
+        magnitude = builder.op("Abs", difference)
+        if self.p == math.inf:
+            return builder.op("ReduceMax", magnitude, last, keepdims=0)
+        if self.p == 1:
+            return builder.op("ReduceSum", magnitude, last, keepdims=0)
+        return _root(builder.op("ReduceSum", magnitude**self.p, last, keepdims=0), self.p)
+
+
+def _root(total: Tensor, degree: float) -> Tensor:
+    """Emit the root, with slope 0 in place of infinity where the total is 0."""
+    builder = total.builder
+    is_zero = builder.op("Equal", total, 0.0)
+    positive = builder.op("Where", is_zero, builder.scalar(1.0, total), total, like=total)
+    root = builder.op("Sqrt", positive) if degree == 2 else positive ** (1 / degree)
+    return builder.op("Where", is_zero, builder.scalar(0.0, total), root, like=total)
+
+
+def cosine_embedding(
+    *, margin: float = 0.0, outputs: Sequence[str] | None = None, reduction: Reduction = "mean"
+) -> CosineEmbedding:
+    """Return the cosine loss of two embeddings; see ``CosineEmbedding``."""
+    return CosineEmbedding(margin=margin, outputs=outputs, reduction=reduction)  # type: ignore[arg-type]
+
+
+def triplet(
+    *,
+    margin: float = 1.0,
+    p: float = 2.0,
+    swap: bool = False,
+    eps: float = 1e-6,
+    outputs: Sequence[str] | None = None,
+    reduction: Reduction = "mean",
+) -> TripletMargin:
+    """Return the triplet margin loss of three embeddings; see ``TripletMargin``."""
+    return TripletMargin(margin=margin, p=p, swap=swap, eps=eps, outputs=outputs, reduction=reduction)  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""Margin losses: nothing is lost once an answer is right by a margin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses.base import (
+    CLASS_AXIS,
+    LabelSpec,
+    LossBase,
+    Reduction,
+    Term,
+    check_flag,
+    check_number,
+    check_reduction,
+    sum_of,
+)
+from burnish.losses.classes import Labelled, check_class_weight, class_labels, classified_shape
+from burnish.losses.elementwise import ElementwiseLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hinge(ElementwiseLoss):
+    """``max(0, margin - y * x)`` of scores x and targets y in {-1, 1} (Cortes and Vapnik 1995), or its square.
+
+    Attributes:
+        margin: a finite number.
+        squared: square each element.
+    """
+
+    name: ClassVar[str] = "hinge"
+    label_range: ClassVar[tuple[int | None, int | None]] = (-1, 1)
+
+    margin: float = 1.0
+    squared: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self.name, "margin", self.margin)
+        check_flag(self.name, "squared", self.squared)
+
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        excess = prediction.builder.op("Relu", self.margin - target * prediction)
+        return excess * excess if self.squared else excess
+
+
+@dataclass(frozen=True, kw_only=True)
+class HingeEmbedding(ElementwiseLoss):
+    """Of a distance x and a target y, as ``torch.nn.functional.hinge_embedding_loss``::
+
+        x                    where y = 1: alike
+        max(0, margin - x)   where y = -1: not alike
+
+    Attributes:
+        margin: a finite number.
+    """
+
+    name: ClassVar[str] = "hinge_embedding"
+    label_range: ClassVar[tuple[int | None, int | None]] = (-1, 1)
+
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self.name, "margin", self.margin)
+
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        builder = prediction.builder
+        zero = builder.scalar(0.0, prediction)
+        excess = builder.op("Relu", self.margin - prediction)
+        apart = builder.op("Where", builder.op("Equal", target, 1.0), zero, excess, like=prediction)
+        alike = builder.op("Where", builder.op("Equal", target, -1.0), zero, prediction, like=prediction)
+        return alike + apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiMargin(LossBase):
+    """Hinge over classes, of scores x ``[N, C, d1, ...]`` and class indices y, as ``torch.nn.functional.multi_margin_loss``::
+
+        w[y] / C * sum over c != y of max(0, margin - x[y] + x[c]) ** p
+
+    The mean is over the positions, whatever their weights.
+
+    Attributes:
+        p: 1 or 2.
+        margin: a finite number, 0 or more.
+        weight: one finite number >= 0 per class, or None.
+        reduction: ``mean`` over the positions, or ``sum``.
+    """
+
+    name: ClassVar[str] = "multi_margin"
+
+    p: int = 1
+    margin: float = 1.0
+    weight: tuple[float, ...] | None = None
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+        check_number(self.name, "margin", self.margin, minimum=0)
+        if self.p not in (1, 2):
+            raise ConfigurationError(f"{self.name}: p must be 1 or 2, not {self.p!r}")
+        object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        return (class_labels(self.name, predictions[0], None, self.weight),)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term, from scores ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
+        (scores,), (label,) = predictions, labels
+        classified_shape(self.name, scores, self.weight)
+        builder = scores.builder
+        labelled = Labelled(scores, label, None, self.weight)
+        excess = builder.op("Relu", scores - labelled.on_class_axis(labelled.pick(scores)) + self.margin)
+        if self.p == 2:
+            excess = excess * excess
+        # Class y is among those averaged, with the constant margin ** p, which is taken out again.
+        own = builder.scalar(self.margin**self.p, scores) / labelled.classes()
+        term = builder.op("ReduceMean", excess, builder.integers([CLASS_AXIS]), keepdims=0) - own
+        if labelled.weight is not None:
+            term = term * labelled.weight
+        return (Term(sum_of(term), builder.scalar(1.0, scores) if self.reduction == "sum" else labelled.count()),)
+
+
+def hinge(*, margin: float = 1.0, squared: bool = False, reduction: Reduction = "mean") -> Hinge:
+    """Return the hinge loss of targets -1 and 1; see ``Hinge``."""
+    return Hinge(margin=margin, squared=squared, reduction=reduction)
+
+
+def hinge_embedding(*, margin: float = 1.0, reduction: Reduction = "mean") -> HingeEmbedding:
+    """Return the hinge loss of distances; see ``HingeEmbedding``."""
+    return HingeEmbedding(margin=margin, reduction=reduction)
+
+
+def multi_margin(
+    *, p: int = 1, margin: float = 1.0, weight: Sequence[float] | None = None, reduction: Reduction = "mean"
+) -> MultiMargin:
+    """Return the hinge loss over classes; see ``MultiMargin``."""
+    return MultiMargin(p=p, margin=margin, weight=None if weight is None else tuple(weight), reduction=reduction)

@@ -1,0 +1,95 @@
+"""Cross-entropy at its edges: ignored labels, large logits, what it costs. Its values are in test_against_pytorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from burnish import losses
+from burnish.autodiff import differentiate
+from oracles.loss_graphs import loss_graph
+from oracles.small_graphs import SmallGraph
+
+CLASSES = 5
+IGNORE = -100
+
+
+def torch_cross_entropy(x: np.ndarray, labels: np.ndarray, dy: float, **options: Any) -> tuple[float, np.ndarray]:
+    tensor = torch.from_numpy(np.asarray(x, np.float64)).requires_grad_()
+    weight = options.pop("weight", None)
+    weight = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    loss = torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), weight=weight, **options)
+    loss.backward(torch.tensor(dy, dtype=torch.float64))
+    assert tensor.grad is not None
+    return loss.item(), tensor.grad.numpy()
+
+
+def test_sums_and_weights_of_batches_add_up_to_the_whole() -> None:
+    rng = np.random.default_rng(2)
+    loss = losses.cross_entropy(weight=[0.5, 1.0, 2.0, 0.0, 3.0], label_smoothing=0.1)
+    x, labels = rng.standard_normal((12, CLASSES)), rng.integers(0, CLASSES, 12)
+    labels[:3] = IGNORE
+    session = loss_graph(loss, ("batch", CLASSES)).session()
+    parts = [session(x=x[part], labels=labels[part], dy=np.float64(1)) for part in (slice(0, 3), slice(3, 4), slice(4, 12))]
+    whole = session(x=x, labels=labels, dy=np.float64(1))
+    for name in ("total", "weight"):
+        np.testing.assert_allclose(sum(part[name] for part in parts), whole[name], rtol=1e-14)
+    assert parts[0]["weight"] == 0
+
+
+@pytest.mark.parametrize("weight", [None, [0.5, 1.0, 2.0, 0.0, 3.0]])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_batch_whose_labels_are_all_ignored_has_loss_and_gradient_zero(weight: Any, smoothing: float) -> None:
+    loss = losses.cross_entropy(weight=weight, label_smoothing=smoothing)
+    x = np.random.default_rng(0).standard_normal((3, CLASSES))
+    results = loss_graph(loss, (3, CLASSES)).run(x=x, labels=np.full(3, IGNORE), dy=np.float64(1))
+    assert str(results["loss"]) == "0.0"
+    assert results["weight"] == 0
+    assert not results["dx"].any()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_logits_of_ten_thousand_are_exact_in_float32(smoothing: float) -> None:
+    x = np.array(
+        [[1e4, -1e4, 0.0, 9999.0, 1.0], [-1e4, -1e4, -1e4, -1e4, -1e4], [1e4, 1e4, 0.0, -1e4, 5e3], [88.8, -103.0, 0, 1, 2]],
+        np.float32,
+    )
+    labels = np.array([1, 4, 0, 1])
+    results = loss_graph(losses.cross_entropy(label_smoothing=smoothing), x.shape, "float32").run(
+        x=x, labels=labels, dy=np.float32(1)
+    )
+    expected, gradient = torch_cross_entropy(x, labels, 1.0, label_smoothing=smoothing)
+    np.testing.assert_allclose(results["loss"], expected, rtol=1e-6)
+    np.testing.assert_allclose(results["dx"], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_an_ignored_position_may_hold_anything() -> None:
+    x = np.array([[0.0, 1.0], [np.inf, -np.inf]])
+    graph = SmallGraph({"x": ("float64", (2, 2)), "label": ("int64", (2,))})
+    ((total, weight, *_),) = losses.cross_entropy(ignore_index=7).terms([graph["x"]], [graph["label"]])
+    graph.output("total", total)
+    graph.output("weight", weight)
+    results = graph.run(x=x, label=np.array([0, 7]))
+    np.testing.assert_allclose(results["total"], np.log1p(np.e), rtol=1e-12)
+    assert results["weight"] == 1
+
+
+def test_cross_entropy_costs_no_one_hot() -> None:
+    graph = SmallGraph({"x": ("float32", ("batch", 1000)), "label": ("int64", ("batch",))})
+    ((total, weight, *_),) = losses.cross_entropy().terms([graph["x"]], [graph["label"]])
+    forward = set(graph.graph)
+    gradient = differentiate(graph.builder, {total.value: graph.builder.scalar(1.0, total)}, [graph["x"].value])
+    assert gradient[graph["x"].value] is not None
+    wide = [
+        node.op_type
+        for node in graph.graph
+        if node.outputs[0].shape is not None and len(node.outputs[0].shape) == 2 and node.outputs[0].shape[1] == 1000
+    ]
+    assert "OneHot" not in wide
+    assert wide.count("LogSoftmax") == 1
+    assert len(wide) <= 6
+    assert len(forward) <= 20
+    assert weight.dtype == graph["x"].dtype

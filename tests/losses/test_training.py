@@ -1,0 +1,154 @@
+"""Programs that train with every loss, step for step as PyTorch does, and data sets added up from batches of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+import burnish
+from burnish import losses
+from burnish.errors import ConfigurationError, InputError
+from burnish.graph import Builder, Tensor
+from specs.losses import LossCase, one_per_loss
+
+RATE = 2.0**-4  # exact in float32, which the rate is given in
+
+
+def scaled_outputs(samples: Mapping[str, np.ndarray], squash: Any = None) -> ir.Model:
+    """A model with one output ``<name>`` per sample array: ``in:<name> * w:<name>``, a weight for each element of a sample."""
+    graph = ir.Graph([], [], nodes=[], name="scaled", opset_imports={"": 18})
+    builder = Builder(graph)
+    for name, array in samples.items():
+        shape = ("batch", *array.shape[1:])
+        value = ir.Value(name=f"in:{name}", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape(shape))
+        graph.inputs.append(value)
+        start = np.random.default_rng(len(name)).uniform(0.8, 1.2, array.shape[1:] or (1,))
+        weight = ir.Value(name=f"w:{name}", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape(start.shape))
+        weight.const_value = ir.tensor(start, name=weight.name)
+        graph.initializers.add(weight)
+        output = builder.tensor(value) * builder.tensor(weight)
+        if squash is not None:
+            output = squash(output)
+        output.value.name = name
+        graph.outputs.append(output.value)
+    return ir.Model(graph, ir_version=10)
+
+
+def batch_of(case: LossCase) -> dict[str, np.ndarray]:
+    return {f"in:{name}": array for name, array in case.predictions.items()} | dict(case.labels)
+
+
+def trained_by_torch(case: LossCase, start: Mapping[str, np.ndarray], steps: int) -> tuple[list[float], dict[str, np.ndarray]]:
+    weights = {name: torch.tensor(start[f"param/w:{name}"]).requires_grad_() for name in case.predictions}
+    optimizer = torch.optim.SGD(weights.values(), lr=RATE)
+    values = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        outputs = [torch.from_numpy(array) * weights[name] for name, array in case.predictions.items()]
+        loss = case.torch(*outputs, *(torch.from_numpy(np.array(array)) for array in case.labels.values()))
+        loss.backward()
+        optimizer.step()
+        values.append(loss.item())
+    return values, {f"param/w:{name}": weight.detach().numpy() for name, weight in weights.items()}
+
+
+TRAINED = [case for case in one_per_loss() if next(iter(case.predictions.values())).ndim > 0]
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=str)
+def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
+    program = burnish.compile(scaled_outputs(case.predictions), loss=case.loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0))
+    assert {entry.name for entry in program.signature["step"].inputs_of(burnish.program.Role.LABEL)} == set(case.labels)
+    program.save(tmp_path / "program")
+    again = burnish.Program.load(tmp_path / "program")
+    assert losses.get(again.options["loss"]) == case.loss
+    session = burnish.Session(again, threads=1)
+    values, weights = trained_by_torch(case, session.state(), 2)
+    for value in values:
+        np.testing.assert_allclose(session.step(batch_of(case))["loss"], value, rtol=1e-10)
+    for name, weight in weights.items():
+        np.testing.assert_allclose(session.state()[name], weight, rtol=1e-10)
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=str)
+def test_a_data_set_adds_up_from_batches_of_any_size(case: LossCase) -> None:
+    session = burnish.Session(burnish.compile(scaled_outputs(case.predictions), loss=case.loss), threads=1)
+    batch = batch_of(case)
+    parts = [{name: array[part] for name, array in batch.items()} for part in (slice(0, 1), slice(1, None))]
+    whole = session.evaluate(batch)
+    apart = session.evaluate_data(parts)
+    assert apart.keys() == whole.keys()
+    np.testing.assert_allclose([apart[name] for name in whole], list(whole.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("loss", "operator"), [("bce_with_logits", "Sigmoid"), ("binary_focal", "Sigmoid"), ("focal", "Softmax"), ("dice", "Softmax")]
+)
+def test_a_final_activation_that_the_loss_applies_is_stepped_over(loss: str, operator: str) -> None:
+    case = next(case for case in TRAINED if case.loss.name == loss)
+
+    def squash(x: Tensor) -> Tensor:
+        return x.builder.op(operator, x, axis=1) if operator == "Softmax" else x.builder.op(operator, x)
+
+    plain = burnish.Session(burnish.compile(scaled_outputs(case.predictions), loss=loss), threads=1)
+    squashed = burnish.Session(burnish.compile(scaled_outputs(case.predictions, squash), loss=loss), threads=1)
+    assert squashed.step(batch_of(case)) == plain.step(batch_of(case))
+
+
+def test_targets_out_of_range_are_refused() -> None:
+    case = next(case for case in TRAINED if case.loss.name == "bce_with_logits")
+    session = burnish.Session(burnish.compile(scaled_outputs(case.predictions), loss="bce_with_logits"))
+    batch = batch_of(case)
+    batch["targets"] = batch["targets"] * 255
+    with pytest.raises(InputError, match=r"The input 'targets' holds .*, out of range: valid are 0\.\.1\. Give the loss what"):
+        session.step(batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"loss": "triplet"},
+            "the model has the outputs 'a', 'b': say which 3 the loss triplet reads, in order, with",
+        ),
+        ({"loss": "mse"}, "the model has the outputs 'a', 'b': say which one the loss reads with the option outputs"),
+        ({"loss": "triplet", "outputs": ["a", "b"]}, r"outputs: the loss triplet reads 3 outputs, in order: .* not \['a', 'b'\]"),
+        ({"loss": "triplet", "outputs": ["a", "b", "c"]}, "outputs: the model has no output 'c'; it has 'a', 'b'"),
+        (
+            {"loss": losses.cosine_embedding(outputs=["a", "c"])},
+            "loss cosine_embedding: the model has no output 'c'; it has 'a', 'b'",
+        ),
+        (
+            {"loss": losses.cosine_embedding(outputs=["a", "b"]), "outputs": "a"},
+            "outputs: the loss cosine_embedding says itself which outputs it reads; leave outputs out",
+        ),
+        (
+            {"loss": "triplet", "outputs": ["a", "b", "b"], "metrics": ["accuracy"]},
+            "metrics: the loss triplet compares nothing that 'accuracy' could read: leave metrics out",
+        ),
+    ],
+    ids=str,
+)
+def test_readings_that_do_not_fit_the_model_are_named(options: dict[str, Any], message: str) -> None:
+    samples = {name: np.zeros((2, 3)) for name in "ab"}
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.compile(scaled_outputs(samples), **options)
+
+
+def test_the_order_of_outputs_is_that_of_the_readings() -> None:
+    rng = np.random.default_rng(0)
+    samples = {name: rng.standard_normal((4, 3)) for name in "abc"}
+    batch = {f"in:{name}": array for name, array in samples.items()}
+    model = scaled_outputs(samples)
+    orders = {"default": None, "same": ["a", "b", "c"], "other": ["c", "b", "a"]}
+    values = {
+        name: burnish.Session(burnish.compile(model, loss="triplet", outputs=order)).step(batch)["loss"]
+        for name, order in orders.items()
+    }
+    assert values["default"] == values["same"]
+    assert values["other"] != values["same"]
