@@ -116,7 +116,7 @@ def test_every_folder_of_the_package_says_what_lives_there():
 def test_no_file_names_a_path_of_somebodys_machine():
     folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", ".ci")]
     files = [path for folder in folders for path in folder.rglob("*") if not is_cached(path)]
-    files += [path for path in ROOT.iterdir() if path.name != "LICENSE"]
+    files += [path for path in ROOT.iterdir() if path.name not in ("LICENSE", ".git")]
     found = []
     for path in files:
         if not path.is_file() or path.suffix not in TEXT_SUFFIXES or path == Path(__file__).resolve():
