@@ -23,7 +23,7 @@ def export(
     from burnish.errors import CheckpointError
     from burnish.program import Program
     from burnish.training import Session
-    from burnish.training.trainer import BEST, LATEST
+    from burnish.training.checkpoint_folder import BEST, LATEST
 
     if not source.exists():
         raise CheckpointError(f"'{source}': there is no such run or checkpoint; give the folder that burnish train wrote")

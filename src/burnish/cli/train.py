@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +28,7 @@ from burnish.cli.options import (
     compile_model,
     export_line,
 )
-from burnish.errors import ConfigurationError
+from burnish.errors import CarryOverWarning, ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
@@ -87,6 +88,22 @@ def train(
         int | None,
         typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.", rich_help_panel=COURSE),
     ] = None,
+    keep_checkpoints: Annotated[
+        int,
+        typer.Option("--keep-checkpoints", min=1, help="How many checkpoints to keep; 1: the latest.", rich_help_panel=COURSE),
+    ] = 1,
+    best_metric: Annotated[
+        str | None,
+        typer.Option("--best-metric", help="What decides the best epoch; by default the first metric.", rich_help_panel=COURSE),
+    ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--start-from",
+            help="Start in the state of a checkpoint, as far as it fits this program; what does not is named.",
+            rich_help_panel=COURSE,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The folder of the run; by default runs/<model>.", rich_help_panel=RESULT),
@@ -106,10 +123,13 @@ def train(
     """Train a model on data."""
     if resume and overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
-    from burnish.training.trainer import LATEST, Trainer, TrainingInterrupted
+    if start_from is not None and (resume or reinitialize):
+        raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
+    from burnish.training.checkpoint_folder import CheckpointFolder
+    from burnish.training.trainer import Trainer, TrainingInterrupted
 
     folder = folder or Path("runs") / model.stem
-    if not resume and not overwrite and (folder / "checkpoints" / LATEST).exists():
+    if not resume and not overwrite and CheckpointFolder(folder / "checkpoints").exists:
         raise ConfigurationError(
             f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
             "(--output)"
@@ -136,6 +156,8 @@ def train(
         seed=seed,
         run_directory=folder,
         checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
+        best_metric=best_metric,
         resume=resume,
         overwrite=overwrite,
         engine=engine,
@@ -144,6 +166,12 @@ def train(
         lr=lr,
         schedule=schedule,
     )
+    if start_from is not None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", CarryOverWarning)
+            trainer.session.restore(start_from, strict=False)
+        for warning in caught:
+            console.print(str(warning.message), markup=False)
     course = {"lr": trainer.learning_rate, "schedule": schedule, "epochs": epochs}
     if resume:
         for note in _resumed_otherwise(folder, course, reinitialize):

@@ -58,14 +58,15 @@ def state_differences(entries: Iterable[Entry], state: Mapping[str, np.ndarray])
         array = state[name]
         if not isinstance(array, np.ndarray | np.generic):
             unfit.append(f"'{name}' is a {type(array).__name__}, not an array")
-        elif not _shape_fits(array.shape, entry.extents):
+        elif not shape_fits(array.shape, entry.extents):
             unfit.append(f"'{name}' has shape {list(array.shape)}, expected {list(entry.extents)}")
         elif array.dtype != entry.numpy_dtype:
             unfit.append(f"'{name}' has dtype {array.dtype}, expected {entry.numpy_dtype}")
     return differences + unfit[:5] + ([f"and {len(unfit) - 5} more"] if len(unfit) > 5 else [])
 
 
-def _shape_fits(actual: tuple[int, ...], expected: tuple[int | str | None, ...]) -> bool:
+def shape_fits(actual: tuple[int, ...], expected: tuple[int | str | None, ...]) -> bool:
+    """Whether an array of shape ``actual`` may stand where ``expected`` is declared; what is no integer there is open."""
     return len(actual) == len(expected) and all(
         not isinstance(wanted, int) or wanted == extent for extent, wanted in zip(actual, expected, strict=True)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 from burnish import engines
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
-from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.program import Program, Role
+from burnish.program.carry_over import carry_over
 from burnish.program.export import export_inference, save_inference
 from burnish.program.state import check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
@@ -194,19 +196,36 @@ class Session:
             )
         write_checkpoint(path, state, step=self.step_count, identity=self._identity, engine=self.engine.name, extra=extra)
 
-    def restore(self, path: str | Path) -> dict[str, Any]:
-        """Take over the state of a checkpoint that this program wrote.
+    def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
+        """Take over the state of a checkpoint, made on whatever engine.
+
+        Args:
+            path: the file.
+            strict: refuse a checkpoint of another program. False takes over what this program has too, in the same shape and
+                dtype: after a change of the optimizer, of the loss, of a batch size that the model fixes. What cannot be
+                taken over keeps its present value, and a warning (``CarryOverWarning``) names it.
 
         Returns:
             The ``extra`` that it was saved with.
 
         Raises:
-            CheckpointError: the file is missing, truncated, not a checkpoint, of a newer format, or of another program; the
-                state is as it was.
+            CheckpointError: the file is missing, truncated, not a checkpoint or of a newer format; or, when strict, of another
+                program; or it has no parameter that this program has. The state is as it was.
         """
         checkpoint = read_checkpoint(path)
-        check_checkpoint(path, checkpoint, self.program, self._identity)
-        self._open_runner().load_state(checkpoint.state)
+        if strict:
+            check_checkpoint(path, checkpoint, self.program, self._identity)
+            self._open_runner().load_state(checkpoint.state)
+            return checkpoint.extra
+        found = carry_over(self.program.signature.state, self.state(), checkpoint.state)
+        if not any(name.startswith("param/") for name in found.carried):
+            raise CheckpointError(
+                f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
+                "dtype. Compile the model that it was made with"
+            )
+        self._open_runner().load_state(found.state)
+        if notes := found.notes():
+            warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
 
     def export(self, path: str | Path, fold_norm: bool = True) -> Path:

@@ -22,13 +22,13 @@ from burnish.errors import BurnishError, CheckpointError, ConfigurationError, No
 from burnish.program import Program, Role
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
+from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.inputs import broken_rule
 from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.rates import Rates
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import STEP_REPORT, Session
 
-LATEST, BEST = "latest.safetensors", "best.safetensors"
 ROWS_PER_EPOCH = 10
 DRAW_EVERY_SECONDS = 60.0
 
@@ -121,9 +121,8 @@ class Trainer:
     """Trains a program on a data set and keeps the run in a folder.
 
     The folder holds ``metrics.csv``, ``curves.png`` and ``checkpoints/``: ``latest.safetensors``, and ``best.safetensors`` of
-    the epoch with the best first metric (the loss where there is none) on the evaluation data, or on the training data where
-    there are none. Everything random follows ``seed`` and the position alone: a resumed run computes, to the bit, what an
-    uninterrupted one does.
+    the epoch with the best figure on the evaluation data, or on the training data where there are none. Everything random
+    follows ``seed`` and the position alone: a resumed run computes, to the bit, what an uninterrupted one does.
 
     Args:
         program: what to train.
@@ -135,6 +134,9 @@ class Trainer:
         seed: of the order of the data, of augmentation, and of the random key.
         run_directory: the folder of the run.
         checkpoint_every: also save after this many steps; each epoch is saved in any case.
+        keep_checkpoints: how many checkpoints to keep, as ``step-<steps>.safetensors``; with 1 there is ``latest`` alone. A
+            resumed run falls back on an earlier one where the latest was damaged.
+        best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss.
         resume: go on with the run in ``run_directory``.
         overwrite: start anew in a ``run_directory`` that holds a run.
         engine, device, threads: as in ``Session``.
@@ -165,6 +167,8 @@ class Trainer:
         seed: int = 0,
         run_directory: str | Path = "runs/latest",
         checkpoint_every: int | None = None,
+        keep_checkpoints: int = 1,
+        best_metric: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         engine: str | Engine = "auto",
@@ -177,7 +181,13 @@ class Trainer:
         augment: Augmentation | None = None,
         progress: bool | Progress = True,
     ):
-        for name, number in (("epochs", epochs), ("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
+        whole_numbers = {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "checkpoint_every": checkpoint_every,
+            "keep_checkpoints": keep_checkpoints,
+        }
+        for name, number in whole_numbers.items():
             if number is not None and (not isinstance(number, int | np.integer) or number < 1):
                 raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
         check_seed(seed)
@@ -189,18 +199,19 @@ class Trainer:
         self.epochs = epochs
         self.checkpoint_every = checkpoint_every
         self.run_directory = Path(run_directory)
+        self.checkpoints = CheckpointFolder(self.run_directory / "checkpoints", keep_checkpoints)
         rest = _left_out(program, len(train), batch_size)
         self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment)
         self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
-        self._watched = next((entry.name for entry in program.signature["step"].outputs_of(Role.METRIC)), "loss")
+        self._watched = _watched(program, best_metric)
         self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
         if rest:
             self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         # What the course of a run depends on, beside the program: a resumed run has to agree.
         self._course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
-        if not resume and not overwrite and self.latest.exists():
+        if not resume and not overwrite and self.checkpoints.exists:
             raise ConfigurationError(
                 f"'{self.run_directory}' holds a run already: go on with it (resume=True), choose another run_directory, "
                 "or drop it (overwrite=True)"
@@ -212,8 +223,7 @@ class Trainer:
             _in_folder(self.run_directory) / "metrics.csv", self._names, self._position.step if resume else None
         )
         if not resume:
-            self.latest.unlink(missing_ok=True)
-            self.best.unlink(missing_ok=True)
+            self.checkpoints.clear()
         self._progress: Progress = progress if not isinstance(progress, bool) else automatic() if progress else Silent()
         self._interrupted = False
         self._drawn = time.monotonic()
@@ -221,12 +231,12 @@ class Trainer:
     @property
     def latest(self) -> Path:
         """The checkpoint to resume from."""
-        return self.run_directory / "checkpoints" / LATEST
+        return self.checkpoints.latest
 
     @property
     def best(self) -> Path:
         """The checkpoint of the best epoch."""
-        return self.run_directory / "checkpoints" / BEST
+        return self.checkpoints.best
 
     @property
     def steps(self) -> int:
@@ -344,21 +354,24 @@ class Trainer:
         value = position.metrics[self._watched]
         if position.best is None or _is_better(self._watched, value, position.best["value"]):
             position.best = {"epoch": position.epoch, "metric": self._watched, "value": value}
-            self._save(self.best)
+            self.checkpoints.save_best(self.session, self._extra())
 
-    def _save(self, path: Path | None = None) -> None:
-        extra = {"course": self._course, "position": asdict(self._position)}
-        self.session.save_checkpoint(path or self.latest, extra=extra)
+    def _save(self) -> None:
+        self.checkpoints.save(self.session, self._extra())
+
+    def _extra(self) -> dict[str, Any]:
+        return {"course": self._course, "position": asdict(self._position)}
 
     def _restored(self) -> _Position:
-        if not self.latest.exists():
+        if not self.checkpoints.exists:
             raise CheckpointError(f"There is nothing to resume in '{self.run_directory}': start the run without resume")
-        extra = self.session.restore(self.latest)
+        extra, path, passed_over = self.checkpoints.restore(self.session)
+        self._notes += passed_over
         try:
             course, position = extra["course"], _Position.from_dict(extra["position"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"'{self.latest}' was not written by a Trainer and does not say where in the data it was: "
+                f"'{path}' was not written by a Trainer and does not say where in the data it was: "
                 "load it with Session.restore, or start a new run from its state"
             ) from error
         for name, value in self._course.items():
@@ -427,6 +440,22 @@ class Trainer:
             reason = str(error)
         if reason is not None and at_once:
             self._progress.note(reason)
+
+
+def _watched(program: Program, best_metric: str | None) -> str:
+    """Return the figure that decides which epoch is the best."""
+    signature = program.signature["step"]
+    names = [entry.name for entry in signature.outputs_of(Role.METRIC)] + [
+        entry.name for entry in signature.outputs_of(Role.LOSS)
+    ]
+    if best_metric is None:
+        return names[0]
+    if best_metric not in names:
+        raise ConfigurationError(
+            f"best_metric: the program reports no '{best_metric}'; it reports {', '.join(repr(name) for name in names)}. "
+            "Name one of these, or compile with metrics=[...]"
+        )
+    return best_metric
 
 
 def _left_out(program: Program, samples: int, batch_size: int) -> int:

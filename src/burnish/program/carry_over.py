@@ -1,0 +1,73 @@
+"""What of one program's state another program can go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from burnish.program.signature import Entry, Role
+from burnish.program.state import Arrays, shape_fits
+
+
+@dataclass(frozen=True)
+class CarriedState:
+    """A state for a program, made of another program's as far as that fits.
+
+    Attributes:
+        state: every entry of the program, arrays by state name.
+        carried: names that were taken over.
+        fresh: names that the program has and the other state did not, or not so: they start anew; with the reason.
+        dropped: names of the other state that this program has no place for.
+    """
+
+    state: Arrays
+    carried: tuple[str, ...]
+    fresh: dict[str, str]
+    dropped: tuple[str, ...]
+
+    def notes(self) -> list[str]:
+        """Return what could not be carried, a sentence for each reason, naming every entry."""
+        sentences = []
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.fresh.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            sentences.append(f"{_named(names)} {'starts' if len(names) == 1 else 'start'} anew: {reason}")
+        if self.dropped:
+            sentences.append(f"{_named(self.dropped)} {'was' if len(self.dropped) == 1 else 'were'} left out: no such state here")
+        return sentences
+
+
+def carry_over(entries: Iterable[Entry], start: Mapping[str, np.ndarray], source: Mapping[str, np.ndarray]) -> CarriedState:
+    """Take over from ``source`` every entry that a program has too, of the same shape and dtype.
+
+    The step counter is taken over only with the whole state of the optimizer: with moments that start anew, the corrections of
+    a late step would be wrong for them.
+
+    Args:
+        entries: the state entries of the program.
+        start: a whole state of the program, where entries that cannot be taken over start.
+        source: the state of another program, arrays by state name.
+    """
+    expected = {entry.name: entry for entry in entries}
+    fresh: dict[str, str] = {}
+    for name, entry in expected.items():
+        if name not in source:
+            fresh[name] = "the other state has none"
+        elif not shape_fits(source[name].shape, entry.extents):
+            fresh[name] = f"the other has shape {list(source[name].shape)}, here it is {list(entry.extents)}"
+        elif source[name].dtype != entry.numpy_dtype:
+            fresh[name] = f"the other has dtype {source[name].dtype}, here it is {entry.numpy_dtype}"
+    slots = [name for name in fresh if expected[name].role is Role.OPTIMIZER]
+    for name, entry in expected.items():
+        if slots and entry.role is Role.STEP and name not in fresh:
+            fresh[name] = f"the optimizer's state does ('{slots[0]}')"
+    carried = tuple(name for name in expected if name not in fresh)
+    state = {name: np.array(source[name] if name in carried else start[name]) for name in expected}
+    return CarriedState(state, carried, fresh, tuple(name for name in source if name not in expected))
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

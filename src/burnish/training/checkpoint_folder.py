@@ -1,0 +1,106 @@
+"""The checkpoints of a run: the latest, a rolling set of earlier ones, and the best."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import CheckpointError
+from burnish.program.state import replacing
+from burnish.training.session import Session
+
+LATEST, BEST = "latest.safetensors", "best.safetensors"
+_NUMBERED = re.compile(r"step-(\d+)\.safetensors")
+# What is under way when a process is killed: our own partial files, and those that safetensors writes before them.
+_LEFT_BEHIND = re.compile(r"\.(latest|best|step-\d+)\.safetensors\.[0-9a-f]{8}\.partial|\.tmp[A-Za-z0-9]{6}")
+
+
+class CheckpointFolder:
+    """The folder ``checkpoints`` of a run. Every file in it is whole; none is written over, only replaced.
+
+    ``latest.safetensors`` is the last state, ``step-<steps>.safetensors`` the last ``keep`` of them (the newest is the same
+    file as ``latest``, not a copy, where the file system can do that), ``best.safetensors`` the best.
+
+    Args:
+        folder: made when the first file is written.
+        keep: how many checkpoints of the rolling set to keep; 1 keeps ``latest`` alone.
+    """
+
+    def __init__(self, folder: Path, keep: int = 1):
+        self.folder = folder
+        self.keep = keep
+
+    @property
+    def latest(self) -> Path:
+        return self.folder / LATEST
+
+    @property
+    def best(self) -> Path:
+        return self.folder / BEST
+
+    @property
+    def numbered(self) -> list[Path]:
+        """The rolling set, newest first."""
+        files = self.folder.iterdir() if self.folder.is_dir() else ()
+        steps = {path: int(match[1]) for path in files if (match := _NUMBERED.fullmatch(path.name))}
+        return sorted(steps, key=steps.__getitem__, reverse=True)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run to resume here."""
+        return self.latest.exists() or bool(self.numbered)
+
+    def clear(self) -> None:
+        """Remove the checkpoints of an earlier run."""
+        for path in (self.latest, self.best, *self.numbered):
+            path.unlink(missing_ok=True)
+
+    def save(self, session: Session, extra: Mapping[str, Any]) -> None:
+        """Write the latest checkpoint, and drop the oldest of the rolling set.
+
+        Raises:
+            CheckpointError: the state holds NaN or infinite values, or a file cannot be written; earlier ones are untouched.
+        """
+        session.save_checkpoint(self.latest, extra)
+        if self.keep > 1:
+            self._link(self.folder / f"step-{session.step_count:08d}.safetensors")
+        for path in self.numbered[self.keep if self.keep > 1 else 0 :]:
+            path.unlink(missing_ok=True)
+
+    def save_best(self, session: Session, extra: Mapping[str, Any]) -> None:
+        """Write the best checkpoint, in place of an earlier one."""
+        session.save_checkpoint(self.best, extra)
+
+    def restore(self, session: Session) -> tuple[dict[str, Any], Path, list[str]]:
+        """Restore the newest checkpoint that is whole, and remove what a killed process left half written.
+
+        Returns:
+            The ``extra`` that it was saved with, its file, and why newer files were passed over, a sentence each.
+
+        Raises:
+            CheckpointError: there is none, or none is whole; the message is that of the newest.
+        """
+        first: CheckpointError | None = None
+        passed_over: list[str] = []
+        for path in [path for path in self.folder.iterdir() if _LEFT_BEHIND.fullmatch(path.name)]:
+            path.unlink(missing_ok=True)
+        for path in (self.latest, *self.numbered):
+            try:
+                return session.restore(path), path, passed_over
+            except CheckpointError as error:
+                first = first or error
+                if path.exists():
+                    passed_over.append(f"Passed over: {error}")
+        assert first is not None
+        raise first
+
+    def _link(self, path: Path) -> None:
+        with replacing(path) as partial:
+            try:
+                os.link(self.latest, partial)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self.latest, partial)

@@ -1,0 +1,111 @@
+"""A run that is killed at random moments, again and again: nothing corrupt, nothing lost but the steps since the last save."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import burnish
+from burnish.models import residual_network
+from burnish.training import read_checkpoint
+
+KILLS = 100
+COURSE = {"epochs": 6, "batch_size": 4, "seed": 3, "checkpoint_every": 1, "keep_checkpoints": 3, "threads": 1, "progress": False}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1)
+    return generator.normal(size=(60, 1, 8, 8)).astype(np.float32), generator.integers(0, 10, 60)
+
+
+def train(program: burnish.Program, folder: Path, resume: bool) -> None:
+    """What a process of its own does until it is killed."""
+    burnish.Trainer(program, data(), eval_data=data(), run_directory=folder, resume=resume, **COURSE).run()
+
+
+def rows_without_time(folder: Path) -> list[list[str]]:
+    lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    seconds = lines[0].index("seconds")
+    return [line[:seconds] + line[seconds + 1 :] for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
+def test_a_hundred_kills_at_random_moments(tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.training.trainer.draw_curves", lambda *arguments: None)
+    # Forked before any engine has threads: a child needs no set-up of its own, and most of its time can be hit.
+    context = multiprocessing.get_context("fork")
+    program = burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.05, momentum=0.9))
+    process = context.Process(target=train, args=(program, tmp_path / "whole", False))
+    begin = time.monotonic()
+    process.start()
+    process.join()
+    duration = time.monotonic() - begin
+    assert process.exitcode == 0
+    whole = read_checkpoint(tmp_path / "whole/checkpoints/latest.safetensors").state
+    moments = random.Random(7)
+    kills, run, reached = 0, 0, 0
+    finished = False
+    while kills < KILLS or not finished:
+        folder = tmp_path / f"killed{run}"
+        process = context.Process(target=train, args=(program, folder, reached > 0))
+        process.start()
+        # After the last kill the run comes to its end, however far it is.
+        process.join(timeout=moments.uniform(0.0, duration / 2) if kills < KILLS else None)
+        process.kill()
+        process.join()
+        finished = process.exitcode == 0
+        checkpoints = {path.name: read_checkpoint(path) for path in (folder / "checkpoints").glob("*.safetensors")}
+        assert max((checkpoint.step for checkpoint in checkpoints.values()), default=0) >= reached, "a checkpoint is gone"
+        if not finished:
+            assert process.exitcode == -signal.SIGKILL
+            kills += 1
+            reached = checkpoints["latest.safetensors"].step if "latest.safetensors" in checkpoints else 0
+            continue
+        resumed = checkpoints["latest.safetensors"].state
+        assert resumed.keys() == whole.keys()
+        for name, array in whole.items():
+            np.testing.assert_array_equal(resumed[name], array, err_msg=name)
+        assert rows_without_time(folder) == rows_without_time(tmp_path / "whole")
+        assert not list((folder / "checkpoints").glob(".*")), "what killed processes left behind is removed"
+        run, reached = run + 1, 0
+
+
+def test_the_command_goes_on_after_a_kill(tmp_path):
+    """The same through the command line: ``--resume`` after SIGKILL ends in the same bits."""
+    np.savez(tmp_path / "data.npz", x=data()[0], y=data()[1])
+    ir.save(residual_network(), tmp_path / "model.onnx")
+    options = "--data data.npz --threads 1 --batch-size 4 --epochs 40 --checkpoint-every 1 --keep-checkpoints 2".split()
+    command = [sys.executable, "-m", "burnish", "train", "model.onnx", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def start(folder: str, *more: str) -> subprocess.Popen:
+        arguments = [*command, "-o", folder, *more]
+        return subprocess.Popen(
+            arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    with start("killed") as process:
+        latest = tmp_path / "killed/checkpoints/latest.safetensors"
+        while not latest.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert read_checkpoint(latest).step > 0
+    for folder, more in (("killed", ("--resume",)), ("whole", ())):
+        with start(folder, *more) as process:
+            _, message = process.communicate(timeout=300)
+        assert process.returncode == 0, message
+    assert (tmp_path / "killed/tuned.onnx").read_bytes() == (tmp_path / "whole/tuned.onnx").read_bytes()
+    assert re.fullmatch(r"step-\d{8}\.safetensors", sorted(path.name for path in latest.parent.glob("step-*"))[0])
