@@ -49,7 +49,3 @@ class DataError(BurnishError):
 
 class EngineError(BurnishError):
     """An engine that is missing, or cannot run what it was given."""
-
-
-class CarryOverWarning(UserWarning):
-    """A state was taken over in part: the message names what was not."""

@@ -28,7 +28,7 @@ from burnish.cli.options import (
     compile_model,
     export_line,
 )
-from burnish.errors import CarryOverWarning, ConfigurationError
+from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
@@ -167,6 +167,8 @@ def train(
         schedule=schedule,
     )
     if start_from is not None:
+        from burnish.program.carry_over import CarryOverWarning
+
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CarryOverWarning)
             trainer.session.restore(start_from, strict=False)

@@ -11,6 +11,10 @@ from burnish.program.signature import Entry, Role
 from burnish.program.state import Arrays, shape_fits
 
 
+class CarryOverWarning(UserWarning):
+    """A state was taken over in part: the message names what was not."""
+
+
 @dataclass(frozen=True)
 class CarriedState:
     """A state for a program, made of another program's as far as that fits.

@@ -15,9 +15,9 @@ import numpy as np
 from burnish import engines
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
-from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.program import Program, Role
-from burnish.program.carry_over import carry_over
+from burnish.program.carry_over import CarryOverWarning, carry_over
 from burnish.program.export import export_inference, save_inference
 from burnish.program.state import check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
