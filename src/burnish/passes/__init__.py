@@ -4,6 +4,7 @@ from burnish.passes.draw_dropout import draw_dropout
 from burnish.passes.expand_gradients import expand_gradients
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
+from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import recognize_group_normalization
@@ -18,6 +19,7 @@ __all__ = [
     "expand_gradients",
     "fold_batch_normalization",
     "fold_weight_normalization",
+    "merge_casts",
     "mix_precision",
     "recognize_gelu",
     "recognize_group_normalization",

@@ -12,7 +12,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
-from burnish.passes import remove_unused, widen_reductions
+from burnish.passes import merge_casts, remove_unused, widen_reductions
 from burnish.program.signature import Entry, GraphSignature, Role
 
 
@@ -123,6 +123,7 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
     lower_semantic_operators(model, keep=target.kernels)
     widen_reductions(model)
+    merge_casts(model)
     remove_unused(model)
     settle_opset(model, target)
     check_allowed(model, target)

@@ -1,0 +1,26 @@
+"""One cast per value and dtype: the backward of a value that several casts read casts its cotangents apart."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import replace_value
+
+
+def merge_casts(model: ir.Model) -> ir.Model:
+    """Let every reader of a value in another dtype read the first cast to it, in place; later ones are removed.
+
+    Returns:
+        The same model, for the same inputs and outputs.
+    """
+    first: dict[tuple[ir.Value | None, int, int], ir.Value] = {}
+    for node in list(model.graph):
+        if node.op_type != "Cast" or node.domain != "" or set(node.attributes) - {"to", "saturate"}:
+            continue
+        saturate = node.attributes["saturate"].as_int() if "saturate" in node.attributes else 1
+        key = (node.inputs[0], node.attributes["to"].as_int(), saturate)
+        earlier = first.setdefault(key, node.outputs[0])
+        if earlier is not node.outputs[0] and not node.outputs[0].is_graph_output():
+            replace_value(node.outputs[0], earlier)
+            model.graph.remove(node, safe=True)
+    return model
