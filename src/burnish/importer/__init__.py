@@ -7,5 +7,7 @@ batch symbolic. What is done with the model afterwards (training or inference mo
 
 from burnish.importer.classify import InitializerKind, classify_initializers, untrained_scalars
 from burnish.importer.load import Source, load
+from burnish.importer.reading import read_proto
+from burnish.importer.tensors import load_external_data
 
-__all__ = ["InitializerKind", "Source", "classify_initializers", "load", "untrained_scalars"]
+__all__ = ["InitializerKind", "Source", "classify_initializers", "load", "load_external_data", "read_proto", "untrained_scalars"]

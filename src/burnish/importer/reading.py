@@ -27,10 +27,26 @@ def read_model(source: object) -> ir.Model:
     """
     if isinstance(source, ir.Model):
         return _read_ir(source)
+    proto, folder, name = read_proto(source)
+    try:
+        model = ir.from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, folder or "")
+        own_tensors(model)
+    except Exception as error:
+        raise ModelError(f"{name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
+    return model
+
+
+def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
+    """Return a checked proto, where its external data lies (None when it did not come from a file), and what it is called.
+
+    Raises:
+        ModelError: see ``burnish.importer.load``.
+    """
     if isinstance(source, onnx.ModelProto):
-        return _read_proto(source, None, "the ModelProto")
+        return _checked(source, None, "the ModelProto")
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _read_proto(_parse(bytes(source), "the bytes"), None, "the bytes")
+        return _checked(_parse(bytes(source), "the bytes"), None, "the bytes")
     if isinstance(source, (str, os.PathLike)):
         return _read_path(Path(os.fspath(source)))
     raise ModelError(
@@ -39,7 +55,7 @@ def read_model(source: object) -> ir.Model:
     )
 
 
-def _read_path(path: Path) -> ir.Model:
+def _read_path(path: Path) -> tuple[onnx.ModelProto, Path | None, str]:
     try:
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
@@ -56,7 +72,7 @@ def _read_path(path: Path) -> ir.Model:
     name = f"'{path}'"
     proto = _parse(content, name)
     del content
-    return _read_proto(proto, path.parent, name)
+    return _checked(proto, path.parent, name)
 
 
 def _parse(content: bytes, name: str) -> onnx.ModelProto:
@@ -69,20 +85,14 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     return proto
 
 
-def _read_proto(proto: onnx.ModelProto, folder: Path | None, name: str) -> ir.Model:
+def _checked(proto: onnx.ModelProto, folder: Path | None, name: str) -> tuple[onnx.ModelProto, Path | None, str]:
     if not _is_text(proto):
         raise ModelError(f"{name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: not an ONNX model (it holds no graph). {_AGAIN}")
     check_tensors(proto, folder)
     _check(without_payloads(proto), name)
-    try:
-        model = ir.from_proto(proto)
-        ir.external_data.set_base_dir(model.graph, folder or "")
-        own_tensors(model)
-    except Exception as error:
-        raise ModelError(f"{name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
-    return model
+    return proto, folder, name
 
 
 def _is_text(message: Any) -> bool:

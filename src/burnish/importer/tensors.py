@@ -37,11 +37,29 @@ def check_tensors(proto: onnx.ModelProto, folder: Path | None) -> None:
     Raises:
         ModelError: a tensor whose data does not fit its dims, or whose external data is missing, too short or elsewhere.
     """
-    for tensor in _tensors_of_graph(proto.graph):
-        _check_tensor(tensor, folder)
+    for graph in _graphs(proto):
+        for tensor in _tensors_of_graph(graph):
+            _check_tensor(tensor, folder)
     for function in proto.functions:
         for tensor in _tensors_of_nodes(function.node):
             _check_tensor(tensor, folder)
+
+
+def load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
+    """Read, in place, external data into the tensors of the graphs of a model that ``check_tensors`` has passed."""
+    for graph in _graphs(proto):
+        for tensor in _tensors_of_graph(graph):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                del tensor.external_data[:]
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The graphs of a model: of inference, and of each training step."""
+    yield proto.graph
+    for info in proto.training_info:
+        yield from (info.initialization, info.algorithm)
 
 
 def own_tensors(model: ir.Model) -> None:

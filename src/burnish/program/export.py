@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -14,8 +15,10 @@ import onnx_ir as ir
 from burnish.errors import CheckpointError
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
 from burnish.program.persistence import ONE_FILE_LIMIT, constant_bytes
-from burnish.program.program import Program
 from burnish.program.state import check_state, file_path, replacing
+
+if TYPE_CHECKING:
+    from burnish.program.program import Program
 
 SMALLEST_EXTERNAL = 1024
 """Bytes from which a tensor goes into the data file, where there is one."""

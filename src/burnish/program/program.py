@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from burnish import optim
@@ -18,6 +19,8 @@ from burnish.program.carrying import CarriedState, carry_state
 from burnish.program.initialization import initial_state
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
+from burnish.program.training_file import load_training_model
+from burnish.program.training_info import to_training_model
 from burnish.program.update import update_graphs
 
 __all__ = ["GRAPH_NAMES", "Program"]
@@ -38,6 +41,8 @@ class Program:
         signature: every input and output of every graph.
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``).
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
+        saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
+            state=program.saved_state)``; else None.
     """
 
     init: ir.Model
@@ -49,6 +54,7 @@ class Program:
     signature: Signature
     weights: Mapping[str, np.ndarray]
     options: dict[str, Any] = field(default_factory=dict)
+    saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     @property
     def graphs(self) -> dict[str, ir.Model]:
@@ -124,11 +130,36 @@ class Program:
         """
         return save_program(self, Path(directory))
 
-    @classmethod
-    def load(cls, directory: str | Path) -> Program:
-        """Read a program that ``save`` wrote, checking every file against what was recorded.
+    def to_onnx(self, state: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+        """Return the program as one ONNX model: the inference graph and a ``TrainingInfoProto``.
+
+        A plain runtime runs it for inference, with the weights and running statistics of ``state``. ``Program.load`` makes the
+        same program of it again, whose ``saved_state`` is ``state``.
+
+        Args:
+            state: as ``Session.state`` returns it; None is ``initial_state()``.
 
         Raises:
-            CheckpointError: a file is missing, truncated, changed or of a newer version, or the folder is not a program.
+            CheckpointError: the state does not fit the program, or both are too large for one model.
+            UnsupportedOperatorError: the graphs hold operators that cannot stand in one standard model.
         """
-        return cls(**load_program(Path(directory)))
+        return to_training_model(self, state)
+
+    @classmethod
+    def load(cls, source: str | Path | onnx.ModelProto) -> Program:
+        """Read a program that ``save`` wrote, checking every file against what was recorded, or a model of ``to_onnx``.
+
+        Args:
+            source: the folder; or an ONNX file with ``training_info``, or such a model.
+
+        Raises:
+            CheckpointError: a file is missing, truncated, changed or of a newer version, or the folder is not a program; or the
+                model holds no training, or not what a program needs.
+            ModelError: the file is no valid ONNX model.
+        """
+        if isinstance(source, onnx.ModelProto) or Path(source).is_file() or Path(source).suffix == ".onnx":
+            fields, state = load_training_model(source)
+            program = cls(**fields)
+            program.saved_state = state
+            return program
+        return cls(**load_program(Path(source)))
