@@ -21,6 +21,7 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Builder, Tensor
+from burnish.optim.schedules import exponential
 from burnish.program import Program, Role
 from oracles.optimizers import LR, SHAPES, Arrays, UpdateGraph, next_state, parabola, random_problem, rosenbrock, run_steps
 
@@ -42,12 +43,18 @@ class Run:
         return {"optimizer": optimizer, "steps": self.steps, "rate": rate}
 
 
+# Lion, LAMB and LARS take steps of the length of the rate, however near the bottom is; Muon takes these vectors by its Adam.
 PARABOLA = {
     "adadelta": Run({"lr": 10.0}),
+    "adafactor": Run({"lr": 1.0}),
     "adagrad": Run({"lr": 1.0}),
     "adam": Run({"lr": 0.1}),
     "adamax": Run({"lr": 0.1}),
     "adamw": Run({"lr": 0.1, "weight_decay": 0.0}),
+    "lamb": Run({"lr": exponential(0.1, 0.975), "weight_decay": 0.0}),
+    "lars": Run({"lr": exponential(0.1, 0.975), "trust_coefficient": 1.0}),
+    "lion": Run({"lr": exponential(0.2, 0.97)}),
+    "muon": Run({"lr": 0.1}),
     "nadam": Run({"lr": 0.1}),
     "radam": Run({"lr": 0.1}),
     "rmsprop": Run({"lr": 0.01, "momentum": 0.9}),
@@ -56,10 +63,15 @@ PARABOLA = {
 }
 ROSENBROCK = {
     "adadelta": Run({}, 8000, falling=True),
+    "adafactor": Run({}, 8000, falling=True),
     "adagrad": Run({"lr": 0.5}, 8000),
     "adam": Run({"lr": 0.02}, 4000),
     "adamax": Run({"lr": 0.05}, 4000),
     "adamw": Run({"lr": 0.02, "weight_decay": 0.0, "amsgrad": True}, 8000),
+    "lamb": Run({"lr": 0.02, "weight_decay": 0.0}, 8000, falling=True),
+    "lars": Run({"lr": 0.01, "trust_coefficient": 1.0}, 8000, falling=True),
+    "lion": Run({"lr": 0.005}, 8000, falling=True),
+    "muon": Run({"lr": 0.02}, 4000),
     "nadam": Run({"lr": 0.02}, 4000),
     "radam": Run({"lr": 0.005, "betas": (0.9, 0.99)}, 4000),
     "rmsprop": Run({"lr": 0.001, "momentum": 0.9}, 4000),
@@ -68,9 +80,14 @@ ROSENBROCK = {
 }
 # With every part of the state and of the update that the defaults leave out.
 SETTINGS: dict[str, dict[str, Any]] = {
+    "adafactor": {"weight_decay": 0.01, "eps": (1e-30, 1e-3), "clipping_threshold": 2.0},
     "adagrad": {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.1},
     "adam": {"amsgrad": True, "weight_decay": 0.01},
     "adamw": {"amsgrad": True},
+    "lamb": {"adapt_vectors": False},
+    "lars": {"nesterov": True, "weight_decay": 0.01, "eps": 1e-3, "adapt_vectors": False},
+    "lion": {"weight_decay": 0.1},
+    "muon": {"flatten_kernels": True, "adjust_lr_fn": "match_rms_adamw", "others": {"name": "sgd", "momentum": 0.9}},
     "nadam": {"weight_decay": 0.01, "decoupled_weight_decay": True},
     "radam": {"weight_decay": 0.01, "decoupled_weight_decay": True, "betas": (0.5, 0.9)},
     "rmsprop": {"momentum": 0.9, "centered": True, "weight_decay": 0.01},

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from burnish import optim
+from burnish.errors import ConfigurationError
 from oracles.layerwise_optimizers import LAYERS, layers_problem, optax_lamb, optax_lars, optax_layers, run_layers, torch_layers
 from oracles.optimizers import LR, UpdateGraph, assert_same_history, run_steps
 
@@ -144,3 +145,40 @@ def test_a_gradient_that_is_not_a_number_reaches_the_weights(optimizer: optim.Op
     gradient = np.array([np.nan, 1.0])
     last = run_steps(optimizer, {"w": np.ones(2)}, lambda step, _: {"w": gradient}, 1)[-1]
     assert np.isnan(last["param/w"][0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.lion(lr=-1), "lion: lr must be a finite number that is not negative, not -1"),
+        (lambda: optim.lion(betas=(0.9, 1.0)), r"lion: betas\[1\] must be at least 0 and less than 1, not 1.0"),
+        (lambda: optim.lion(weight_decay=-0.1), "lion: weight_decay must be a finite number that is not negative, not -0.1"),
+        (lambda: optim.lamb(betas=0.9), "lamb: betas must be two numbers, not 0.9"),
+        (lambda: optim.lamb(eps=float("nan")), "lamb: eps must be a finite number that is not negative, not nan"),
+        (lambda: optim.lamb(weight_decay="no"), "lamb: weight_decay must be a finite number that is not negative, not 'no'"),
+        (lambda: optim.lars(momentum=-1), "lars: momentum must be a finite number that is not negative, not -1"),
+        (
+            lambda: optim.lars(trust_coefficient=-1),
+            "lars: trust_coefficient must be a finite number that is not negative, not -1",
+        ),
+        (lambda: optim.lars(eps=-1), "lars: eps must be a finite number that is not negative, not -1"),
+        (lambda: optim.lars(momentum=0.0, nesterov=True), "lars: nesterov needs a momentum above 0, not 0.0"),
+        (lambda: optim.adafactor(lr="fast"), "adafactor: lr must be a finite number that is not negative, or a schedule"),
+        (lambda: optim.adafactor(beta2_decay=0.1), "adafactor: beta2_decay must be 0 or below, not 0.1"),
+        (lambda: optim.adafactor(beta2_decay=float("-inf")), "adafactor: beta2_decay must be a finite number, not -inf"),
+        (lambda: optim.adafactor(clipping_threshold=0.5), "adafactor: clipping_threshold must be at least 1, not 0.5"),
+        (
+            lambda: optim.adafactor(weight_decay=-1),
+            "adafactor: weight_decay must be a finite number that is not negative, not -1",
+        ),
+        (lambda: optim.adafactor(eps=1e-3), "adafactor: eps must be two numbers, the first of which may be None, not 0.001"),
+        (lambda: optim.adafactor(eps=(0.0, 1e-3)), r"adafactor: eps\[0\] must be a finite number above 0, not 0.0"),
+        (
+            lambda: optim.adafactor(eps=(None, None)),
+            r"adafactor: eps\[1\] must be a finite number that is not negative, not None",
+        ),
+    ],
+)
+def test_bad_settings_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()

@@ -13,6 +13,7 @@ import torch
 
 from burnish import optim
 from burnish.errors import ConfigurationError
+from burnish.optim.schedules import exponential
 from oracles.layerwise_optimizers import (
     LAYERS,
     MATRICES,
@@ -92,6 +93,30 @@ def test_the_iteration_acts_on_each_singular_value_by_itself(shape: tuple[int, .
     matrix = gradient.reshape(shape[0], -1)
     update = newton_schulz_of_singular_values(matrix, COEFFICIENTS, steps) * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
     np.testing.assert_allclose(start - last["param/w"], update.reshape(shape), rtol=1e-10, atol=1e-12)
+
+
+@cases(
+    [{"nesterov": nesterov, "adjust_lr_fn": adjust} for nesterov in (True, False) for adjust in ("original", "match_rms_adamw")]
+)
+def test_finds_the_bottom_of_a_bowl_of_matrices(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(29)
+    factor, bottom = rng.standard_normal((5, 5)), rng.standard_normal((5, 3))
+    curvature = factor @ factor.T + np.eye(5)
+    optimizer = optim.muon(lr=exponential(0.5, 0.98), weight_decay=0.0, **options)
+    history = run_steps(
+        optimizer, {"w": np.zeros((5, 3))}, lambda step, parameters: {"w": curvature @ (parameters["w"] - bottom)}, 900
+    )
+    np.testing.assert_allclose(history[-1]["param/w"], bottom, atol=1e-6)
+
+
+def test_goes_down_the_valley_of_rosenbrock_as_a_matrix() -> None:
+    def gradient(step: int, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x, y = parameters["w"][0]
+        return {"w": np.array([[-2 * (1 - x) - 400 * x * (y - x * x), 200 * (y - x * x)]])}
+
+    optimizer = optim.muon(lr=exponential(0.02, 0.998), weight_decay=0.0)
+    x, y = run_steps(optimizer, {"w": np.array([[-1.2, 1.0]])}, gradient, 4000)[-1]["param/w"][0]
+    assert (1 - x) ** 2 + 100 * (y - x * x) ** 2 < 1e-4
 
 
 def test_the_update_is_nearly_orthogonal() -> None:
