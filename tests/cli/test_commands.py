@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
-from burnish.program import Program
+from burnish.optim import schedules
+from burnish.program import Program, Role
 
 TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "8")
 
@@ -81,6 +83,69 @@ def test_resuming_a_finished_run_says_so(run, folder):
     assert "--reinitialize is not taken" in text
     assert (folder / "runs/model/tuned.onnx").read_bytes() == before
     assert "is taken from here on" not in run(*TRAIN, "--lr", "0.01", "--resume", "--epochs", "2").stdout
+
+
+def test_the_schedule_of_a_run_is_in_its_program(run, folder):
+    run(*TRAIN, "--lr", "0.5", "--schedule", "cosine", "--warmup", "2", "--epochs", "2")
+    optimizer = burnish.optim.get(Program.load(folder / "runs/model/program").options["optimizer"])
+    assert optimizer.lr == schedules.warmup(schedules.cosine(0.5, 4), 2)
+    assert rates(folder / "runs/model") == pytest.approx(
+        [1 / 6, 1 / 3, *(0.25 * (1 + math.cos(math.pi * t / 4)) for t in range(4))]
+    )
+    assert json.loads((folder / "runs/model/run.json").read_text())["course"] == {
+        "lr": 0.5,
+        "schedule": "cosine",
+        "warmup": 2,
+        "epochs": 2,
+    }
+
+
+def rates(run_folder: Path) -> list[float]:
+    with (run_folder / "metrics.csv").open() as file:
+        return [float(row["lr"]) for row in csv.DictReader(file)]
+
+
+def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
+    run(*TRAIN, "--lr", "0.5", "--schedule", "linear")
+    text = run(*TRAIN, "--lr", "0.5", "--schedule", "linear", "--epochs", "3", "--resume").stdout
+    assert "--epochs 3 is taken from here on; the run was started with 1" in text
+    first, following = rates(folder / "runs/model")[:3], rates(folder / "runs/model")[3:]
+    assert first == pytest.approx([0.5 * (3 - t) / 3 for t in range(3)])
+    assert following == pytest.approx([0.5 * (9 - t) / 9 for t in range(3, 9)])
+    text = run(*TRAIN, "--lr", "0.25", "--epochs", "4", "--resume").stdout
+    assert "--lr 0.25 is taken from here on; the run was started with 0.5" in text
+    assert rates(folder / "runs/model")[9:] == [0.25] * 3
+    # What was saved before can still be exported, with the program as it is now.
+    run("export", "runs/model", "--best", "-o", "best.onnx")
+    result = run(*TRAIN, "--momentum", "0.5", "--schedule", "cosine", "--epochs", "5", "--resume", code=1)
+    assert "was made with another program" in result.stderr
+
+
+def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
+    run(*TRAIN, "--epochs", "2")
+    checkpoint = "runs/model/checkpoints/latest.safetensors"
+    run(*TRAIN, "--start-from", checkpoint, "--lr", "0.5", "--schedule", "linear", "--warmup", "1", "-o", "second")
+    assert rates(folder / "second") == pytest.approx([0.25, 0.5, 0.25])
+
+
+def test_a_damaged_checkpoint_does_not_keep_a_run_from_another_schedule(run, folder):
+    run(*TRAIN, "--schedule", "linear", "--epochs", "2", "--keep-checkpoints", "2")
+    latest = folder / "runs/model/checkpoints/latest.safetensors"
+    latest.unlink()
+    latest.write_bytes(b"half a file")
+    text = run(*TRAIN, "--schedule", "linear", "--epochs", "3", "--resume").stdout
+    assert "Passed over" in text
+    assert rates(folder / "runs/model")[6:] == pytest.approx([0.1 * (9 - t) / 9 for t in range(6, 9)])
+
+
+def test_a_compiled_program_computes_its_rate(run, folder):
+    run("compile", "model.onnx", "-o", "program", "--lr", "0.25", "--schedule", "polynomial", "--steps", "10", "--warmup", "4")
+    signature = Program.load(folder / "program").signature["step"]
+    assert signature.end == 10
+    assert not signature.inputs_of(Role.HYPERPARAMETER)
+    run("compile", "model.onnx", "-o", "warmed", "--warmup", "4")
+    assert Program.load(folder / "warmed").signature["step"].end is None
+    assert "polynomial" in run("inspect", "program").stdout
 
 
 def test_a_tuned_model_can_be_left_unfolded(run, folder):
@@ -316,7 +381,10 @@ def test_check_says_what_trains(run):
         (("train", "model.onnx", "--data", "data.npz", "--optimizer", "lion"), r"there is no optimizer 'lion'"),
         (("train", "model.onnx", "--data", "data.npz", "--trainable", "stem.conv"), r"'stem\.conv' matches no weight"),
         (("train", "model.onnx", "--data", "data.npz", "--engine", "abacus"), r"There is no engine 'abacus'"),
-        (("train", "model.onnx", "--data", "data.npz", "--schedule", "stairs"), r"no learning-rate schedule 'stairs'"),
+        (
+            ("train", "model.onnx", "--data", "data.npz", "--schedule", "stairs"),
+            r"no learning-rate schedule 'stairs' on the .* linear",
+        ),
         (("train", "model.onnx", "--data", "data.npz", "--resume"), r"There is nothing to resume in 'runs/model'"),
         (("check", "model.onnx", "--outputs", "scores"), r"outputs: the model has no output 'scores'; it has 'logits'"),
         (("compile", "model.onnx", "-o", "program", "--norm", "whiten"), r"norm: unknown policy 'whiten'"),
@@ -357,6 +425,16 @@ def test_debug_raises_the_error_itself_wherever_it_stands(run):
         ((*TRAIN, "--optimizer", "adam", "--momentum", "0.9"), "adam takes no --momentum"),
         ((*TRAIN, "--optimizer", "adagrad", "--momentum", "0.9", "--weight-decay", "0.1"), "adagrad takes no --momentum"),
         ((*TRAIN, "--resume", "--overwrite"), "--resume goes on with a run"),
+        (
+            (*TRAIN, "--schedule", "cosine", "--warmup", "3"),
+            "--schedule cosine has 3 steps, 3 of them for the warm-up: give fewer",
+        ),
+        ((*TRAIN, "--schedule", "one_cycle", "--warmup", "1"), "--warmup: one_cycle begins with a warm-up of its own"),
+        (
+            ("compile", "model.onnx", "-o", "program", "--schedule", "linear"),
+            "--schedule linear needs to know its steps: give --steps",
+        ),
+        (("compile", "model.onnx", "-o", "program", "--steps", "9"), "--steps is for a --schedule that has an end"),
         ((*TRAIN, "--norm", "train", "--norm", "frozen"), "'train': with several --norm, each is PATTERN=POLICY"),
         (("export", "data.npz", "--best", "-o", "x.onnx"), "--best chooses among the checkpoints of a run"),
     ],

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from burnish.cli.console import counted, output
+from burnish.cli.course import CONSTANT, check_schedule, with_schedule
 from burnish.cli.options import (
+    COMPILATION,
     DecayOption,
     LossOption,
     MetricsOption,
@@ -18,7 +20,9 @@ from burnish.cli.options import (
     OptimizerOption,
     OutputsOption,
     RateOption,
+    ScheduleOption,
     TrainableOption,
+    WarmupOption,
     compile_model,
 )
 
@@ -29,6 +33,12 @@ def compile(
     loss: LossOption = "cross_entropy",
     optimizer: OptimizerOption = "sgd",
     lr: RateOption = None,
+    schedule: ScheduleOption = CONSTANT,
+    warmup: WarmupOption = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, help="Steps of the schedule, the warm-up included.", rich_help_panel=COMPILATION),
+    ] = None,
     momentum: MomentumOption = None,
     weight_decay: DecayOption = None,
     trainable: TrainableOption = None,
@@ -37,7 +47,11 @@ def compile(
     outputs: OutputsOption = None,
 ) -> None:
     """Turn a model into a training program: six ONNX graphs of standard operators, with their state."""
+    check_schedule(schedule, warmup)
+    if steps is not None and schedule == CONSTANT:
+        raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
     program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs)
+    program = with_schedule(program, schedule, warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()
     console.print(f"{folder}: the program of {model}", markup=False)

@@ -27,6 +27,18 @@ OptimizerOption = Annotated[
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=COMPILATION)
 ]
+ScheduleOption = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        help="Learning rate over the steps: constant, linear, cosine, polynomial or one_cycle; computed in the program.",
+        rich_help_panel=COMPILATION,
+    ),
+]
+WarmupOption = Annotated[
+    int,
+    typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.", rich_help_panel=COMPILATION),
+]
 MomentumOption = Annotated[
     float | None,
     typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.", rich_help_panel=COMPILATION),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.console import counted, output
+from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, with_schedule
 from burnish.cli.options import (
     DecayOption,
     FoldOption,
@@ -24,7 +25,9 @@ from burnish.cli.options import (
     OptimizerOption,
     OutputsOption,
     RateOption,
+    ScheduleOption,
     TrainableOption,
+    WarmupOption,
     compile_model,
     export_line,
 )
@@ -64,6 +67,8 @@ def train(
     loss: LossOption = "cross_entropy",
     optimizer: OptimizerOption = "sgd",
     lr: RateOption = None,
+    schedule: ScheduleOption = CONSTANT,
+    warmup: WarmupOption = 0,
     momentum: MomentumOption = None,
     weight_decay: DecayOption = None,
     trainable: TrainableOption = None,
@@ -76,9 +81,6 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=COURSE)] = 1,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COURSE)] = 32,
-    schedule: Annotated[
-        str, typer.Option("--schedule", help="Learning rate over the run: constant or cosine.", rich_help_panel=COURSE)
-    ] = "constant",
     seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COURSE)] = 0,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="By default the engine's choice.", rich_help_panel=COURSE)
@@ -125,8 +127,10 @@ def train(
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if start_from is not None and (resume or reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
+    check_schedule(schedule, warmup)
+    from burnish.training.checkpoint import read_checkpoint
     from burnish.training.checkpoint_folder import CheckpointFolder
-    from burnish.training.trainer import Trainer, TrainingInterrupted
+    from burnish.training.trainer import Trainer, TrainingInterrupted, batches_per_epoch
 
     folder = folder or Path("runs") / model.stem
     if not resume and not overwrite and CheckpointFolder(folder / "checkpoints").exists:
@@ -147,6 +151,12 @@ def train(
     if eval_data is not None:
         eval_set = open_dataset(eval_data, wanted, label=label, classes=classes, image_size=image_size)
     console.print(_described(data, train_set, eval_data, eval_set), markup=False)
+    rate = program.options["optimizer"]["lr"]
+    steps = epochs * batches_per_epoch(program, len(train_set), batch_size)
+    taken = 0 if start_from is None else read_checkpoint(start_from).step
+    program = with_schedule(program, schedule, warmup, steps, "give fewer --warmup steps, or more --epochs", taken)
+    if resume:
+        take_over_checkpoints(folder, program)
     trainer = Trainer(
         program,
         train_set,
@@ -163,8 +173,6 @@ def train(
         engine=engine,
         threads=threads,
         state=program.initial_state(seed, reinitialize) if reinitialize and not resume else None,
-        lr=lr,
-        schedule=schedule,
     )
     if start_from is not None:
         from burnish.program.carry_over import CarryOverWarning
@@ -174,7 +182,7 @@ def train(
             trainer.session.restore(start_from, strict=False)
         for warning in caught:
             console.print(str(warning.message), markup=False)
-    course = {"lr": trainer.learning_rate, "schedule": schedule, "epochs": epochs}
+    course = {"lr": rate, "schedule": schedule, "warmup": warmup, "epochs": epochs}
     if resume:
         for note in _resumed_otherwise(folder, course, reinitialize):
             console.print(note, markup=False)
@@ -223,7 +231,7 @@ def _resumed_otherwise(folder: Path, course: Mapping[str, object], reinitialize:
     except (OSError, ValueError, KeyError, TypeError):
         before = dict(course)
     # More epochs are what one resumes for; they change the steps to come only where the rate follows a schedule.
-    names = [name for name in course if name != "epochs" or course["schedule"] != "constant"]
+    names = [name for name in course if name != "epochs" or course["schedule"] != CONSTANT]
     notes = [
         f"--{name} {course[name]} is taken from here on; the run was started with {before[name]}"
         for name in names

@@ -458,6 +458,16 @@ def _watched(program: Program, best_metric: str | None) -> str:
     return best_metric
 
 
+def batches_per_epoch(program: Program, samples: int, batch_size: int) -> int:
+    """Return how many steps an epoch over so many samples has, without the last batch where the program takes none of its size.
+
+    Raises:
+        ConfigurationError: the program takes no batch of ``batch_size``.
+    """
+    rest = _left_out(program, samples, batch_size)
+    return (samples - rest) // batch_size if rest else -(-samples // batch_size)
+
+
 def _left_out(program: Program, samples: int, batch_size: int) -> int:
     """Return how many samples are left at the end of an epoch that make no batch which the program takes."""
     signature = program.signature["step"]
