@@ -378,7 +378,7 @@ def test_check_says_what_trains(run):
         (("train", "model.onnx", "--data", "model.onnx"), r"burnish does not read '\.onnx' files"),
         (("train", "model.onnx", "--data", "digits"), r"'x' wants samples of shape \[1, 4, 4\], .* have shape \[8, 8\]"),
         (("train", "model.onnx", "--data", "data.npz", "--loss", "hunge"), r"there is no loss 'hunge'"),
-        (("train", "model.onnx", "--data", "data.npz", "--optimizer", "lion"), r"there is no optimizer 'lion'"),
+        (("train", "model.onnx", "--data", "data.npz", "--optimizer", "tiger"), r"there is no optimizer 'tiger'"),
         (("train", "model.onnx", "--data", "data.npz", "--trainable", "stem.conv"), r"'stem\.conv' matches no weight"),
         (("train", "model.onnx", "--data", "data.npz", "--engine", "abacus"), r"There is no engine 'abacus'"),
         (
