@@ -68,6 +68,22 @@ def test_evaluation_and_prediction_read_the_current_state_and_leave_it(make_engi
 
 
 @pytest.mark.parametrize("make_engine", ENGINES)
+def test_evaluation_reads_another_state_entry_where_it_is_told_to(make_engine):
+    program = tiny_program()
+    runner = opened(make_engine(), program)
+    instead = {f"param/{name}": f"opt/momentum/{name}" for name in TRAINED}
+    for number in range(3):
+        runner.step(with_lr(tiny_batch(seed=number)))
+        state = runner.state()
+        plain = make_engine().open(program, state | {n: state[other] for n, other in instead.items()}, device=None, threads=1)
+        batch = tiny_batch(6, seed=50 + number)
+        x = {"x": batch["x"]}
+        np.testing.assert_array_equal(runner.predict(x, instead)["logits"], plain.predict(x)["logits"])
+        assert runner.evaluate(batch, instead) == plain.evaluate(batch)
+        assert not np.array_equal(runner.predict(x)["logits"], plain.predict(x)["logits"])
+
+
+@pytest.mark.parametrize("make_engine", ENGINES)
 def test_a_non_finite_loss_leaves_the_state_as_it_was(make_engine):
     program = tiny_program()
     runner = opened(make_engine(), program)

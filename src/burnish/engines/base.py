@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from burnish.program import Program
 
 Arrays = dict[str, np.ndarray]
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ProgramRunner(Protocol):
@@ -33,12 +35,17 @@ class ProgramRunner(Protocol):
         """
         ...
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the evaluate graph on the current state; the state stays."""
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        """Run the evaluate graph on the current state; the state stays.
+
+        Args:
+            inputs: data and labels.
+            instead: state entry -> the state entry, of its dtype and shape, that is read in its place.
+        """
         ...
 
-    def predict(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the predict graph on the current state; the state stays."""
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        """Run the predict graph on the current state, as ``evaluate`` does; the state stays."""
         ...
 
     def state(self) -> Arrays:

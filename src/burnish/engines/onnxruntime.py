@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.base import Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, check_finite_loss
 from burnish.errors import EngineError
 from burnish.program.persistence import fits_one_file, model_bytes, save_model
 from burnish.program.signature import Entry, GraphSignature, Role
@@ -170,7 +170,8 @@ class OnnxRuntimeRunner:
         }
         self._sets = (current, following)
         self._current = 0
-        self._graphs: dict[str, _BoundGraph] = {}
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
+        self._graphs: dict[tuple[str, tuple[tuple[str, str], ...]], _BoundGraph] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
@@ -179,11 +180,11 @@ class OnnxRuntimeRunner:
         self._current = 1 - self._current
         return outputs
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._graph("evaluate").run(self._current, inputs)
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._graph("evaluate", instead).run(self._current, inputs)
 
-    def predict(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._graph("predict").run(self._current, inputs)
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._graph("predict", instead).run(self._current, inputs)
 
     def state(self) -> Arrays:
         return {name: array.copy() for name, array in self._arrays().items()}
@@ -198,12 +199,17 @@ class OnnxRuntimeRunner:
     def _arrays(self) -> Arrays:
         return {name: buffer.array for name, buffer in self._sets[self._current].items()}
 
-    def _graph(self, graph: str) -> _BoundGraph:
-        bound = self._graphs.get(graph)
+    def _graph(self, graph: str, instead: Mapping[str, str] = NOTHING) -> _BoundGraph:
+        """The graph with its bindings; those that read other state entries instead share its session."""
+        key = (graph, tuple(sorted(instead.items())))
+        bound = self._graphs.get(key)
         if bound is None:
-            session = self._engine.load(self._program.graphs[graph], graph, self._threads)
+            session = self._sessions.get(graph)
+            if session is None:
+                session = self._sessions[graph] = self._engine.load(self._program.graphs[graph], graph, self._threads)
             updates = self._updates if graph == "step" else {}
-            bound = self._graphs[graph] = _BoundGraph(graph, session, self._program.signature[graph], self._sets, updates)
+            bound = _BoundGraph(graph, session, self._program.signature[graph], self._sets, updates, instead)
+            self._graphs[key] = bound
         return bound
 
 
@@ -242,6 +248,7 @@ class _BoundGraph:
         signature: GraphSignature,
         sets: tuple[dict[str, _Buffer], dict[str, _Buffer]],
         updates: Mapping[str, str],
+        instead: Mapping[str, str] = NOTHING,
     ):
         self._graph = graph
         self._session = session
@@ -252,15 +259,20 @@ class _BoundGraph:
         scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
         self._fixed = {entry.name: _Buffer.empty((), entry) for entry in scalars}
         self._varying = tuple(entry for entry in results if entry.name not in self._fixed)
-        self._bindings = tuple(self._bind(signature, sets[index], sets[1 - index], updates) for index in (0, 1))
+        self._bindings = tuple(self._bind(signature, sets[index], sets[1 - index], updates, instead) for index in (0, 1))
 
     def _bind(
-        self, signature: GraphSignature, held: dict[str, _Buffer], following: dict[str, _Buffer], updates: Mapping[str, str]
+        self,
+        signature: GraphSignature,
+        held: dict[str, _Buffer],
+        following: dict[str, _Buffer],
+        updates: Mapping[str, str],
+        instead: Mapping[str, str],
     ) -> Any:
         binding = self._session.io_binding()
         for entry in signature.inputs:
             if entry.is_state:
-                binding.bind_ortvalue_input(entry.name, held[entry.name].value)
+                binding.bind_ortvalue_input(entry.name, held[instead.get(entry.name, entry.name)].value)
         for name, buffer in self._hyperparameters.items():
             binding.bind_ortvalue_input(name, buffer.value)
         for name, output in updates.items():

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
 from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
-from burnish.engines.base import Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, check_finite_loss
 from burnish.errors import EngineError
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class ReferenceRunner:
             self._state[name] = np.array(outputs.pop(output))
         return outputs
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._run("evaluate", inputs)
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._run("evaluate", inputs, instead)
 
-    def predict(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._run("predict", inputs)
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._run("predict", inputs, instead)
 
     def state(self) -> Arrays:
         return {name: array.copy() for name, array in self._state.items()}
@@ -103,11 +103,12 @@ class ReferenceRunner:
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._state = {name: np.array(state[name]) for name in self._state}
 
-    def _run(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         evaluator = self._evaluators.get(graph)
         if evaluator is None:
             evaluator = self._evaluators[graph] = _load(self._program.graphs[graph], graph)
-        held = {entry.name: self._state[entry.name] for entry in self._program.signature[graph].inputs if entry.is_state}
+        names = [entry.name for entry in self._program.signature[graph].inputs if entry.is_state]
+        held = {name: self._state[instead.get(name, name)] for name in names}
         return _evaluate(evaluator, {**held, **inputs}, graph)
 
 

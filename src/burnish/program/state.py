@@ -18,8 +18,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from burnish.errors import BurnishError, CheckpointError
-from burnish.program.signature import Entry
+from burnish.errors import BurnishError, CheckpointError, ConfigurationError
+from burnish.optim.average import AVERAGE
+from burnish.program.signature import Entry, Signature
 
 Arrays = dict[str, np.ndarray]
 
@@ -75,6 +76,24 @@ def shape_fits(actual: tuple[int, ...], expected: tuple[int | str | None, ...]) 
 def _listed(names: list[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def averages(signature: Signature, parameters: str) -> dict[str, str]:
+    """Return ``param/<initializer>`` -> the state entry of its average, for every parameter that has one.
+
+    Raises:
+        ConfigurationError: ``parameters`` is another word than ``average``, or no optimizer of the program keeps one.
+    """
+    if parameters != "average":
+        raise ConfigurationError(f"parameters must be None, for those of the state, or 'average', not {parameters!r}")
+    prefix = f"opt/{AVERAGE}/"
+    found = {f"param/{entry.name.removeprefix(prefix)}": entry.name for entry in signature.state if entry.name.startswith(prefix)}
+    if not found:
+        raise ConfigurationError(
+            "parameters='average': the program's optimizer keeps no average of them; wrap it in burnish.optim.ema(...) or "
+            "burnish.optim.swa(...), which program.with_optimizer(...) does for one that is compiled"
+        )
+    return found
 
 
 def file_path(path: str | os.PathLike[str], example: str) -> Path:

@@ -19,7 +19,7 @@ from burnish.errors import CheckpointError, ConfigurationError, EngineError, Inp
 from burnish.program import Program, Role
 from burnish.program.carry_over import CarryOverWarning, carry_over
 from burnish.program.export import export_inference, save_inference
-from burnish.program.state import check_state
+from burnish.program.state import averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import check_batch, check_hyperparameters
 
@@ -96,16 +96,28 @@ class Session:
         outputs = runner.step(inputs)
         return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(*STEP_REPORT, Role.RATE)}
 
-    def evaluate(self, batch: Mapping[str, Any]) -> dict[str, float]:
-        """Return the loss and the metrics of one batch, in inference mode; the state stays."""
-        return {name: value for name, value in self._evaluated(batch).items() if not name.startswith((SUM, COUNT))}
+    def evaluate(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
+        """Return the loss and the metrics of one batch, in inference mode; the state stays.
 
-    def evaluate_totals(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        Args:
+            batch: the model's inputs and the labels, by name.
+            parameters: ``average`` evaluates the average that the optimizer keeps (``burnish.optim.ema``, ``swa``).
+
+        Raises:
+            InputError: the batch does not fit the program.
+            ConfigurationError: the optimizer keeps no average.
+        """
+        return {name: value for name, value in self._evaluated(batch, parameters).items() if not name.startswith((SUM, COUNT))}
+
+    def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
         """Return ``sum:<name>`` and ``count:<name>`` of the loss and each metric of one batch, to be added over batches."""
-        return {name: value for name, value in self._evaluated(batch).items() if name.startswith((SUM, COUNT))}
+        return {name: value for name, value in self._evaluated(batch, parameters).items() if name.startswith((SUM, COUNT))}
 
     def evaluate_data(
-        self, batches: Iterable[Mapping[str, Any]], progress: Callable[[int], None] | None = None
+        self,
+        batches: Iterable[Mapping[str, Any]],
+        progress: Callable[[int], None] | None = None,
+        parameters: str | None = None,
     ) -> dict[str, float]:
         """Return the loss and the metrics over many batches, each the sum over all samples divided by their number.
 
@@ -114,6 +126,7 @@ class Session:
         Args:
             batches: batches as ``evaluate`` takes them.
             progress: called after each batch with the number of batches done.
+            parameters: as in ``evaluate``.
 
         Raises:
             InputError: a batch does not fit, there are none, or nothing in them counts.
@@ -125,7 +138,7 @@ class Session:
         totals: dict[str, list[float]] = {}
         done = 0
         for batch in batches:
-            for name, value in self.evaluate_totals(batch).items():
+            for name, value in self.evaluate_totals(batch, parameters).items():
                 totals.setdefault(name, []).append(value)
             done += 1
             if progress is not None:
@@ -147,10 +160,13 @@ class Session:
             results = {"loss": total, **results}
         return results
 
-    def predict(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the model's outputs by name, in inference mode; labels in the batch are not used."""
+    def predict(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
+        """Return the model's outputs by name, in inference mode; labels in the batch are not used.
+
+        ``parameters="average"`` predicts with the average that the optimizer keeps.
+        """
         inputs = check_batch(self.program.signature["predict"], batch, ignored=self._labels)
-        return dict(self._open_runner().predict(inputs))
+        return dict(self._open_runner().predict(inputs, *self._instead(parameters)))
 
     @property
     def step_count(self) -> int:
@@ -228,21 +244,26 @@ class Session:
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
 
-    def export(self, path: str | Path, fold_norm: bool = True) -> Path:
+    def export(self, path: str | Path, fold_norm: bool = True, parameters: str | None = None) -> Path:
         """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
 
         Args:
             path: the ``.onnx`` file; written whole or not at all.
             fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before it or
                 the one behind it, where that is exact up to rounding.
+            parameters: ``average`` writes the average that the optimizer keeps, in place of the parameters.
 
         Returns:
             The path.
 
         Raises:
             CheckpointError: the file cannot be written.
+            ConfigurationError: the optimizer keeps no average.
         """
-        return save_inference(export_inference(self.program, self.state(), fold_norm), path)
+        state = self.state()
+        for instead in self._instead(parameters):
+            state |= {name: state[other] for name, other in instead.items()}
+        return save_inference(export_inference(self.program, state, fold_norm), path)
 
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
@@ -271,7 +292,11 @@ class Session:
             raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")
         check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
 
-    def _evaluated(self, batch: Mapping[str, Any]) -> dict[str, float]:
+    def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
         signature = self.program.signature["evaluate"]
-        outputs = self._open_runner().evaluate(check_batch(signature, batch))
+        outputs = self._open_runner().evaluate(check_batch(signature, batch), *self._instead(parameters))
         return {name: value.item() for name, value in outputs.items()}
+
+    def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
+        """What a graph reads in place of the parameters, as the further argument of a runner's method; none by default."""
+        return () if parameters is None else (averages(self.program.signature, parameters),)
