@@ -31,7 +31,10 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: losses.get("crossentropy"), "there is no loss 'crossentropy'; there is bce, .*, cross_entropy, .*"),
+        (
+            lambda: losses.get("crossentropy"),
+            r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\); there is bce, ",
+        ),
         (lambda: losses.get(3), "loss must be a name or a loss object of burnish.losses, not int; there is bce, "),
         (lambda: losses.get({"name": "mse", "delta": 1}), "loss 'mse': .*'delta'"),
         (lambda: losses.get({}), "there is no loss 'None'"),

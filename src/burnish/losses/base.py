@@ -67,10 +67,12 @@ class Reading:
     Attributes:
         output: its name; None leaves the choice to ``compile``, whose ``outputs`` says which.
         activation: what is stepped over where the model ends in it.
+        position: which of the outputs that ``compile`` was given it is; of no meaning where it has a name.
     """
 
     output: str | None = None
     activation: Activation | None = None
+    position: int = 0
 
 
 class Term(NamedTuple):

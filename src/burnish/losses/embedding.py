@@ -55,7 +55,9 @@ class EmbeddingLoss(LossBase):
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        return tuple(Reading(output) for output in self.outputs or (None,) * len(self.roles))
+        if self.outputs is not None:
+            return tuple(Reading(output) for output in self.outputs)
+        return tuple(Reading(position=position) for position in range(len(self.roles)))
 
     def check_embeddings(self, predictions: Sequence[Tensor], least_rank: int) -> None:
         """Raise ConfigurationError for embeddings of no floating-point type, of too few axes, or of several shapes."""

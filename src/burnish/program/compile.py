@@ -43,6 +43,7 @@ from burnish.program.signature import Entry, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP, update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
+DEFAULT_LOSS = "cross_entropy"
 LOSS = "loss"
 
 _Figures = dict[str, tuple[Tensor, Tensor]]
@@ -51,13 +52,14 @@ _Figures = dict[str, tuple[Tensor, Tensor]]
 def compile(
     source: Source,
     *,
-    loss: str | losses.Loss = "cross_entropy",
+    loss: losses.LossLike = DEFAULT_LOSS,
     optimizer: str | optim.Optimizer = "sgd",
     trainable: Trainable = None,
     norm: str | NormPolicy | Mapping[str, str | NormPolicy] = "train",
     metrics: Sequence[str | metrics.Metric] | None = None,
     precision: Precision = FULL,
     outputs: str | Sequence[str] | None = None,
+    output: str | None = None,
     running_variance: str | None = None,
     target: str = "onnxruntime",
 ) -> Program:
@@ -65,7 +67,9 @@ def compile(
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        loss: a name (``cross_entropy``, ``mse``) or an object of ``burnish.losses``.
+        loss: a name out of ``burnish.losses.LOSSES``, with settings behind a colon (``huber:delta=0.5``); an object of
+            ``burnish.losses``; or an ONNX graph (path, ``ModelProto`` or ``onnx_ir.Model``) whose inputs are named as the model's
+            outputs, or else are labels.
         optimizer: a name out of ``burnish.optim.OPTIMIZERS``, or an object of ``burnish.optim``.
         trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
         norm: policy of batch normalization layers, or {pattern: policy}: ``train``, ``frozen`` (scale and bias train),
@@ -76,6 +80,7 @@ def compile(
             sixteen bits; or its settings (``burnish.MixedPrecision``). ``predict`` stays in the dtypes of the model.
         outputs: the output the loss reads, or the outputs in order where it reads several; by default all that there are, if
             as many. A final activation that the loss applies itself (cross-entropy: Softmax) is stepped over.
+        output: the output of a model that computes its loss itself, in place of ``loss``; its labels are inputs of the model.
         running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
             PyTorch exported, the standard's for any other.
         target: the runtime that the graphs are lowered for.
@@ -92,6 +97,10 @@ def compile(
     if not isinstance(target, str) or target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     model = recognize_normalization(load(source))
+    if output is not None:
+        if loss != DEFAULT_LOSS:
+            raise ConfigurationError(f"loss and output: the model computes its loss as '{output}', so leave loss out, or output")
+        loss = losses.output(output)
     resolved_loss = losses.get(loss).bind([value.name or "" for value in model.graph.outputs])
     predictions = find_predictions(model, outputs, resolved_loss.readings, resolved_loss.name)
     layers = batch_normalizations(model.graph)

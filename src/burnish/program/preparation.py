@@ -239,11 +239,11 @@ def find_predictions(
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     known = ", ".join(f"'{name}'" for name in outputs)
-    open_readings = [reading for reading in readings if reading.output is None]
-    names = iter(_chosen_outputs(chosen, len(open_readings), list(outputs), loss))
+    count = max((reading.position + 1 for reading in readings if reading.output is None), default=0)
+    names = _chosen_outputs(chosen, count, list(outputs), loss)
     found = []
     for reading in readings:
-        name = next(names) if reading.output is None else reading.output
+        name = names[reading.position] if reading.output is None else reading.output
         if name not in outputs:
             option = "outputs" if reading.output is None else f"loss {loss}"
             raise ConfigurationError(f"{option}: the model has no output '{name}'; it has {known}")

@@ -1,0 +1,263 @@
+"""Losses that somebody else wrote: a model that computes its own, or a loss given as an ONNX graph."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor, static_shape
+from burnish.graph.versions import keeps_meaning, oldest_opset
+from burnish.importer import Source, load
+from burnish.losses.base import (
+    Compared,
+    Extents,
+    LabelSpec,
+    LossBase,
+    Reading,
+    Reduction,
+    Term,
+    check_reduction,
+    floating_shape,
+    samples_of,
+    size_of,
+    sum_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputLoss(LossBase):
+    """The loss that a model computes itself, as one of its outputs; what it compares with are inputs of the model.
+
+    Attributes:
+        output: its name. A scalar, or one number per sample or position, which is averaged.
+        reduction: what a scalar is: ``mean`` over the samples of the batch, or their ``sum``. A data set's loss is then added up
+            from batches weighted by their samples.
+    """
+
+    name: ClassVar[str] = "output"
+
+    output: str
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+        if not isinstance(self.output, str):
+            raise ConfigurationError(f"output: give the name of the output that is the loss, not {self.output!r}")
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(self.output),)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return no spec: the labels are inputs of the model.
+
+        Raises:
+            ConfigurationError: the output is not floating-point, or its rank is not known.
+        """
+        floating_shape(self.name, predictions[0])
+        return ()
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        (value,) = predictions
+        shape = floating_shape(self.name, value)
+        if all(extent == 1 for extent in shape):
+            return (scalar_term(sum_of(value), _batch(value.builder), self.reduction),)
+        one = value.builder.scalar(1.0, value)
+        return (Term(sum_of(value), one if self.reduction == "sum" else size_of(value, value.dtype)),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxLoss(LossBase):
+    """A loss given as an ONNX graph: inputs named as the model's outputs read these, the others become labels.
+
+    Attributes:
+        content: the graph, as the bytes of an ONNX file.
+        reduction: what its scalar output is: ``mean`` over the samples of the batch, or their ``sum``.
+        read: those of its inputs that are outputs of the model; known once the loss is bound to one.
+    """
+
+    name: ClassVar[str] = "onnx"
+
+    content: bytes
+    reduction: Reduction = "mean"
+    read: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+
+    @cached_property
+    def model(self) -> ir.Model:
+        """The graph in canonical form.
+
+        Raises:
+            ModelError: it is no valid ONNX model.
+            ConfigurationError: its output is not one floating-point scalar.
+        """
+        model = load(self.content)
+        outputs = model.graph.outputs
+        known = ", ".join(f"'{value.name}'" for value in outputs)
+        if len(outputs) != 1:
+            raise ConfigurationError(f"onnx: the loss graph has the outputs {known}: it must have one, the loss")
+        shape = static_shape(outputs[0])
+        if outputs[0].dtype is None or not outputs[0].dtype.is_floating_point() or shape is None or any(n != 1 for n in shape):
+            raise ConfigurationError(
+                f"onnx: the output {known} of the loss graph is {outputs[0].dtype} of shape {outputs[0].shape}, not a "
+                "floating-point scalar: reduce it in the graph, and declare its shape []"
+            )
+        return model
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return tuple(Reading(name) for name in self.read)
+
+    def bind(self, outputs: Sequence[str]) -> OnnxLoss:
+        """Return the loss that reads the outputs of these names.
+
+        Raises:
+            ConfigurationError: it reads none of them.
+        """
+        names = [value.name or "" for value in self.model.graph.inputs]
+        read = tuple(name for name in names if name in outputs)
+        if not read:
+            listed = [", ".join(f"'{name}'" for name in group) or "none" for group in (names, outputs)]
+            raise ConfigurationError(
+                f"onnx: the loss graph reads {listed[0]}, and the outputs of the model are {listed[1]}: give an input of the "
+                "loss graph the name of the output that it reads"
+            )
+        return replace(self, read=read)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the inputs that are no outputs of the model; dimensions that they share with one that is are the model's.
+
+        Raises:
+            ConfigurationError: an output of the model is of another dtype or rank than the loss graph reads.
+        """
+        dimensions: dict[str, int | str | None] = {}
+        inputs = {value.name or "": value for value in self.model.graph.inputs}
+        for name, prediction in zip(self.read, predictions, strict=True):
+            shape = floating_shape(self.name, prediction)
+            declared = _extents(inputs[name])
+            if inputs[name].dtype != prediction.dtype or len(declared) != len(shape):
+                raise ConfigurationError(
+                    f"onnx: the loss graph reads '{name}' as {inputs[name].dtype} of shape {list(declared)}, and the model gives "
+                    f"{prediction.dtype} of shape {list(shape)}: make them the same"
+                )
+            dimensions |= {symbol: extent for symbol, extent in zip(declared, shape, strict=True) if isinstance(symbol, str)}
+        specs = []
+        for name, value in inputs.items():
+            if name not in self.read:
+                assert value.dtype is not None
+                shape = tuple(dimensions.get(extent, extent) if isinstance(extent, str) else extent for extent in _extents(value))
+                specs.append(LabelSpec(name, value.dtype, shape))
+        return tuple(specs)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the nodes of the loss graph and one term.
+
+        Raises:
+            ConfigurationError: as ``label_specs``, or an operator that means another thing in the model's opset.
+        """
+        specs = self.label_specs(predictions)
+        given = dict(zip(self.read, predictions, strict=True)) | {
+            spec.name: label for spec, label in zip(specs, labels, strict=True)
+        }
+        value = sum_of(_inlined(self.model, predictions[0].builder, given))
+        return (scalar_term(value, samples_of(predictions[0], value.dtype) if predictions[0].rank else None, self.reduction),)
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        """Return prediction and label where there is one of each, and the label is called what metrics know."""
+        names = [spec.name for spec in self.label_specs(predictions)]
+        if len(predictions) != 1 or names not in (["labels"], ["targets"]):
+            return None
+        return super().compared(predictions, labels)
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, "model": base64.b64encode(self.content).decode(), "reduction": self.reduction}
+
+
+def scalar_term(value: Tensor, samples: Tensor | None, reduction: str) -> Term:
+    """Return the term of a loss that comes as one scalar of the whole batch."""
+    one = value.builder.scalar(1.0, value)
+    if reduction == "sum" or samples is None:
+        return Term(value, one)
+    samples = value.builder.cast(samples, value.dtype)
+    return Term(value * samples, samples)
+
+
+def _batch(builder: Builder) -> Tensor | None:
+    """Emit the number of samples: the extent of the first symbolic axis 0 among the inputs; None where there is none."""
+    for value in builder.graph.inputs:
+        if value.shape is not None and len(value.shape) and not isinstance(value.shape[0], int):
+            return samples_of(builder.tensor(value), ir.DataType.INT64)
+    return None
+
+
+def _extents(value: ir.Value) -> Extents:
+    if value.shape is None:
+        raise ConfigurationError(
+            f"onnx: the input '{value.name}' of the loss graph declares no shape, not even its rank: give it one, in which any "
+            "dimension may be symbolic"
+        )
+    return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
+
+
+def _inlined(model: ir.Model, builder: Builder, given: Mapping[str, Tensor]) -> Tensor:
+    """Emit a copy of a model's nodes, reading ``given`` in place of its inputs; return its only output."""
+    copy = model.clone()
+    theirs, ours = copy.opset_imports[""], builder.opset
+    for node in copy.graph.all_nodes():
+        same = keeps_meaning(node, theirs, ours) if theirs <= ours else oldest_opset(node, theirs, ours) <= ours
+        if not same:
+            raise ConfigurationError(
+                f"onnx: the loss graph is of opset {theirs} and the model of opset {ours}, and {node.op_type} changed between "
+                "them: export both with the same opset"
+            )
+    output = copy.graph.outputs[0]
+    copy.graph.outputs.clear()
+    replaced = {value: given[value.name or ""] for value in copy.graph.inputs}
+    for value in copy.graph.initializers.values():
+        assert value.const_value is not None
+        replaced[value] = builder.constant(value.const_value.numpy())
+    for value, tensor in replaced.items():
+        value.replace_all_uses_with(tensor.value)
+    for node in list(copy.graph):
+        copy.graph.remove(node)
+        node.name = None
+        for value in node.outputs:
+            value.name = None
+        builder.graph.append(node)
+        builder.graph.opset_imports.setdefault(node.domain, copy.opset_imports.get(node.domain, 1))
+    return replaced.get(output) or builder.tensor(output)
+
+
+def output(output: str, *, reduction: Reduction = "mean") -> OutputLoss:
+    """Return the loss that the model computes as this output; see ``OutputLoss``."""
+    return OutputLoss(output=output, reduction=reduction)
+
+
+def from_onnx(model: Source, *, reduction: Reduction = "mean") -> OnnxLoss:
+    """Return a loss given as an ONNX graph; see ``OnnxLoss``.
+
+    Args:
+        model: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``, with one scalar output: the loss.
+        reduction: what that output is, ``mean`` over the samples or their ``sum``.
+
+    Raises:
+        ModelError: it is no valid ONNX model.
+        ConfigurationError: its output is not one floating-point scalar.
+    """
+    canonical = load(model)
+    loss = OnnxLoss(content=ir.to_proto(canonical).SerializeToString(deterministic=True), reduction=reduction)
+    loss.model  # noqa: B018  it is read, and what is wrong with it named, now
+    return loss
+
+
+def from_options(*, model: str, reduction: Reduction = "mean") -> OnnxLoss:
+    """Return the loss that ``OnnxLoss.options`` came from."""
+    return OnnxLoss(content=base64.b64decode(model), reduction=reduction)

@@ -1,0 +1,113 @@
+"""The losses by name, and whatever a user gives for a loss turned into one."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.losses.base import Loss
+from burnish.losses.binary import bce_with_logits, binary_cross_entropy
+from burnish.losses.composite import weighted_sum
+from burnish.losses.cross_entropy import cross_entropy
+from burnish.losses.dice import binary_dice, dice
+from burnish.losses.embedding import cosine_embedding, triplet
+from burnish.losses.focal import binary_focal, focal
+from burnish.losses.given import OnnxLoss, from_onnx, from_options, output
+from burnish.losses.hinge import hinge, hinge_embedding, multi_margin
+from burnish.losses.likelihood import kl_divergence, nll
+from burnish.losses.regression import huber, l1, mean_squared_error, smooth_l1
+
+LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss
+
+LOSSES: dict[str, Callable[..., Loss]] = {
+    "bce_with_logits": bce_with_logits,
+    "binary_cross_entropy": binary_cross_entropy,
+    "cross_entropy": cross_entropy,
+    "binary_dice": binary_dice,
+    "dice": dice,
+    "cosine_embedding": cosine_embedding,
+    "triplet": triplet,
+    "binary_focal": binary_focal,
+    "focal": focal,
+    "hinge": hinge,
+    "hinge_embedding": hinge_embedding,
+    "multi_margin": multi_margin,
+    "kl_divergence": kl_divergence,
+    "nll": nll,
+    "huber": huber,
+    "l1": l1,
+    "mean_squared_error": mean_squared_error,
+    "smooth_l1": smooth_l1,
+    "mse": mean_squared_error,
+    "bce": binary_cross_entropy,
+    "binary_cross_entropy_with_logits": bce_with_logits,
+    "negative_log_likelihood": nll,
+    "mean_absolute_error": l1,
+    "mae": l1,
+}
+
+NEED_SETTINGS: dict[str, Callable[..., Loss]] = {
+    "output": output,
+    "weighted_sum": weighted_sum,
+    OnnxLoss.name: from_options,
+}
+"""Losses that a name alone does not make."""
+
+
+def get(loss: LossLike) -> Loss:
+    """Return the loss of a name, of the options that a loss gave (``Loss.options``), or the loss object itself.
+
+    Args:
+        loss: a name, with settings behind a colon (``huber:delta=0.5``, with commas between several); options; a loss object;
+            or an ONNX graph (``from_onnx``): a path that ends in ``.onnx``, a ``ModelProto`` or an ``onnx_ir.Model``.
+
+    Raises:
+        ConfigurationError: there is no loss of that name, or no such option.
+        ModelError: a path that leads to no valid ONNX model.
+    """
+    if isinstance(loss, os.PathLike | onnx.ModelProto | ir.Model) or (isinstance(loss, str) and loss.endswith(".onnx")):
+        return from_onnx(loss)
+    if isinstance(loss, str):
+        name, _, settings = loss.partition(":")
+        return _built(name, _read_settings(loss, settings))
+    if isinstance(loss, Mapping):
+        return _built(str(loss.get("name")), {key: value for key, value in loss.items() if key != "name"})
+    if isinstance(loss, Loss):
+        return loss
+    raise ConfigurationError(
+        f"loss must be a name or a loss object of burnish.losses, not {type(loss).__name__}; there is {', '.join(sorted(LOSSES))}"
+    )
+
+
+def _built(name: str, settings: Mapping[str, Any]) -> Loss:
+    make = (LOSSES | NEED_SETTINGS).get(name)
+    if make is None:
+        close = difflib.get_close_matches(name, LOSSES, n=1)
+        suggestion = f" (did you mean '{close[0]}'?)" if close else ""
+        raise ConfigurationError(f"there is no loss '{name}'{suggestion}; there is {', '.join(sorted(LOSSES))}")
+    try:
+        return make(**settings)
+    except TypeError as error:
+        given = f"it was given the options {dict(settings)}" if settings else "it was given no options"
+        raise ConfigurationError(f"loss '{name}': {error}; {given}") from error
+
+
+def _read_settings(loss: str, text: str) -> dict[str, Any]:
+    """Read ``delta=0.5,reduction=sum``; a value is JSON where it can be read as such, else text."""
+    settings = {}
+    for part in filter(None, text.split(",")):
+        name, separator, value = part.partition("=")
+        if not separator:
+            raise ConfigurationError(f"loss '{loss}': settings are written name=value, with commas between, not '{part}'")
+        try:
+            settings[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name.strip()] = value.strip()
+    return settings
