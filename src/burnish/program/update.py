@@ -96,7 +96,9 @@ class _Update:
         values = draft.values()
         parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
         skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
-        finite = None if skipped is None else draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
+        finite = None
+        if skipped is not None and gradients.keys() == found.keys():  # else apply, which reads fewer of them, may find otherwise
+            finite = draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
         self._add_update(draft, parameters, gradients, finite)
         return draft
 
