@@ -173,6 +173,13 @@ def test_options_reach_the_program(run, folder):
     assert header == "step,epoch,samples,seconds,lr,loss,accuracy,top_2,eval_loss,eval_accuracy,eval_top_2"
 
 
+def test_precision_reaches_the_program(run, folder):
+    run("compile", "model.onnx", "-o", "half", "--precision", "float16")
+    assert Program.load(folder / "half").options["precision"]["dtype"] == "float16"
+    result = run("compile", "model.onnx", "-o", "other", "--precision", "int8", code=1)
+    assert "precision: unknown 'int8'; choose among 'float32', 'float16', 'bfloat16'" in result.stdout + result.stderr
+
+
 def test_sgd_has_momentum_unless_told_otherwise(run, folder):
     run("compile", "model.onnx", "-o", "usual")
     run("compile", "model.onnx", "-o", "none", "--momentum", "0", "--norm", "*=train")

@@ -19,6 +19,7 @@ from burnish.cli.options import (
     NormOption,
     OptimizerOption,
     OutputsOption,
+    PrecisionOption,
     RateOption,
     ScheduleOption,
     TrainableOption,
@@ -45,12 +46,13 @@ def compile(
     norm: NormOption = None,
     metrics: MetricsOption = None,
     outputs: OutputsOption = None,
+    precision: PrecisionOption = "float32",
 ) -> None:
     """Turn a model into a training program: six ONNX graphs of standard operators, with their state."""
     check_schedule(schedule, warmup)
     if steps is not None and schedule == CONSTANT:
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
-    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs)
+    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision)
     program = with_schedule(program, schedule, warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()

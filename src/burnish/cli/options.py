@@ -69,6 +69,14 @@ MetricsOption = Annotated[
     list[str] | None,
     typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=COMPILATION),
 ]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        help="float32, or mixed precision: float16, or bfloat16 where the engine has kernels for it.",
+        rich_help_panel=COMPILATION,
+    ),
+]
 OutputsOption = Annotated[
     str | None,
     typer.Option(
@@ -99,6 +107,7 @@ def compile_model(
     norm: list[str] | None,
     metrics: list[str] | None,
     outputs: str | None,
+    precision: str,
 ) -> Program:
     """Compile a model with what was given on the command line.
 
@@ -119,6 +128,7 @@ def compile_model(
             norm=policies,
             metrics=split(metrics) if metrics else None,
             outputs=outputs,
+            precision=precision,
         )
 
 

@@ -24,6 +24,7 @@ from burnish.cli.options import (
     NormOption,
     OptimizerOption,
     OutputsOption,
+    PrecisionOption,
     RateOption,
     ScheduleOption,
     TrainableOption,
@@ -75,6 +76,7 @@ def train(
     norm: NormOption = None,
     metrics: MetricsOption = None,
     outputs: OutputsOption = None,
+    precision: PrecisionOption = "float32",
     reinitialize: Annotated[
         str | None,
         typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.", rich_help_panel=COURSE),
@@ -140,7 +142,7 @@ def train(
         )
     console = output()
     begin = time.monotonic()
-    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs)
+    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision)
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
     from burnish.data import Wanted, open_dataset
 
