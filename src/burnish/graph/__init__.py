@@ -6,7 +6,7 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 
 from burnish.graph.attributes import attribute_value
 from burnish.graph.broadcasting import unbroadcast
-from burnish.graph.builder import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Tensor, full_like, zeros_like
+from burnish.graph.builder import BURNISH_DOMAIN, ORIGIN_METADATA, TRAINING_DOMAIN, Builder, Tensor, full_like, zeros_like
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
@@ -18,6 +18,7 @@ from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, s
 __all__ = [
     "BURNISH_DOMAIN",
     "FLOATING",
+    "ORIGIN_METADATA",
     "SIXTEEN_BIT",
     "TRAINING_DOMAIN",
     "Builder",

@@ -20,6 +20,8 @@ from burnish.graph.shapes import static_shape
 BURNISH_DOMAIN = "burnish"
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 """Where the standard keeps Gradient and its optimizers."""
+ORIGIN_METADATA = "burnish.origin"
+"""Where a node may say which node of the model it comes from; what is emitted in front of it says the same."""
 
 Scalar = int | float | bool | np.number
 T = TypeVar("T")
@@ -238,6 +240,8 @@ class Builder:
         if self.before is None:
             self.graph.append(node)
         else:
+            if ORIGIN_METADATA in self.before.metadata_props:
+                node.metadata_props[ORIGIN_METADATA] = self.before.metadata_props[ORIGIN_METADATA]
             self.graph.insert_before(self.before, node)
 
 

@@ -25,7 +25,9 @@ from burnish.norms import (
     resolve_policies,
 )
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
-from burnish.passes import recognize_normalization, recognize_training_normalization
+from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations
+from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
+from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.precision import FULL, MixedPrecision, Precision
 from burnish.program.precision import get as get_precision
@@ -61,6 +63,7 @@ def compile(
     outputs: str | Sequence[str] | None = None,
     output: str | None = None,
     running_variance: str | None = None,
+    recompute: RecomputeOption = None,
     target: str = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
@@ -83,6 +86,10 @@ def compile(
         output: the output of a model that computes its loss itself, in place of ``loss``; its labels are inputs of the model.
         running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
             PyTorch exported, the standard's for any other.
+        recompute: None keeps every activation that the backward reads. Else activations are computed again in the backward, and
+            gradients keep their bits: ``layers`` (only what passes between segments of the network is kept), a budget in bytes
+            for the step's planned peak (a number, or ``1.5GB``; as little as fits is computed again), or patterns of nodes. A
+            batch size to plan for comes behind a colon: ``1.5GB:batch=16``.
         target: the runtime that the graphs are lowered for.
 
     Returns:
@@ -121,6 +128,7 @@ def compile(
         target=TARGETS[target],
         data=tuple(value.name or "" for value in model.graph.inputs),
         weights=lift_state(model, state),
+        recompute=recompute_request(recompute),
     )
     return compilation.program()
 
@@ -161,6 +169,7 @@ class _Compilation:
     target: Target
     data: tuple[str, ...]
     weights: dict[str, np.ndarray]
+    recompute: Recompute | None
     coefficients: dict[str, float] = field(default_factory=dict)
     """Of each figure that the loss is added up from; known once a graph has been built."""
 
@@ -171,6 +180,12 @@ class _Compilation:
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
         forward = (models["predict"], models["evaluate"])
         updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
+        if self.recompute is not None:
+            inputs = {entry.name: entry.role for entry in signatures["grad"].inputs}
+            data = [name for name, role in inputs.items() if role in (Role.DATA, Role.LABEL)]
+            keys = [name for name, role in inputs.items() if role is Role.KEY]
+            recompute_activations(models["grad"], self.recompute, loss=LOSS, data=data, keys=keys, planned=updates["step"])
+            updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
         models |= updates
         signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
         return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options())
@@ -186,6 +201,7 @@ class _Compilation:
             "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             "running_variance": self.running_variance.value,
+            "recompute": None if self.recompute is None else self.recompute.options(),
             "target": self.target.name,
         }
 
@@ -234,6 +250,8 @@ class _Compilation:
         """
         draft = self.source()
         builder, graph = draft.builder, draft.model.graph
+        if self.recompute is not None and self.recompute.patterns:
+            name_origins(graph)
         key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
         policies = dict(zip(batch_normalizations(graph), self.policies, strict=True))
         draft.extents = extent_rules(policies)

@@ -12,8 +12,10 @@ import onnx
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.errors import ConfigurationError
 from burnish.lowering import TARGETS
 from burnish.optim import Optimizer
+from burnish.passes.memory_plan import PlannedPeak, planned_peak
 from burnish.program import precision
 from burnish.program.carrying import CarriedState, carry_state
 from burnish.program.initialization import initial_state
@@ -60,6 +62,26 @@ class Program:
     def graphs(self) -> dict[str, ir.Model]:
         """The six graphs by name."""
         return {name: getattr(self, name) for name in GRAPH_NAMES}
+
+    def planned_peak(self, batch: int = 1, graph: str = "step", extents: Mapping[str, int] | None = None) -> PlannedPeak:
+        """Return how many bytes a graph is planned to need when its nodes run in their order; nothing is run.
+
+        Args:
+            batch: what the first dimension of the inputs stands for where it is symbolic.
+            graph: ``step``, or another of the six graphs.
+            extents: what other symbolic dimensions stand for, by name; 1 where one is not given.
+
+        Returns:
+            The peak, and what it would be if nothing were computed a second time (``compile(..., recompute=...)``).
+
+        Raises:
+            ConfigurationError: no such graph, or a batch that is no whole number of at least one.
+        """
+        if graph not in GRAPH_NAMES:
+            raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, GRAPH_NAMES))}")
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise ConfigurationError(f"batch={batch!r}: give a whole number of at least one")
+        return planned_peak(self.graphs[graph], batch, extents)
 
     def initial_state(self, seed: int = 0, reinitialize: str | None = None) -> dict[str, np.ndarray]:
         """Return the state that training starts from, by state name: the weights, and what the init graph computes.

@@ -1,0 +1,220 @@
+"""The planned peak of a graph: how many bytes are alive at once when its nodes run in the graph's order.
+
+Every value lives from the node that computes it to the last that reads it; outputs of the graph live to its end. A reshaped value
+shares its source's memory, and an elementwise operator writes over an operand that nothing reads any more, as runtimes do. What a
+kernel needs for itself (packed weights, unfolded images) and what an allocator loses between blocks is not in the figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
+
+SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
+
+RECOMPUTES_METADATA = "burnish.recomputes"
+"""Where a node says whose outputs its own outputs are once more: the names of those values, one per line; none where it only
+serves to hold such nodes back."""
+
+
+@dataclass(frozen=True)
+class PlannedPeak:
+    """The memory that a graph is planned to need.
+
+    Attributes:
+        bytes: of everything alive at the worst moment: inputs (the state and the batch) and computed values.
+        inputs: of these, the inputs, which are alive all the time.
+        without_recompute: ``bytes`` of the same graph when nothing is computed a second time.
+        unknown: values whose size could not be told from the extents given; they count as nothing.
+    """
+
+    bytes: int
+    inputs: int
+    without_recompute: int
+    unknown: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a node, with the numbers of the values that it reads and writes."""
+
+    node: ir.Node
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | None = None) -> PlannedPeak:
+    """Plan a graph in the order of its nodes.
+
+    Args:
+        model: its nodes are in an order in which they can run.
+        batch: what the first dimension of the inputs stands for where it is symbolic.
+        extents: what other symbolic dimensions stand for; 1 where one is not given.
+    """
+    graph = model.graph
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    number = {value: index for index, value in enumerate(values)}
+    found = value_bytes(model, batch, extents)
+    sizes = [found.get(value, 0) or 0 for value in values]
+    outputs = {number[value] for value in graph.outputs if value in number}
+    tasks = [
+        Task(node, tuple(number[value] for value in read_by(node) if value in number), tuple(number[v] for v in node.outputs))
+        for node in graph
+    ]
+    inputs = sum(sizes[number[value]] for value in graph.inputs)
+    return PlannedPeak(
+        bytes=inputs + peak_of(tasks, sizes, outputs),
+        inputs=inputs,
+        without_recompute=inputs + peak_of(list(_without_recompute(tasks, values)), sizes, outputs),
+        unknown=sum(found.get(value) is None for value in values if value.name),
+    )
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node reads, those that only its branches or loop bodies read among them."""
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
+        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
+            own = {value for inside in body.all_nodes() for value in inside.outputs} | set(body.inputs)
+            read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
+            yield from (value for value in (*read, *body.outputs) if value not in own)
+
+
+def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int]) -> int:
+    """Return the most bytes alive at once of what ``tasks`` compute; ``sizes`` by value number, ``outputs`` live to the end."""
+    last: dict[int, int] = {}
+    for index, task in enumerate(tasks):
+        last.update(dict.fromkeys(task.inputs, index))
+    last.update(dict.fromkeys(outputs, len(tasks)))
+    block: dict[int, int] = {}  # value -> the value that its memory was first taken for
+    holders: dict[int, int] = {}  # block -> how many live values are in it
+    alive = peak = 0
+    for index, task in enumerate(tasks):
+        ending = [value for value in dict.fromkeys(task.inputs) if last[value] == index and value in block]
+        for position, value in enumerate(task.outputs):
+            source = None if position else _memory_taken_over(task, ending, block, holders, sizes)
+            if source is None:
+                block[value] = value
+                holders[value] = 1
+                alive += sizes[value]
+            else:
+                block[value] = block[source]
+                holders[block[source]] += 1
+        peak = max(peak, alive)
+        for value in (*ending, *(value for value in task.outputs if value not in last)):
+            holders[block[value]] -= 1
+            if not holders[block[value]]:
+                alive -= sizes[block[value]]
+    return peak
+
+
+def _memory_taken_over(
+    task: Task, ending: Sequence[int], block: Mapping[int, int], holders: Mapping[int, int], sizes: Sequence[int]
+) -> int | None:
+    """The operand whose memory the first output is in: because it is the same data, or because nothing else reads it any more."""
+    if task.node.domain not in ("", "ai.onnx") or not task.inputs:
+        return None
+    if task.node.op_type in SHARES_MEMORY:
+        return task.inputs[0] if task.inputs[0] in block else None
+    if task.node.op_type not in WRITES_IN_PLACE:
+        return None
+    size = sizes[task.outputs[0]]
+    return next((v for v in ending if holders[block[v]] == 1 and sizes[block[v]] == size and sizes[v] == size), None)
+
+
+def _without_recompute(tasks: Sequence[Task], values: Sequence[ir.Value]) -> Iterator[Task]:
+    """The tasks that are left when what is computed twice is read from the first time."""
+    by_name = {value.name: index for index, value in enumerate(values) if value.name}
+    first: dict[int, int] = {}
+    moved: dict[int, list[Task]] = {}
+    rest: list[Task] = []
+    position: dict[int, int] = {}
+    for task in tasks:
+        noted = task.node.metadata_props.get(RECOMPUTES_METADATA)
+        originals = noted.split("\n") if noted else []
+        if noted == "":
+            continue
+        if originals and all(name in by_name for name in originals):
+            first.update(zip(task.outputs, (by_name[name] for name in originals), strict=True))
+            continue
+        task = Task(task.node, tuple(first.get(value, value) for value in task.inputs), task.outputs)
+        if originals:
+            # Its first run was left out, since only the backward reads it: without recomputation it would run there.
+            there = max((position[value] for value in task.inputs if value in position), default=-1)
+            moved.setdefault(there, []).append(task)
+        else:
+            there = len(rest)
+            rest.append(task)
+        position.update(dict.fromkeys(task.outputs, there))
+    for index in range(-1, len(rest)):
+        if index >= 0:
+            yield rest[index]
+        yield from moved.get(index, ())
+
+
+def value_bytes(model: ir.Model, batch: int, extents: Mapping[str, int] | None = None) -> dict[ir.Value, int | None]:
+    """Return the bytes of every input and computed value, None where they cannot be told."""
+    graph = model.graph
+    known = _known_extents(graph, batch, extents or {})
+    values = [value for value in (*graph.inputs, *(v for node in graph for v in node.outputs)) if value.name]
+    sizes = {value: _bytes(value, value.shape, known) for value in values}
+    if any(size is None for size in sizes.values()):
+        shapes = _inferred_shapes(model, known)
+        for value, size in sizes.items():
+            if size is None and value.name in shapes:
+                sizes[value] = _bytes(value, shapes[value.name], known)
+    return sizes
+
+
+def _known_extents(graph: ir.Graph, batch: int, given: Mapping[str, int]) -> dict[str | None, int]:
+    known: dict[str | None, int] = {}
+    for value in graph.inputs:
+        for axis, dimension in enumerate(() if value.shape is None else value.shape.dims):
+            if not isinstance(dimension, int) and dimension.value is not None:
+                extent = batch if axis == 0 else 1
+                known[dimension.value] = max(extent, known.get(dimension.value, 1))
+    known.update(given)
+    return known
+
+
+def _bytes(value: ir.Value, shape: ir.Shape | None, known: Mapping[str | None, int]) -> int | None:
+    if shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+        return None
+    dimensions = [d if isinstance(d, int) else known.get(d.value) for d in shape.dims]
+    if any(dimension is None for dimension in dimensions):
+        return None
+    return math.ceil(math.prod(d for d in dimensions if d is not None) * value.dtype.itemsize)
+
+
+def _inferred_shapes(model: ir.Model, known: Mapping[str | None, int]) -> dict[str, ir.Shape]:
+    """Infer from known extents the shapes that an inference that met symbolic dimensions had left open."""
+    proto = ir.to_proto(model)
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in known:
+                dimension.dim_value = known[dimension.dim_param]
+    open_shapes = [
+        index
+        for index, value in enumerate(proto.graph.value_info)
+        if any(not dimension.HasField("dim_value") for dimension in value.type.tensor_type.shape.dim)
+    ]
+    for index in reversed(open_shapes):
+        del proto.graph.value_info[index]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return {}
+    shapes = {}
+    for value in inferred.graph.value_info:
+        shape = ir.serde.deserialize_type_proto_for_shape(value.type)
+        if shape is not None:
+            shapes[value.name] = shape
+    return shapes

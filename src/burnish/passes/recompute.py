@@ -1,0 +1,243 @@
+"""Recomputation: the backward pass gets forward activations computed again from checkpoints, in place of keeping them.
+
+What runs again are the same nodes on the same operands, so that gradients keep their bits. Never run again: random draws (their
+mask is kept), updates of statistics, collectives, reductions to something small, and what depends on weights alone. Batch
+normalization by the standard's operator does run again as it is: to apply the statistics that it gave the first time would save
+its sums, but ONNX Runtime's kernel rounds the inverse deviation of its inference mode otherwise than that of its training mode.
+
+A runtime is free to run a copy of a node as soon as its operands are there, and to merge it with the node that it is a copy of.
+Both are prevented by the data: a copy reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, and the
+zero is computed from a gradient of the layer behind it. Neither is known before that gradient is, whatever the order of
+execution, constant folding or static shapes; the Reshape moves no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING, Builder, Tensor
+from burnish.passes.forward import Forward
+from burnish.passes.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
+from burnish.passes.recompute_choice import fitting, layers
+from burnish.passes.recompute_request import Recompute, forget_origins, matching_nodes
+from burnish.passes.remove_unused import remove_unused
+
+
+def recompute_activations(
+    model: ir.Model,
+    request: Recompute,
+    *,
+    loss: str,
+    data: Collection[str],
+    keys: Collection[str],
+    planned: ir.Model | None = None,
+) -> ir.Model:
+    """Rewrite, in place, a lowered training graph so that it computes activations again instead of keeping them.
+
+    Args:
+        model: a graph with its backward pass, lowered to standard operators.
+        request: what to compute again.
+        loss: the output that ends the forward pass.
+        data: the inputs that activations depend on.
+        keys: the inputs that random draws come from.
+        planned: the graph whose peak counts, where ``model`` is the beginning of a larger one: the whole training step.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigurationError: a pattern matches nothing that may be computed again, or the budget cannot be met.
+    """
+
+    def forward_of(whole: ir.Model) -> Forward:
+        end = next(value for value in whole.graph.outputs if value.name == loss)
+        return Forward(whole.graph, end, data, keys, _sizes(whole, request))
+
+    forward = forward_of(model)
+    chosen = _chosen(model, forward, request) if planned is None else _chosen_in(planned, forward_of(planned), forward, request)
+    _Rewriting(forward).rewrite(forward.schedule(chosen))
+    forget_origins(model.graph)
+    return remove_unused(model)
+
+
+def _chosen_in(planned: ir.Model, whole: Forward, forward: Forward, request: Recompute) -> set[int]:
+    """What is chosen in a larger graph, by the numbers of the smaller one; values have the same names in both."""
+    names = {whole.values[number].name for number in _chosen(planned, whole, request)}
+    return {number for number in forward.droppable if forward.values[number].name in names}
+
+
+def _sizes(model: ir.Model, request: Recompute) -> dict[ir.Value, int | None]:
+    """The sizes to choose by: with no batch given and no budget, what every further sample adds, where the batch is symbolic."""
+    if request.batch is not None or request.budget is not None:
+        return value_bytes(model, request.batch or 1)
+    one, two = value_bytes(model, 1), value_bytes(model, 2)
+    growth: dict[ir.Value, int | None] = {value: (two[value] or 0) - (size or 0) for value, size in one.items()}
+    return growth if any(growth.values()) else dict(one)
+
+
+def _chosen(model: ir.Model, forward: Forward, request: Recompute) -> Collection[int]:
+    if request.patterns:
+        return _matched(forward, request.patterns)
+    if request.budget is None:
+        return layers(forward).dropped
+    batch, budget = request.batch or 1, request.budget
+    inputs = planned_peak(model, batch).inputs
+    chosen, least = fitting(forward, lambda plan: inputs + plan.peak <= budget)
+    if chosen is None:
+        raise ConfigurationError(
+            f"recompute: the {model.graph.name} graph does not fit {budget:,} bytes at batch {batch}; the least that "
+            f"recomputation reaches is {inputs + least.peak:,} bytes, of which state and batch take {inputs:,}: give a larger "
+            "budget or a smaller batch"
+        )
+    return chosen.dropped
+
+
+def _matched(forward: Forward, patterns: tuple[str, ...]) -> set[int]:
+    dropped: set[int] = set()
+    nodes = forward.nodes[: forward.end]
+    for pattern in patterns:
+        matched = matching_nodes(nodes, pattern)
+        values = {value for index in matched for value in forward.writes[index] if value in forward.droppable}
+        if not values:
+            found = "matches only what is never computed twice" if matched else "matches no node or value"
+            raise ConfigurationError(
+                f"recompute: pattern '{pattern}' {found} of the forward pass; give names or patterns of nodes as a viewer shows "
+                "them, such as 'layer1*'"
+            )
+        dropped |= values
+    return dropped
+
+
+class _Rewriting:
+    """Puts a schedule into the graph that it was made for."""
+
+    def __init__(self, forward: Forward):
+        self.forward = forward
+        self.count = len(forward.values)
+        self.again: dict[int, ir.Value] = {}
+        self.depth = _depth(forward)
+        self.last = next(
+            (
+                self.depth[written[0]]
+                for node, written in zip(forward.nodes[::-1], forward.writes[::-1], strict=True)
+                if written and node.outputs[0].dtype in FLOATING
+            ),
+            -1,
+        )
+
+    def rewrite(self, tasks: list[Task]) -> None:
+        passed: list[int] = []  # indices of the backward nodes so far
+        group: list[Task] = []
+        for task in tasks[self.forward.end :]:
+            if task.outputs and task.outputs[0] >= self.count:
+                group.append(task)
+                continue
+            if group:
+                self._repeat(group, task.node, passed)
+                group = []
+            passed.extend(task.outputs[:1])
+            for position, value in enumerate(task.node.inputs):
+                number = None if value is None else self.forward.number.get(value)
+                if number is not None and number in self.again and number + self.count in task.inputs:
+                    task.node.replace_input_with(position, self.again[number])
+
+    def _repeat(self, group: list[Task], before: ir.Node, passed: list[int]) -> None:
+        """Emit copies of forward nodes in front of a backward node."""
+        builder = Builder(before.graph, before=before)  # type: ignore[arg-type]
+        behind = _Behind(builder, self._gradient_before(group, passed))
+        for task in group:
+            operands: dict[ir.Value, ir.Value] = {}
+            activations = [number for number in task.inputs if number < self.count and self._is_checkpoint(number)]
+            depends = any(number >= self.count for number in task.inputs)
+            for number in task.inputs:
+                value = self.forward.values[number % self.count]
+                if number >= self.count:
+                    operands[value] = self.again[number - self.count]
+                elif number in activations and (number in self.forward.droppable or not depends):
+                    operands[value] = behind(value)
+                else:
+                    operands[value] = value
+            copy = _copy(task, operands)
+            builder.graph.insert_before(before, copy)
+            for number, output in zip(task.outputs, copy.outputs, strict=True):
+                original = self.forward.values[number - self.count]
+                output.type, output.shape = original.type, original.shape
+                self.again[number - self.count] = output
+            originals = (self.forward.values[number - self.count].name or "" for number in task.outputs)
+            copy.metadata_props[RECOMPUTES_METADATA] = "\n".join(originals)
+
+    def _is_checkpoint(self, number: int) -> bool:
+        """Whether a value is there before the backward and changes from batch to batch."""
+        return self.depth[number] >= 0
+
+    def _gradient_before(self, group: list[Task], passed: list[int]) -> ir.Value | None:
+        """The last gradient computed before a group of copies, from values that come after what is copied."""
+        copied = max(self.forward.producer[number - self.count] for task in group for number in task.outputs)
+        known = [number for number in reversed(passed) if self._is_gradient(number)]
+        whole = [number for number in known if self.depth[number] >= self.last > copied]
+        found = next(iter(whole or [number for number in known if self.depth[number] > copied]), None)
+        return None if found is None else self.forward.values[found]
+
+    def _is_gradient(self, number: int) -> bool:
+        value = self.forward.values[number]
+        return value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
+
+
+class _Behind:
+    """Gives values again as values that are not there before a gradient is; the gradient is a float tensor of rank 1 or more."""
+
+    def __init__(self, builder: Builder, gradient: ir.Value | None):
+        self.builder = builder
+        self.gradient = gradient
+        self._zero: Tensor | None = None
+        self._given: dict[ir.Value, ir.Value] = {}
+
+    def __call__(self, value: ir.Value) -> ir.Value:
+        if self.gradient is None:
+            return value
+        if value not in self._given:
+            tensor = self.builder.tensor(value)
+            shape = self._op("Add", self._op("Shape", tensor), self.zero)
+            again = self._op("Reshape", tensor, shape, allowzero=1, like=tensor).value
+            again.producer().metadata_props[RECOMPUTES_METADATA] = value.name or ""  # type: ignore[union-attr]
+            self._given[value] = again
+        return self._given[value]
+
+    @property
+    def zero(self) -> Tensor:
+        """An int64 zero that a runtime does not know to be one: no number is greater than itself, NaN neither."""
+        if self._zero is None:
+            assert self.gradient is not None
+            assert self.gradient.shape is not None
+            begin, end = (self.builder.integers([place] * len(self.gradient.shape)) for place in (0, 1))
+            first = self._op("Cast", self._op("Slice", self.builder.tensor(self.gradient), begin, end), to=int(ir.DataType.FLOAT))
+            greater = self._op("Cast", self._op("Greater", first, first), to=int(ir.DataType.INT64))
+            self._zero = self._op("ReduceSum", greater, keepdims=0)
+        return self._zero
+
+    def _op(self, op_type: str, *inputs: Tensor, like: Tensor | None = None, **attributes: Any) -> Tensor:
+        result = self.builder.op(op_type, *inputs, like=like, **attributes)
+        result.value.producer().metadata_props[RECOMPUTES_METADATA] = ""
+        return result
+
+
+def _copy(task: Task, operands: Mapping[ir.Value, ir.Value]) -> ir.Node:
+    node = task.node
+    inputs = [None if value is None else operands.get(value, value) for value in node.inputs]
+    return ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
+
+
+def _depth(forward: Forward) -> list[int]:
+    """For every value, the position of the last forward node whose activation it is or depends on; -1 where it is on none."""
+    depth = [-1] * len(forward.values)
+    for number in forward.activations:
+        depth[number] = forward.producer.get(number, 0)
+    for index in range(forward.end, len(forward.nodes)):
+        reached = max((depth[number] for number in forward.reads[index]), default=-1)
+        for number in forward.writes[index]:
+            depth[number] = reached
+    return depth

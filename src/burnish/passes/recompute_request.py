@@ -1,0 +1,110 @@
+"""What recomputation is asked for: ``layers``, a budget in bytes, or patterns of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import ORIGIN_METADATA
+
+RecomputeOption = str | int | Sequence[str] | None
+
+LAYERS = "layers"
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What is asked for: patterns, a budget, or neither, which means layers.
+
+    Attributes:
+        patterns: shell-style patterns of the nodes whose outputs are computed again.
+        budget: the planned peak that is allowed, in bytes.
+        batch: the batch size that sizes are taken at; None: one sample for a budget, what every sample adds for layers.
+    """
+
+    patterns: tuple[str, ...] = ()
+    budget: int | None = None
+    batch: int | None = None
+
+    def options(self) -> str | list[str]:
+        """As a JSON-compatible value, from which ``get`` builds it again."""
+        if self.patterns:
+            return list(self.patterns)
+        setting = "" if self.batch is None else f":batch={self.batch}"
+        return (LAYERS if self.budget is None else f"{self.budget}B") + setting
+
+
+def get(requested: RecomputeOption | Recompute) -> Recompute | None:
+    """Read the option.
+
+    Args:
+        requested: None; ``layers``; a budget as a number of bytes or a string such as ``1.5GB``; either of these strings followed
+            by ``:batch=<size>``; or a list of patterns.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if requested is None or isinstance(requested, Recompute):
+        return requested
+    if isinstance(requested, int) and not isinstance(requested, bool) and requested > 0:
+        return Recompute(budget=requested)
+    if isinstance(requested, str):
+        return _from_text(requested)
+    if isinstance(requested, Iterable):
+        patterns = tuple(requested)
+        if patterns and all(isinstance(pattern, str) and pattern for pattern in patterns):
+            return Recompute(patterns=patterns)
+    raise _unknown(requested)
+
+
+def _from_text(text: str) -> Recompute:
+    what, _, setting = text.partition(":")
+    batch = None
+    if setting:
+        found = re.fullmatch(r"batch=([1-9]\d*)", setting.strip())
+        if found is None:
+            raise ConfigurationError(f"recompute: unknown setting '{setting}' in '{text}'; behind the colon stands batch=<size>")
+        batch = int(found[1])
+    if what.strip() == LAYERS:
+        return Recompute(batch=batch)
+    amount = _BYTES.fullmatch(what.strip())
+    if amount is None or float(amount["number"]) == 0:
+        raise _unknown(text)
+    return Recompute(budget=int(float(amount["number"]) * UNITS[(amount["unit"] or "B").upper()]), batch=batch)
+
+
+def _unknown(requested: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"recompute={requested!r} is no choice: give 'layers', a budget such as '1.5GB' or a number of bytes, or a list of "
+        "patterns of node names"
+    )
+
+
+def name_origins(graph: ir.Graph) -> None:
+    """Let every node of a model, and what replaces it, say what it is: its name, its first output, the weights that it reads."""
+    for node in graph:
+        weights = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
+        names = [node.name or "", node.outputs[0].name or "", *(name.removeprefix("param/") for name in weights)]
+        node.metadata_props[ORIGIN_METADATA] = "\n".join(names)
+
+
+def forget_origins(graph: ir.Graph) -> None:
+    """Remove what ``name_origins`` noted."""
+    for node in graph:
+        node.metadata_props.pop(ORIGIN_METADATA, None)
+
+
+def matching_nodes(nodes: Sequence[ir.Node], pattern: str) -> list[int]:
+    """The indices of the nodes whose origin a pattern matches, by its name, its first output or a weight that it reads."""
+    return [
+        index
+        for index, node in enumerate(nodes)
+        if any(name and fnmatchcase(name, pattern) for name in node.metadata_props.get(ORIGIN_METADATA, "").split("\n"))
+    ]
