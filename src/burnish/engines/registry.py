@@ -16,6 +16,7 @@ DEFAULT_ENGINE = "onnxruntime"
 BUILT_IN = {
     "onnxruntime": "burnish.engines.onnxruntime:OnnxRuntimeEngine",
     "reference": "burnish.engines.reference:ReferenceEngine",
+    "torch": "burnish.engines.torch:TorchEngine",
 }
 
 

@@ -1,0 +1,39 @@
+"""Element types of ONNX, numpy and PyTorch, and arrays of each as the other; bfloat16 through its bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+TORCH_DTYPES: dict[ir.DataType, torch.dtype] = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.INT64: torch.int64,
+    ir.DataType.INT32: torch.int32,
+    ir.DataType.INT16: torch.int16,
+    ir.DataType.INT8: torch.int8,
+    ir.DataType.UINT8: torch.uint8,
+    ir.DataType.UINT16: torch.uint16,
+    ir.DataType.UINT32: torch.uint32,
+    ir.DataType.UINT64: torch.uint64,
+    ir.DataType.BOOL: torch.bool,
+}
+
+
+def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:
+    """A tensor on the CPU with a copy of the array."""
+    array = np.array(array, order="C")
+    if dtype == ir.DataType.BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def array_of(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
+    """An array with a copy of the tensor, wherever it lies and however it is laid out."""
+    tensor = tensor.detach().cpu().contiguous()
+    if dtype == ir.DataType.BFLOAT16:
+        return tensor.view(torch.int16).numpy().view(dtype.numpy()).copy()
+    return np.array(tensor.numpy())

@@ -1,0 +1,151 @@
+"""The PyTorch engine: a program's graphs as PyTorch calls, without autograd, with the state held in tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from burnish.engines.base import Arrays, check_finite_loss
+from burnish.engines.torch import operators  # noqa: F401  # registers the translations
+from burnish.engines.torch.dtypes import array_of, tensor_of
+from burnish.engines.torch.translation import translate
+from burnish.errors import EngineError
+
+if TYPE_CHECKING:
+    from burnish.program import Program
+
+Tensors = dict[str, torch.Tensor]
+
+
+class TorchEngine:
+    """Runs programs on PyTorch's kernels.
+
+    Args:
+        device: where to run when a session does not say: ``cpu``, ``cuda``, ``cuda:1``.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: str = "cpu"):
+        self.device = device
+
+    def open(
+        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+    ) -> TorchRunner:
+        """Open a program with copies of ``state``; graphs are translated when they are first run.
+
+        Args:
+            program: the program.
+            state: every state entry by name.
+            device: as PyTorch names it; None is the engine's.
+            threads: threads inside one operator, of the whole process; None leaves PyTorch's setting.
+
+        Raises:
+            EngineError: there is no such device, or ``threads`` is no whole number of at least one.
+        """
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
+        return TorchRunner(program, state, _device(device or self.device), threads)
+
+    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run a model once; returns its outputs by name.
+
+        Raises:
+            EngineError: an operator has no translation, or fails.
+        """
+        device = _device(self.device)
+        fed = {value.name or "": value for value in model.graph.inputs}
+        tensors = {name: _placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()}
+        results = _call(translate(model, device), [tensors[name] for name in fed], "model")
+        outputs = {}
+        for value, tensor in zip(model.graph.outputs, results, strict=True):
+            assert value.dtype is not None
+            outputs[value.name or ""] = array_of(tensor, value.dtype)
+        return outputs
+
+
+class TorchRunner:
+    """A program opened on PyTorch."""
+
+    def __init__(self, program: Program, state: Mapping[str, np.ndarray], device: torch.device, threads: int | None):
+        self._program = program
+        self._device = device
+        self._threads = threads
+        self._entries = {entry.name: entry for entry in program.signature.state}
+        self._state = {name: tensor_of(state[name], entry.dtype).to(device) for name, entry in self._entries.items()}
+        self._modules: dict[str, fx.GraphModule] = {}
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        results = self._run("step", inputs)
+        signature = self._program.signature["step"]
+        outputs = {entry.name: array_of(results[entry.name], entry.dtype) for entry in signature.outputs if entry.updates is None}
+        check_finite_loss(signature, outputs, self.state)
+        self._state |= {name: results[output] for name, output in signature.updates.items()}
+        return outputs
+
+    def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        return self._arrays("evaluate", inputs)
+
+    def predict(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        return self._arrays("predict", inputs)
+
+    def state(self) -> Arrays:
+        return {name: self.state_entry(name) for name in self._state}
+
+    def state_entry(self, name: str) -> np.ndarray:
+        return array_of(self._state[name], self._entries[name].dtype)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._state = {name: tensor_of(state[name], entry.dtype).to(self._device) for name, entry in self._entries.items()}
+
+    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        results = self._run(graph, inputs)
+        return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
+
+    def _run(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Tensors:
+        module = self._modules.get(graph)
+        if module is None:
+            module = self._modules[graph] = translate(self._program.graphs[graph], self._device)
+        if self._threads is not None and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        signature = self._program.signature[graph]
+        fed = [
+            self._state[entry.name] if entry.is_state else _placed(inputs[entry.name], entry.dtype, self._device)
+            for entry in signature.inputs
+        ]
+        results = _call(module, fed, graph)
+        return {entry.name: tensor for entry, tensor in zip(signature.outputs, results, strict=True)}
+
+
+def _call(module: fx.GraphModule, inputs: list[torch.Tensor], graph: str) -> tuple[torch.Tensor, ...]:
+    try:
+        with torch.inference_mode():
+            return module(*inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EngineError(
+            f"PyTorch {torch.__version__} failed in the {graph} graph: {reason}. No state has changed. If memory ran out, use a "
+            "smaller batch; otherwise compare with engine='onnxruntime'"
+        ) from error
+
+
+def _placed(array: np.ndarray, dtype: ir.DataType | None, device: torch.device) -> torch.Tensor:
+    assert dtype is not None
+    if device.type == "cpu" and dtype != ir.DataType.BFLOAT16 and array.flags.writeable and array.flags.c_contiguous:
+        return torch.from_numpy(array)
+    return tensor_of(array, dtype).to(device)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise EngineError(f"The torch engine cannot use the device '{name}': {reason}. Leave device out for the CPU") from error
+    return device

@@ -1,0 +1,29 @@
+"""What each ONNX operator becomes in PyTorch: one module per family; importing this package registers them all.
+
+A rule calls PyTorch's functions on proxies (``burnish.engines.torch.translation``). Operators of the ``burnish`` domain that
+have a rule here are not lowered for this engine.
+"""
+
+from burnish.engines.torch.operators import (
+    activation,
+    convolution,
+    elementwise,
+    indexing,
+    matmul,
+    normalization,
+    pooling,
+    reduction,
+    shape,
+)
+
+__all__ = [
+    "activation",
+    "convolution",
+    "elementwise",
+    "indexing",
+    "matmul",
+    "normalization",
+    "pooling",
+    "reduction",
+    "shape",
+]

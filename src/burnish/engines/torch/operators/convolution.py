@@ -1,0 +1,139 @@
+"""Convolutions and their two gradients, by PyTorch's own kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.nn import functional
+
+from burnish.engines.torch.translation import Call, translates
+from burnish.graph import BURNISH_DOMAIN
+
+
+def _window(op: Call, weight: int) -> tuple[list[int], list[int], list[int], list[int], int]:
+    """Kernel extents, strides, dilations, pads (begins, then ends) and group of a convolution."""
+    kernel = op.attribute("kernel_shape")
+    if kernel is None:
+        kernel = [extent for extent in op.extents(weight)[2:] if isinstance(extent, int)]
+    rank = len(kernel)
+    return (
+        list(kernel),
+        list(op.attribute("strides", [1] * rank)),
+        list(op.attribute("dilations", [1] * rank)),
+        list(op.attribute("pads", [0] * (2 * rank))),
+        op.attribute("group", 1),
+    )
+
+
+def _explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> list[Any]:
+    automatic = op.attribute("auto_pad", "NOTSET")
+    if automatic not in ("SAME_UPPER", "SAME_LOWER"):
+        return [0] * len(pads) if automatic == "VALID" else list(pads)
+    begins, ends = [], []
+    for axis, extent in enumerate(op.extents()[2:]):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if strides[axis] == 1:
+            total: Any = reach - 1
+        elif isinstance(extent, int):
+            total = max((-(-extent // strides[axis]) - 1) * strides[axis] + reach - extent, 0)
+        else:
+            raise op.unsupported(
+                f"auto_pad={automatic} with a stride needs the extents of its input", "give the model static extents"
+            )
+        smaller = total // 2
+        begins.append(smaller if automatic == "SAME_UPPER" else total - smaller)
+        ends.append(total - smaller if automatic == "SAME_UPPER" else smaller)
+    return begins + ends
+
+
+def _padded_evenly(x: Any, pads: list[Any]) -> tuple[Any, list[Any]]:
+    """The input and the padding that PyTorch takes, equal on both sides; what is uneven is padded before."""
+    rank = len(pads) // 2
+    begins, ends = pads[:rank], pads[rank:]
+    if begins == ends:
+        return x, begins
+    amounts = [amount for axis in reversed(range(rank)) for amount in (begins[axis], ends[axis])]
+    return functional.pad(x, amounts), [0] * rank
+
+
+@translates("Conv")
+def convolution(op: Call) -> Any:
+    kernel, strides, dilations, pads, group = _window(op, 1)
+    x, padding = _padded_evenly(op.tensor(0), _explicit_pads(op, kernel, strides, dilations, pads))
+    function = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
+    return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
+
+
+@translates("ConvTranspose")
+def transposed_convolution(op: Call) -> Any:
+    kernel, strides, dilations, pads, group = _window(op, 1)
+    rank = len(kernel)
+    extra = list(op.attribute("output_padding", [0] * rank))
+    wanted = op.attribute("output_shape")
+    automatic = op.attribute("auto_pad", "NOTSET")
+    begins, ends = pads[:rank], pads[rank:]
+    if automatic == "VALID" and wanted is None:
+        begins = ends = [0] * rank
+    elif wanted is not None or automatic in ("SAME_UPPER", "SAME_LOWER"):
+        for axis in range(rank):
+            natural = (kernel[axis] - 1) * dilations[axis] + 1 + extra[axis]
+            if wanted is None:
+                total = natural - strides[axis]
+            else:
+                extent = op.extents()[axis + 2]
+                if not isinstance(extent, int):
+                    raise op.unsupported("output_shape needs the extents of its input", "give the model static extents")
+                total = (extent - 1) * strides[axis] + natural - wanted[axis - rank]
+            extra[axis] += max(-total, 0)
+            total = max(total, 0)
+            smaller = total // 2
+            begins[axis] = smaller if automatic == "SAME_UPPER" else total - smaller
+            ends[axis] = total - begins[axis]
+    # PyTorch pads both sides alike and extends the end: computed without pads, and cut to what is left.
+    if begins == ends and all(
+        more < max(stride, dilation) for more, stride, dilation in zip(extra, strides, dilations, strict=True)
+    ):
+        return _transposed(op, op.tensor(0), begins, extra, strides, dilations, group)
+    y = _transposed(op, op.tensor(0), [0] * rank, [0] * rank, strides, dilations, group)
+    amounts = [amount for axis in reversed(range(rank)) for amount in (-begins[axis], extra[axis] - ends[axis])]
+    y = functional.pad(y, amounts)
+    if op.has(2) and any(extra):
+        raise op.unsupported("output_padding beyond the stride, or uneven pads with output_padding, together with a bias")
+    return y
+
+
+def _transposed(
+    op: Call, x: Any, padding: list[int], extra: list[int], strides: list[int], dilations: list[int], group: int
+) -> Any:
+    rank = len(strides)
+    function = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}[rank]
+    return function(x, op.tensor(1), op.optional(2), strides, padding, extra, group, dilations)
+
+
+@translates("ConvInputGrad", domain=BURNISH_DOMAIN)
+def convolution_input_gradient(op: Call) -> Any:
+    """(dy, w, x) -> dx; of x the shape is read."""
+    return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), op.value(2), weight_index=1, wanted=0)
+
+
+@translates("ConvWeightGrad", domain=BURNISH_DOMAIN)
+def convolution_weight_gradient(op: Call) -> Any:
+    """(dy, x, w) -> dw; of w the shape is read."""
+    return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), op.value(1), weight_index=2, wanted=1)
+
+
+def _backward(op: Call, dy: Any, x: Any, weight: Any, source: ir.Value, weight_index: int, wanted: int) -> Any:
+    _, strides, dilations, pads, group = _window(op, weight_index)
+    rank = len(strides)
+    padded, padding = _padded_evenly(x, pads)
+    mask = [wanted == 0, wanted == 1, False]
+    gradients = torch.ops.aten.convolution_backward.default(
+        dy, padded, weight, None, strides, padding, dilations, False, [0] * rank, group, mask
+    )
+    gradient = gradients[wanted]
+    if wanted == 0 and padded is not x:
+        amounts = [-amount for axis in reversed(range(rank)) for amount in (pads[axis], pads[axis + rank])]
+        gradient = functional.pad(gradient, amounts)
+    return gradient
