@@ -139,6 +139,18 @@ def test_adafactor_in_float32_takes_small_gradients_for_what_they_are() -> None:
     np.testing.assert_allclose(small["param/w"], large["param/w"], rtol=1e-6)
 
 
+def test_the_norm_of_a_large_layer_keeps_the_digits_of_float32() -> None:
+    """A million squares of one sign, added up one by one in float32, would leave five digits."""
+    rng = np.random.default_rng(13)
+    start, gradient = (rng.standard_normal((1024, 1024)).astype("float32") + 3 for _ in range(2))
+    last = run_steps(optim.lars(lr=1.0, momentum=0.0, trust_coefficient=1.0), {"w": start}, lambda step, _: {"w": gradient}, 1)[
+        -1
+    ]
+    ratio = np.linalg.norm(start.astype("float64")) / np.linalg.norm(gradient.astype("float64"))
+    change = start.astype("float64") - last["param/w"]
+    np.testing.assert_allclose(change, ratio * gradient.astype("float64"), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", [optim.lamb(), optim.lars()], ids=lambda optimizer: optimizer.name)
 def test_a_gradient_that_is_not_a_number_reaches_the_weights(optimizer: optim.Optimizer) -> None:
     """So that whoever looks at them sees it: the ratio must not hide it."""

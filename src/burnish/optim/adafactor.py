@@ -20,6 +20,7 @@ from burnish.optim.base import (
     check_positive,
     check_rate,
 )
+from burnish.optim.norms import root_mean_square
 from burnish.optim.parameter_shapes import known_rank, known_shape
 
 ROW_VARIANCE = "row_variance"
@@ -120,9 +121,9 @@ class Adafactor(RatedOptimizer):
             eps = self._least_root(parameter)
             variance = _estimate(means, scalars.epsilon(eps, parameter))
             change = gradient / builder.op("Sqrt", builder.op("Max", variance, scalars.epsilon(eps * eps, parameter)))
-            excess = builder.op("Max", _root_mean_square(change) / self.clipping_threshold, 1.0)
-            scale = builder.op("Max", _root_mean_square(parameter), self.eps[1])
-            rate = scale * scalars.of(relative_rate, parameter) / excess
+            excess = builder.op("Max", root_mean_square(builder, change) / self.clipping_threshold, 1.0)
+            scale = builder.op("Max", root_mean_square(builder, parameter), self.eps[1])
+            rate = scalars.of(scale * relative_rate / excess, parameter)
             if decay is not None:
                 parameter = parameter * scalars.of(decay, parameter)
             next_params[name] = parameter - change * rate
@@ -168,11 +169,6 @@ def _estimate(means: Mapping[str, Tensor], eps: Tensor) -> Tensor:
 
 def _mean(tensor: Tensor, axis: int) -> Tensor:
     return tensor.builder.op("ReduceMean", tensor, tensor.builder.integers([axis]), keepdims=1)
-
-
-def _root_mean_square(tensor: Tensor) -> Tensor:
-    builder = tensor.builder
-    return builder.op("Sqrt", builder.op("ReduceMean", tensor * tensor, keepdims=0))
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -19,8 +19,8 @@ from burnish.optim.base import (
     power,
     zero_slots,
 )
+from burnish.optim.norms import trust_ratio
 from burnish.optim.parameter_shapes import known_rank
-from burnish.optim.trust_ratio import trust_ratio
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class LAMB(RatedOptimizer):
         scalars = Scalars(builder)
         beta1, beta2 = self.betas
         lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
         t = scalars.double(step) + 1.0
         # u = m * correction / (sqrt(v) + eps * root), with both corrections as scalars
         root = builder.op("Sqrt", 1.0 - power(builder, beta2, t))
@@ -83,11 +84,11 @@ class LAMB(RatedOptimizer):
             next_state[f"{SECOND_MOMENT}/{name}"] = second
             direction = first * scalars.of(correction, parameter)
             direction = direction / (builder.op("Sqrt", second) + scalars.epsilon(self.eps, parameter, root))
-            rate = scalars.of(lr, parameter)
+            rate = lr
             if self.adapt_vectors or known_rank(parameter) > 1:
                 direction = penalized(direction, parameter, self.weight_decay)
                 rate = rate * trust_ratio(builder, parameter, direction)
-            next_params[name] = parameter - direction * rate
+            next_params[name] = parameter - direction * scalars.of(rate, parameter)
         return next_params, next_state
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized, zero_slots
+from burnish.optim.norms import trust_ratio
 from burnish.optim.parameter_shapes import known_rank
-from burnish.optim.trust_ratio import trust_ratio
 
 MOMENTUM = "momentum"
 
@@ -72,13 +72,14 @@ class LARS(RatedOptimizer):
     ) -> tuple[Tensors, Tensors]:
         scalars = Scalars(builder)
         lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
         next_params: Tensors = {}
         for name, parameter in params.items():
-            gradient, rate = gradients[name], scalars.of(lr, parameter)
+            gradient, rate = gradients[name], lr
             if self.adapt_vectors or known_rank(parameter) > 1:
                 gradient = penalized(gradient, parameter, self.weight_decay)
                 rate = rate * trust_ratio(builder, parameter, gradient, self.trust_coefficient, self.eps)
-            change = gradient * rate
+            change = gradient * scalars.of(rate, parameter)
             if self.momentum:
                 slot = f"{MOMENTUM}/{name}"
                 velocity = next_state[slot] = state[slot] * self.momentum + change

@@ -22,6 +22,7 @@ from burnish.optim.base import (
     check_rate,
     zero_slots,
 )
+from burnish.optim.norms import euclidean_norm
 from burnish.optim.parameter_shapes import known_rank, known_shape
 
 MOMENTUM = "momentum"
@@ -125,10 +126,11 @@ class Muon(RatedOptimizer):
             direction = self._averaged(momentum, gradient) if self.nesterov else momentum
             orthogonal = self._orthogonalized(direction, scalars.epsilon(self.eps, parameter), rows, columns)
             adjustment = self._adjustment(rows, columns)
-            rate = rates.setdefault(adjustment, lr if adjustment == 1.0 else lr * adjustment)
+            if adjustment not in rates:
+                rates[adjustment] = lr if adjustment == 1.0 else lr * adjustment
             if keep is not None:
                 parameter = parameter * scalars.of(keep, parameter)
-            next_params[name] = parameter - orthogonal * scalars.of(rate, parameter)
+            next_params[name] = parameter - orthogonal * scalars.of(rates[adjustment], parameter)
         if self.others is not None and rest:
             changed, slots = self.others.update(
                 builder,
@@ -166,8 +168,7 @@ class Muon(RatedOptimizer):
     def _orthogonalized(self, direction: Tensor, eps: Tensor, rows: int, columns: int) -> Tensor:
         """Emit the Newton-Schulz iteration from ``direction``; the result has its shape."""
         builder = direction.builder
-        length = builder.op("ReduceL2", direction, keepdims=0)
-        matrix = direction / builder.op("Max", length, eps)
+        matrix = direction / builder.op("Max", builder.cast(euclidean_norm(builder, direction), direction.dtype), eps)
         flat = direction.rank != 2
         if flat:
             matrix = builder.op("Reshape", matrix, builder.integers([rows, columns]))

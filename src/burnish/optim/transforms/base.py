@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
-import onnx_ir as ir
-
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors
@@ -83,11 +81,6 @@ def check_positive(transform: str, **numbers: float) -> None:
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if not is_number or not 0.0 < number < float("inf"):
             raise ConfigurationError(f"{transform}: {name} must be a finite number above 0, not {number!r}")
-
-
-def sum_of_squares(builder: Builder, tensor: Tensor) -> Tensor:
-    """Emit the sum of the squares of all elements, a float64 scalar: in float32 it would overflow from 1e19 on."""
-    return builder.op("ReduceSumSquare", builder.cast(tensor, ir.DataType.DOUBLE), keepdims=0)
 
 
 def shrinking_factor(builder: Builder, norm: Tensor, max_norm: float) -> Tensor:

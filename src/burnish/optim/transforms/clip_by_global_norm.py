@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Scalars, Tensors
-from burnish.optim.transforms.base import StatelessTransform, check_positive, shrinking_factor, sum_of_squares
+from burnish.optim.norms import sum_of_squares
+from burnish.optim.transforms.base import StatelessTransform, check_positive, shrinking_factor
 
 
 @dataclass(frozen=True)

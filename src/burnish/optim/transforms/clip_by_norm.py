@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors
-from burnish.optim.transforms.base import StatelessTransform, check_positive, shrinking_factor, sum_of_squares
+from burnish.optim.norms import euclidean_norm
+from burnish.optim.transforms.base import StatelessTransform, check_positive, shrinking_factor
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ClipByNorm(StatelessTransform):
     ) -> tuple[Tensors, Tensors]:
         clipped: Tensors = {}
         for name, gradient in gradients.items():
-            norm = builder.op("Sqrt", sum_of_squares(builder, gradient))
+            norm = euclidean_norm(builder, gradient)
             clipped[name] = gradient * builder.cast(shrinking_factor(builder, norm, self.max_norm), gradient.dtype)
         return clipped, {}
 
