@@ -17,7 +17,9 @@ import torch.nn.functional as F
 
 import burnish
 from burnish import losses
-from burnish.errors import ConfigurationError
+from burnish.data.sources import open_dataset
+from burnish.data.wanted import Wanted
+from burnish.errors import ConfigurationError, DataError
 from burnish.graph import Builder, Tensor
 from burnish.program import Role
 from oracles.scaled_model import RATE, scaled_outputs
@@ -281,3 +283,26 @@ def test_labels_of_one_name_that_are_different_things_are_refused() -> None:
 def test_settings_behind_a_colon() -> None:
     assert losses.get("huber:delta=0.5,reduction=sum") == losses.huber(delta=0.5, reduction="sum")
     assert losses.get("output:output=loss") == losses.output("loss")
+
+
+def test_an_archive_fills_the_labels_of_every_summand(tmp_path: Path) -> None:
+    model = scaled_outputs({"a": SAMPLES["a"]})
+    head = ir.from_proto(ir.to_proto(model))
+    builder = Builder(head.graph)
+    second = builder.op("Identity", builder.tensor(head.graph.outputs[0]))
+    second.value.name = "b"
+    head.graph.outputs.append(second.value)
+    program = burnish.compile(head, loss=losses.weighted_sum(BOTH))
+    wanted = Wanted.by(program)
+    arrays = {"in:a": SAMPLES["a"], "labels:a": CLASSES, "targets:b": VALUES}
+    np.savez(tmp_path / "data.npz", **arrays)
+    data = open_dataset(tmp_path / "data.npz", wanted)
+    result = burnish.Trainer(program, data, data, epochs=1, batch_size=4, run_directory=tmp_path / "run").run()
+    assert np.isfinite(result.metrics["loss"])
+    del arrays["targets:b"]
+    np.savez(tmp_path / "lacking.npz", **arrays)
+    with pytest.raises(DataError, match=r"lacking\.npz: no array 'targets:b' for the loss; the file has 'in:a'"):
+        open_dataset(tmp_path / "lacking.npz", wanted)
+    (tmp_path / "data.csv").write_text("p,q,r,label\n1,2,3,0\n")
+    with pytest.raises(DataError, match=r"compares with 'labels:a' and 'targets:b', and this format fills exactly one"):
+        open_dataset(tmp_path / "data.csv", wanted)

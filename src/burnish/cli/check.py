@@ -11,6 +11,7 @@ from burnish.cli.options import (
     TrainableOption,
     norm_policies,
     options_named,
+    read_outputs,
 )
 from burnish.cli.train import what_trains
 from burnish.errors import GradientError
@@ -31,7 +32,9 @@ def check(
     policies = norm_policies(norm or [])
     try:
         with options_named():
-            program = compile(model, loss=loss, trainable=split(trainable) if trainable else None, norm=policies, outputs=outputs)
+            program = compile(
+                model, loss=loss, trainable=split(trainable) if trainable else None, norm=policies, outputs=read_outputs(outputs)
+            )
     except GradientError as error:
         lacking = summarize(model)["lacking"]
         if len(lacking) > 1:

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 COMPILATION = "Compilation"
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
-LossOption = Annotated[str, typer.Option("--loss", help="cross_entropy or mse.", rich_help_panel=COMPILATION)]
+LossOption = Annotated[
+    str,
+    typer.Option(
+        "--loss",
+        help="Such as cross_entropy, mse or bce_with_logits; settings behind a colon (huber:delta=0.5); an .onnx file with the "
+        "loss; or output:output=NAME where the model computes it.",
+        rich_help_panel=COMPILATION,
+    ),
+]
 OptimizerOption = Annotated[
     str,
     typer.Option("--optimizer", help="sgd, adamw or another name of docs/optimizers.md.", rich_help_panel=COMPILATION),
@@ -82,7 +90,7 @@ OutputsOption = Annotated[
     typer.Option(
         "--outputs",
         metavar="NAME",
-        help="The output that the loss reads; by default the only one.",
+        help="The output that the loss reads, or several with commas between; by default the only one.",
         rich_help_panel=COMPILATION,
     ),
 ]
@@ -127,9 +135,14 @@ def compile_model(
             trainable=split(trainable) if trainable else None,
             norm=policies,
             metrics=split(metrics) if metrics else None,
-            outputs=outputs,
+            outputs=read_outputs(outputs),
             precision=precision,
         )
+
+
+def read_outputs(outputs: str | None) -> str | list[str] | None:
+    """Return one name as it is, several as a list."""
+    return outputs if outputs is None or "," not in outputs else split([outputs])
 
 
 @contextmanager

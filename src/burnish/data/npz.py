@@ -34,10 +34,15 @@ def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None) -
     names: tuple[str, ...] | None = None
     if wanted.label is not None:
         label = wanted.label
-        name = label.name if label.name in arrays else "y"
+        name = label.name if label.name in arrays or wanted.further_labels else "y"
         if name not in arrays:
-            raise DataError(f"{path}: no array '{label.name}' or 'y' with the labels; the file has {available}")
+            expected = f"'{label.name}'" if wanted.further_labels else f"'{label.name}' or 'y'"
+            raise DataError(f"{path}: no array {expected} with the labels; the file has {available}")
         chosen[label.name], names = fit_label(arrays[name], label, str(path), classes)
+    for label in wanted.further_labels:
+        if label.name not in arrays:
+            raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
+        chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
     return ArrayDataset(chosen, names)
 
 

@@ -23,17 +23,19 @@ class Wanted:
     Attributes:
         data: inputs of the model.
         label: input that the loss compares with; None where the model computes its loss from its own inputs.
+        further_labels: the others, where the loss compares with several.
     """
 
     data: tuple[Entry, ...]
     label: Entry | None
+    further_labels: tuple[Entry, ...] = ()
 
     @classmethod
     def by(cls, program: Program) -> Wanted:
         """What the steps of ``program`` take."""
         signature = program.signature["step"]
         labels = signature.inputs_of(Role.LABEL)
-        return cls(signature.inputs_of(Role.DATA), labels[0] if labels else None)
+        return cls(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:])
 
     def only_data(self, source: str) -> Entry:
         """The single data input, for a source that holds one kind of features.
@@ -53,8 +55,14 @@ class Wanted:
         """The label input.
 
         Raises:
-            DataError: the loss takes none.
+            DataError: the loss takes none, or several.
         """
+        if self.further_labels:
+            raise DataError(
+                f"{source}: the loss compares with '{self.label and self.label.name}' and "
+                f"{', '.join(repr(entry.name) for entry in self.further_labels)}, and this format fills exactly one; "
+                "give an .npz file with one array per input, by name"
+            )
         if self.label is None:
             raise DataError(
                 f"{source}: the loss of this model takes no labels beside the model's own inputs; "
