@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -79,6 +80,65 @@ def test_gradients_are_as_near_to_float64_as_those_of_autocast(precision):
         assert peers_error > 0
         assert np.linalg.norm(ours - gradient) < 1.5 * peers_error, name
         assert np.linalg.norm(ours - gradient) < 0.12 * np.linalg.norm(gradient), name
+
+
+class Transformer(torch.nn.Module):
+    """A block of attention and a block of dense layers on embeddings, with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 32)
+        self.first, self.second = torch.nn.LayerNorm(32), torch.nn.LayerNorm(32)
+        self.qkv, self.mixed = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+        self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.dropout = torch.nn.Dropout(0.2)
+        self.head = torch.nn.Linear(32, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        q, k, v = self.qkv(self.first(x)).view(tokens.shape[0], 12, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        read = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, -1) @ v
+        x = x + self.dropout(self.mixed(read.transpose(1, 2).reshape(tokens.shape[0], 12, 32)))
+        x = x + self.dropout(self.down(functional.gelu(self.up(self.second(x)))))
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize(("precision", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+def test_a_transformer_has_the_gradients_of_float32_to_the_digits_of_its_products(precision, unit, tmp_path):
+    """With the same dropout masks. The network is well conditioned: a gradient's error is some units of its dtype."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 50, (8, 12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Transformer(),
+            (tokens,),
+            tmp_path / "model.onnx",
+            input_names=["tokens"],
+            output_names=["logits"],
+            dynamic_axes={"tokens": {0: "batch"}},
+            opset_version=18,
+            training=torch.onnx.TrainingMode.TRAINING,
+            do_constant_folding=False,
+            dynamo=False,
+        )
+    plain, mixed = (burnish.compile(tmp_path / "model.onnx", precision=name) for name in ("float32", precision))
+    products = [node for node in mixed.grad.graph if node.op_type in ("MatMul", "Gemm")]
+    softmaxes = [node for node in mixed.grad.graph if node.op_type in ("Softmax", "LogSoftmax")]
+    narrow = ir.DataType.FLOAT16 if precision == "float16" else ir.DataType.BFLOAT16
+    assert len(products) > 12
+    assert {node.inputs[0].dtype for node in products} == {narrow}
+    assert {node.inputs[0].dtype for node in softmaxes} == {ir.DataType.FLOAT}
+    found = []
+    for program in (plain, mixed):
+        values = {**program.initial_state(0), "tokens": tokens.numpy(), "labels": np.arange(8) % 5}
+        fed = {entry.name: values[entry.name] for entry in program.signature["grad"].inputs}
+        found.append(burnish.engines.get("reference").run(program.grad, fed))
+    exact, rounded = found
+    gradients = [name for name in exact if name.startswith("grad:")]
+    assert len(gradients) == 15
+    for name in gradients:
+        assert np.linalg.norm(rounded[name] - exact[name]) < 3 * unit * np.linalg.norm(exact[name]), name
 
 
 @AUTOCAST
@@ -216,6 +276,9 @@ def test_digits_in_float16_reach_the_accuracy_of_float32(tmp_path):
                 progress=False,
             )
             found.append(trainer.run().metrics["accuracy"])
+            header = (tmp_path / f"{precision}{seed}" / "metrics.csv").read_text().splitlines()[0]
+            assert ("skipped" in header) == (precision == "float16")
+            assert "eval_skipped" not in header
         accuracies[precision] = np.mean(found)
     assert accuracies["float32"] > 0.97
     assert accuracies["float16"] >= accuracies["float32"] - 0.005

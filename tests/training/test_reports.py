@@ -89,3 +89,8 @@ def test_schedules():
     assert schedule.get(cosine) is cosine
     with pytest.raises(ConfigurationError, match="there is no learning-rate schedule 'step'; there is constant, cosine"):
         schedule.get("step")
+
+
+def test_what_evaluation_has_no_figure_of_has_no_column_of_it(tmp_path):
+    table = MetricsTable(tmp_path / "metrics.csv", ["loss", "skipped"], training_only=["skipped"])
+    assert table.columns[-3:] == ("loss", "skipped", "eval_loss")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,17 @@ class MetricsTable:
 
     Args:
         path: the file.
-        names: loss and metrics.
+        names: loss and metrics, and what else a step reports.
         last_step: keep the rows of an earlier file up to this step, and drop later ones; None starts a new file.
+        training_only: those of ``names`` that evaluation has no figure of.
 
     Raises:
         CheckpointError: the earlier file is no such table, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, names: Sequence[str], last_step: int | None = None):
+    def __init__(self, path: Path, names: Sequence[str], last_step: int | None = None, training_only: Collection[str] = ()):
         self.path = path
-        self.columns = (*POSITION_COLUMNS, *names, *(EVALUATION_PREFIX + name for name in names))
+        self.columns = (*POSITION_COLUMNS, *names, *(EVALUATION_PREFIX + name for name in names if name not in training_only))
         earlier = [] if last_step is None else self._read()
         self.rows: list[Row] = [row for row in earlier if last_step is not None and (row["step"] or 0) <= last_step]
         with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
@@ -98,7 +99,7 @@ def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | 
     axes: Any = figure.subplots(1, len(names), squeeze=False)[0]
     for panel, name in zip(axes, names, strict=True):
         for column, label in ((name, "training"), (EVALUATION_PREFIX + name, "evaluation")):
-            points = [(row["step"], row[column]) for row in rows if row[column] is not None]
+            points = [(row["step"], row[column]) for row in rows if row.get(column) is not None]
             if points:
                 steps, values = zip(*points, strict=True)
                 panel.plot(steps, values, label=label, marker="." if len(points) < 40 else None)

@@ -220,7 +220,10 @@ class Trainer:
         self._position = self._restored() if resume else _Position()
         self._rates.check_end(self.session.step_count, self.steps - self._position.step)
         self._table = MetricsTable(
-            _in_folder(self.run_directory) / "metrics.csv", self._names, self._position.step if resume else None
+            _in_folder(self.run_directory) / "metrics.csv",
+            self._names,
+            self._position.step if resume else None,
+            training_only=[entry.name for entry in program.signature["step"].outputs_of(Role.DIAGNOSTIC)],
         )
         if not resume:
             self.checkpoints.clear()
