@@ -200,6 +200,19 @@ def test_another_optimizer_may_be_a_group() -> None:
     assert optim.frozen_parameters(optim.bind(optim.chain(optim.clip_by_norm(1.0), grouped), INFOS)) == {"scale"}
 
 
+def test_what_an_optimizer_has_inside_is_left_undecayed_too() -> None:
+    inside = {"name": "adamw", "weight_decay": 0.5}
+    grouped = optim.groups(optim.muon(lr=LR, others=inside), {"weight": {"others": optim.sgd(momentum=0.5)}}, decay="weights")
+    again = optim.get(json.loads(json.dumps(grouped.options())))
+    assert again.options() == grouped.options()
+    last = run_random_problem(optim.bind(again, INFOS), "float64")[-1]
+    plain = run_random_problem(optim.adamw(lr=LR, weight_decay=0.0), "float64")[-1]
+    np.testing.assert_allclose(last["param/bias"], plain["param/bias"], rtol=1e-12)
+    np.testing.assert_allclose(last["param/scale"], plain["param/scale"], rtol=1e-12)
+    weight = run_random_problem(optim.muon(lr=LR), "float64")[-1]
+    np.testing.assert_allclose(last["param/weight"], weight["param/weight"], rtol=1e-12)
+
+
 def test_groups_keep_dtypes_and_find_the_bottom_of_a_parabola() -> None:
     grouped = optim.groups(optim.adam(lr=0.1), {"w": {"lr_scale": 0.5}})
     np.testing.assert_allclose(parabola(grouped, 900), 0, atol=1e-6)

@@ -165,7 +165,7 @@ def test_freezing_and_unfreezing_goes_on_from_the_same_state(program: Program) -
     session.step(BATCH)
     back = whole.carry_state(session.state())
     assert set(back.fresh) == set(carried.dropped)
-    assert set(back.fresh.values()) == {"the earlier state does not have it"}
+    assert set(back.fresh.values()) == {"the other state has none"}
     assert back.dropped == ()
     for name in back.fresh:
         assert not back.state[name].any()
@@ -180,9 +180,10 @@ def test_what_cannot_be_carried_is_named(program: Program) -> None:
     other = next(name for name in state if name.startswith("param/") and state[name].ndim == 1)
     state[other] = state[other].astype(np.float64)
     carried = program.with_optimizer("adam").carry_state(state)
-    assert "here" in carried.fresh[name]
-    assert carried.fresh[name].startswith(f"it has shape {list(state[name].shape)} in the earlier state")
-    assert carried.fresh[other] == "it has dtype float64 in the earlier state, and float32 here"
+    assert carried.fresh[name].startswith(f"the other has shape {list(state[name].shape)}, here it is [")
+    assert carried.fresh[other] == "the other has dtype float64, here it is float32"
+    assert carried.fresh["step"].startswith("the optimizer's state does ('opt/first_moment/")
+    assert carried.notes()
     np.testing.assert_array_equal(carried.state["rng/key"], state["rng/key"])
 
 
@@ -199,6 +200,18 @@ def test_updates_go_on_where_they_were_with_accumulation_on_one_side(program: Pr
     back = plain.carry_state(session.state())
     assert int(back.state["step"]) == 5
     assert back.fresh == {}
+
+
+def test_what_goes_around_an_optimizer_starts_from_the_parameters_carried_over(program: Program) -> None:
+    session = burnish.Session(program)
+    for _ in range(3):
+        session.step(BATCH)
+    wrapped = program.with_optimizer(optim.ema(optim.sgd()))
+    carried = wrapped.carry_state(session.state())
+    assert int(carried.state["step"]) == 3
+    assert all(name.startswith("opt/average/") for name in carried.fresh)
+    for name, other in averages(wrapped.signature, "average").items():
+        np.testing.assert_array_equal(carried.state[other], session.state()[name])
 
 
 def test_the_average_is_evaluated_predicted_and_exported(program: Program, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, as_option, check_not_negative
+from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, check_not_negative
 from burnish.optim.parameters import Infos, check_matches, decays, matching
 
 FROZEN = "frozen"
@@ -86,7 +86,7 @@ class Groups:
     def options(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "patterns": [[pattern, _overrides_option(overrides)] for pattern, overrides in self.patterns],
+            "patterns": [[pattern, self._overrides_option(pattern, overrides)] for pattern, overrides in self.patterns],
             "decay": self.decay,
             "layer_decay": self.layer_decay,
             "layers": None if self.layers is None else list(self.layers),
@@ -197,6 +197,13 @@ class Groups:
                 )
         return replace(self.optimizer, **{key: value for key, value in overrides.items() if key != LR_SCALE})
 
+    def _overrides_option(self, pattern: str, overrides: Overrides) -> Any:
+        optimizer = self._group_optimizer(pattern, overrides)
+        if optimizer is None or isinstance(overrides, RatedOptimizer):
+            return FROZEN if optimizer is None else optimizer.options()
+        settings = optimizer.options()
+        return {key: settings.get(key, value) for key, value in overrides.items()}  # type: ignore[union-attr]
+
     def _used(self, members: Sequence[_Member] | None = None) -> dict[str, RatedOptimizer]:
         """Label -> optimizer, for those whose rate is their own and used; the default group's label is empty.
 
@@ -229,8 +236,8 @@ class Groups:
                 continue
             scale = float(overrides.get(LR_SCALE, 1.0)) if isinstance(overrides, Mapping) else 1.0
             parts = [pattern] if pattern else []
-            if self._leaves_undecayed(name, optimizer, overrides):
-                optimizer = replace(optimizer, weight_decay=0.0)  # type: ignore[call-arg]
+            if self._leaves_undecayed(name, overrides) and (undecayed := _undecayed(optimizer)) != optimizer:
+                optimizer = undecayed
                 parts.append("undecayed")
             if self.layer_decay is not None and (below := self._layers_above(name)):
                 scale *= self.layer_decay**below
@@ -244,10 +251,8 @@ class Groups:
             )
         return list(chosen.values())
 
-    def _leaves_undecayed(self, name: str, optimizer: RatedOptimizer, overrides: Overrides) -> bool:
-        if self.decay == "all" or not getattr(optimizer, "weight_decay", 0.0):
-            return False
-        if isinstance(overrides, Mapping) and "weight_decay" in overrides:
+    def _leaves_undecayed(self, name: str, overrides: Overrides) -> bool:
+        if self.decay == "all" or (isinstance(overrides, Mapping) and "weight_decay" in overrides):
             return False
         return not decays("groups", name, self.infos)
 
@@ -309,10 +314,13 @@ def _has_own_rate(overrides: Overrides) -> bool:
     return isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
 
 
-def _overrides_option(overrides: Overrides) -> Any:
-    if isinstance(overrides, RatedOptimizer):
-        return overrides.options()
-    return overrides if isinstance(overrides, str) else {key: as_option(value) for key, value in overrides.items()}
+def _undecayed(optimizer: RatedOptimizer) -> RatedOptimizer:
+    """The optimizer without weight decay, in those inside it too."""
+    inner = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
+    changes: dict[str, Any] = {name: _undecayed(value) for name, value in inner.items() if isinstance(value, RatedOptimizer)}
+    if "weight_decay" in inner:
+        changes["weight_decay"] = 0.0
+    return replace(optimizer, **changes)
 
 
 def _labelled(name: str, label: str) -> str:

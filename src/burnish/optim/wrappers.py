@@ -9,7 +9,7 @@ from burnish.errors import ConfigurationError
 from burnish.optim.accumulate import accumulate
 from burnish.optim.average import ema, swa
 from burnish.optim.base import Optimizer
-from burnish.optim.groups import FROZEN, Groups, Overrides
+from burnish.optim.groups import FROZEN, LR_SCALE, Groups, Overrides
 from burnish.optim.transforms import chain
 from burnish.optim.transforms.chain import transform_of
 
@@ -30,8 +30,10 @@ def _groups(settings: Mapping[str, Any], get: Get) -> Optimizer:
         if "name" in value:
             own: Overrides = get(value)
             return own
-        # A schedule is built by the optimizer whose setting it is.
-        return {key: get({**optimizer.options(), "lr": part}).lr if key == "lr" else part for key, part in value.items()}
+        # Settings that are objects, such as schedules, are built by the optimizer that has them.
+        own_settings = {key: part for key, part in value.items() if key != LR_SCALE}
+        built = get({**optimizer.options(), **own_settings})
+        return {key: getattr(built, key, part) for key, part in value.items()}
 
     layers = settings.get("layers")
     return Groups(

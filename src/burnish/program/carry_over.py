@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from burnish.optim import average, loss_scale
+from burnish.optim.accumulate import ACCUMULATED, COUNT, UPDATES
+from burnish.program.initialization import run_init
 from burnish.program.signature import Entry, Role
 from burnish.program.state import Arrays, shape_fits
+
+if TYPE_CHECKING:
+    from burnish.program.program import Program
+
+UPDATE_COUNT = f"opt/{UPDATES}"
+STEPLESS = frozenset(
+    {
+        ACCUMULATED,
+        COUNT,
+        UPDATES,
+        average.AVERAGE,
+        average.COUNT,
+        loss_scale.LOSS_SCALE,
+        loss_scale.GOOD_STEPS,
+        loss_scale.SKIPPED_STEPS,
+    }
+)
+"""Slots that start anew without a step to begin with: those of what goes around an optimizer."""
 
 
 class CarryOverWarning(UserWarning):
@@ -44,17 +66,21 @@ class CarriedState:
         return sentences
 
 
-def carry_over(entries: Iterable[Entry], start: Mapping[str, np.ndarray], source: Mapping[str, np.ndarray]) -> CarriedState:
+def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mapping[str, np.ndarray]) -> CarriedState:
     """Take over from ``source`` every entry that a program has too, of the same shape and dtype.
 
-    The step counter is taken over only with the whole state of the optimizer: with moments that start anew, the corrections of
-    a late step would be wrong for them.
+    Slots of the optimizer that start anew do so from the parameters that were taken over, as the init graph makes them. The step
+    counter starts anew where all of the method's slots do: with moments that start anew, the corrections of a late step would
+    be wrong for them. It counts updates: where only one of the two programs accumulates gradients, the number of updates that
+    were done goes on.
 
     Args:
-        entries: the state entries of the program.
-        start: a whole state of the program, where entries that cannot be taken over start.
-        source: the state of another program, arrays by state name.
+        program: the program.
+        start: a whole state of it, where entries that cannot be taken over start.
+        source: the state of another program, arrays by state name; left as it is.
     """
+    entries = program.signature.state
+    source = _with_updates(source, entries)
     expected = {entry.name: entry for entry in entries}
     fresh: dict[str, str] = {}
     for name, entry in expected.items():
@@ -64,13 +90,28 @@ def carry_over(entries: Iterable[Entry], start: Mapping[str, np.ndarray], source
             fresh[name] = f"the other has shape {list(source[name].shape)}, here it is {list(entry.extents)}"
         elif source[name].dtype != entry.numpy_dtype:
             fresh[name] = f"the other has dtype {source[name].dtype}, here it is {entry.numpy_dtype}"
-    slots = [name for name in fresh if expected[name].role is Role.OPTIMIZER]
-    for name, entry in expected.items():
-        if slots and entry.role is Role.STEP and name not in fresh:
-            fresh[name] = f"the optimizer's state does ('{slots[0]}')"
+    slots = [name for name in expected if name.startswith("opt/") and name.split("/")[1] not in STEPLESS]
+    if slots and fresh.keys() >= set(slots):
+        for name, entry in expected.items():
+            if name not in fresh and (entry.role is Role.STEP or name == UPDATE_COUNT):
+                fresh[name] = f"the optimizer's state does ('{slots[0]}')"
     carried = tuple(name for name in expected if name not in fresh)
     state = {name: np.array(source[name] if name in carried else start[name]) for name in expected}
+    if any(expected[name].role is Role.OPTIMIZER for name in fresh):
+        initial = run_init(program, state, seed=0)
+        state |= {name: np.array(initial[name]) for name in fresh if expected[name].role is Role.OPTIMIZER}
     return CarriedState(state, carried, fresh, tuple(name for name in source if name not in expected))
+
+
+def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) -> dict[str, np.ndarray]:
+    """The state with the number of updates under the name that a program has for it."""
+    accumulates = any(entry.name == UPDATE_COUNT for entry in entries)
+    found = dict(source)
+    if accumulates and "step" in found:
+        found.setdefault(UPDATE_COUNT, found["step"])
+    elif not accumulates and UPDATE_COUNT in found:
+        found["step"] = found.pop(UPDATE_COUNT)
+    return found
 
 
 def _named(names: Iterable[str]) -> str:

@@ -64,12 +64,12 @@ def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict
     weights = dict(program.weights)
     if reinitialize is not None:
         weights = _reinitialized(program, weights, seed, reinitialize)
-    computed = _run_init(program, weights, seed)
+    computed = run_init(program, weights, seed)
     state = {**weights, **computed}
     return {entry.name: np.array(state[entry.name], dtype=entry.numpy_dtype) for entry in program.signature.state}
 
 
-def _run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine."""
     signature = program.signature["init"]
     inputs = {

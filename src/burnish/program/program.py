@@ -17,7 +17,7 @@ from burnish.lowering import TARGETS
 from burnish.optim import Optimizer
 from burnish.passes.memory_plan import PlannedPeak, planned_peak
 from burnish.program import precision
-from burnish.program.carrying import CarriedState, carry_state
+from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
@@ -129,15 +129,14 @@ class Program:
     def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
         """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.
 
-        Parameters, statistics, the random key and the optimizer's slots are taken over where name, dtype and shape agree;
-        everything else starts as ``initial_state`` has it, and is named. Steps and updates go on where they were: with
-        accumulation on one side only, ``step`` becomes the number of updates done.
+        Parameters, statistics, the random key, the step and the optimizer's slots are taken over where name, dtype and shape
+        agree; everything else starts anew, and is named with the reason. See ``burnish.program.carry_over`` for the step.
 
         Args:
             state: arrays by state name, as ``Session.state`` returns them; left as it is.
             seed: of the random key, where the state has none.
         """
-        return carry_state(self, state, seed)
+        return carry_over(self, self.initial_state(seed), state)
 
     def save(self, directory: str | Path) -> Path:
         """Write the program into a folder of its own: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.

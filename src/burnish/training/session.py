@@ -233,7 +233,7 @@ class Session:
             check_checkpoint(path, checkpoint, self.program, self._identity)
             self._open_runner().load_state(checkpoint.state)
             return checkpoint.extra
-        found = carry_over(self.program.signature.state, self.state(), checkpoint.state)
+        found = carry_over(self.program, self.state(), checkpoint.state)
         if not any(name.startswith("param/") for name in found.carried):
             raise CheckpointError(
                 f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
