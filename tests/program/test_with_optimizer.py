@@ -127,6 +127,30 @@ def test_a_loaded_program_takes_another_optimizer_too(
     assert graph_hashes(reloaded.with_optimizer(reloaded.options["optimizer"])) == graph_hashes(derived)
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_mixed_precision_stays_around_the_other_optimizer(precision: str) -> None:
+    model = residual_network(width=4, blocks=(1,), input_shape=(1, 8, 8))
+    whole = burnish.compile(model, optimizer=OPTIMIZERS[-1], precision=precision)
+    derived = burnish.compile(model, precision=precision).with_optimizer(OPTIMIZERS[-1])
+    assert graph_hashes(derived) == graph_hashes(whole)
+    assert ("opt/loss_scale" in derived.initial_state()) == (precision == "float16")
+
+
+def test_a_program_in_one_onnx_file_goes_on_and_takes_another_optimizer(program: Program, tmp_path: Path) -> None:
+    wrapped = program.with_optimizer(OPTIMIZERS[-1])
+    model = wrapped.to_onnx()
+    (tmp_path / "whole.onnx").write_bytes(model.SerializeToString())
+    loaded = Program.load(tmp_path / "whole.onnx")
+    sessions = [burnish.Session(some, threads=1) for some in (wrapped, loaded)]
+    for _ in range(3):
+        first, second = (session.step(BATCH) for session in sessions)
+        assert second == pytest.approx(first, rel=1e-5)
+    average = [session.evaluate(BATCH, parameters="average")["loss"] for session in sessions]
+    assert average[1] == pytest.approx(average[0], rel=1e-5)
+    other = loaded.with_optimizer("adam")
+    burnish.Session(other, state=other.carry_state(sessions[1].state()).state, threads=1).step(BATCH)
+
+
 def test_what_is_frozen_stays_and_its_gradient_is_not_computed(program: Program) -> None:
     derived = program.with_optimizer(FROZEN)
     trained = {name.removeprefix("next:param/") for name in names_of(derived, "step", Role.PARAMETER)}
