@@ -22,6 +22,7 @@ from burnish.losses.base import (
 from burnish.losses.binary import BinaryCrossEntropy, BinaryCrossEntropyWithLogits, bce_with_logits, binary_cross_entropy
 from burnish.losses.composite import Summand, WeightedSum, weighted_sum
 from burnish.losses.cross_entropy import CrossEntropy, cross_entropy
+from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
 from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
 from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
@@ -49,6 +50,7 @@ __all__ = [
     "BinaryDice",
     "BinaryFocal",
     "Compared",
+    "ConnectionistTemporalClassification",
     "CosineEmbedding",
     "CrossEntropy",
     "Dice",
@@ -83,6 +85,7 @@ __all__ = [
     "combined",
     "cosine_embedding",
     "cross_entropy",
+    "ctc",
     "dice",
     "focal",
     "from_onnx",

@@ -16,6 +16,7 @@ from burnish.losses.base import Loss
 from burnish.losses.binary import bce_with_logits, binary_cross_entropy
 from burnish.losses.composite import weighted_sum
 from burnish.losses.cross_entropy import cross_entropy
+from burnish.losses.ctc import ctc
 from burnish.losses.dice import binary_dice, dice
 from burnish.losses.embedding import cosine_embedding, triplet
 from burnish.losses.focal import binary_focal, focal
@@ -31,6 +32,7 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "binary_cross_entropy": binary_cross_entropy,
     "cross_entropy": cross_entropy,
     "binary_dice": binary_dice,
+    "ctc": ctc,
     "dice": dice,
     "cosine_embedding": cosine_embedding,
     "triplet": triplet,

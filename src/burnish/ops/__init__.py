@@ -7,6 +7,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 
 from burnish.ops import (
     activation,
+    alignment,
     convolution,
     elementwise,
     indexing,
@@ -34,6 +35,7 @@ from burnish.ops.registry import (
 __all__ = [
     "Operation",
     "activation",
+    "alignment",
     "convolution",
     "elementwise",
     "find_gradient",

@@ -1,0 +1,183 @@
+"""Connectionist temporal classification: labels of a sequence, without knowing which frame each belongs to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.losses.base import (
+    Activation,
+    Compared,
+    LabelSpec,
+    LossBase,
+    Reading,
+    Reduction,
+    Term,
+    check_flag,
+    check_reduction,
+    floating_shape,
+    samples_of,
+    sum_of,
+)
+from burnish.ops.alignment import NEVER
+
+FRAME_CLASS_AXIS = 2
+PADDING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionistTemporalClassification(LossBase):
+    """``-log p(labels)``, summed over all alignments, as ``torch.nn.functional.ctc_loss`` (Graves et al. 2006).
+
+    It reads logits ``[N, T, C]`` and applies the softmax itself, which leaves log-probabilities as they are. Beside ``labels``
+    ``[N, S]``, padded with anything that is a class or with -1, it takes ``input_lengths [N]``, the frames that count, and
+    ``target_lengths [N]``, the labels that count, all int64. The mean divides the loss of a sequence by the number of its
+    labels, at least 1, and averages over the sequences.
+
+    Attributes:
+        blank: class index of no label.
+        zero_infinity: a sequence with fewer frames than its labels need has loss and gradient 0, in place of infinity.
+        time_first: the logits are ``[T, N, C]``.
+        reduction: ``mean`` as above; ``sum`` leaves both divisions out.
+    """
+
+    name: ClassVar[str] = "ctc"
+
+    blank: int = 0
+    zero_infinity: bool = False
+    time_first: bool = False
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+        check_flag(self.name, "zero_infinity", self.zero_infinity)
+        check_flag(self.name, "time_first", self.time_first)
+        if not isinstance(self.blank, int) or isinstance(self.blank, bool) or self.blank < 0:
+            raise ConfigurationError(f"{self.name}: blank must be a class index, 0 or more, not {self.blank!r}")
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(activation=Activation(("Softmax", "LogSoftmax"), FRAME_CLASS_AXIS)),)
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        """Return None: no metric knows alignments."""
+        return None
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the specs of ``labels``, ``input_lengths`` and ``target_lengths``, all int64.
+
+        Raises:
+            ConfigurationError: the prediction is not floating-point, not of three axes, or has no class ``blank``.
+        """
+        (prediction,) = predictions
+        shape = floating_shape(self.name, prediction)
+        layout = "[frames, batch, classes]" if self.time_first else "[batch, frames, classes]"
+        if len(shape) != 3:
+            raise ConfigurationError(
+                f"{self.name}: the prediction '{prediction.name}' has shape {list(shape)}: the model must give {layout}; "
+                "name another output (outputs=...), or transpose it"
+            )
+        batch, frames = (shape[1], shape[0]) if self.time_first else shape[:2]
+        classes = shape[FRAME_CLASS_AXIS]
+        if isinstance(classes, int) and self.blank >= classes:
+            raise ConfigurationError(
+                f"{self.name}: blank is {self.blank}, and the prediction '{prediction.name}' has {classes} classes, from 0"
+            )
+        last = classes - 1 if isinstance(classes, int) else None
+        longest = frames if isinstance(frames, int) else None
+        return (
+            LabelSpec("labels", ir.DataType.INT64, (batch, "label_length"), 0, last, PADDING),
+            LabelSpec("input_lengths", ir.DataType.INT64, (batch,), 1, longest),
+            LabelSpec("target_lengths", ir.DataType.INT64, (batch,), 0),
+        )
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term.
+
+        Raises:
+            ConfigurationError: as ``label_specs``.
+        """
+        self.label_specs(predictions)
+        (logits,), (label, input_lengths, target_lengths) = predictions, labels
+        builder = logits.builder
+        if not self.time_first:
+            logits = builder.op("Transpose", logits, perm=[1, 0, 2])
+        log_p = builder.op("LogSoftmax", logits, axis=FRAME_CLASS_AXIS)
+        likelihood = self._likelihood(log_p, label, input_lengths, target_lengths)
+        is_impossible = builder.op("Less", likelihood, NEVER / 2)
+        instead = builder.scalar(0.0 if self.zero_infinity else math.inf, likelihood)
+        loss = builder.op("Where", is_impossible, instead, -likelihood, like=likelihood)
+        if self.reduction == "sum":
+            return (Term(sum_of(loss), builder.scalar(1.0, loss)),)
+        lengths = builder.cast(builder.op("Max", target_lengths, builder.scalar(1, target_lengths)), loss.dtype)
+        return (Term(sum_of(loss / lengths), samples_of(loss, loss.dtype)),)
+
+    def _likelihood(self, log_p: Tensor, label: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        """Emit the log-likelihood ``[N]`` of each sequence, from log-probabilities ``[T, N, C]``."""
+        builder = log_p.builder
+        column = builder.integers([1])
+        target_lengths = builder.op("Unsqueeze", target_lengths, column)
+        blank = builder.scalar(self.blank, label)
+        counts = builder.op("Less", _range(label, 1), target_lengths)
+        label = builder.op("Where", counts, label, blank, like=label)
+        start, most = builder.integers([0]), builder.integers([-1])
+        earlier = builder.op("Slice", label, start, most, column)
+        first = builder.op("Slice", label, start, column, column)
+        before = builder.op("Concat", -1 - first * 0, earlier, axis=1)
+        states = _with_blanks(label, blank)
+        may_skip = _with_blanks(builder.op("Not", builder.op("Equal", label, before)), builder.scalar(False, ir.DataType.BOOL))
+        frames = builder.op("Less", builder.op("Unsqueeze", _range(log_p, 0), column), input_lengths)
+        position = _range(states, 1)
+        last = target_lengths * 2
+        is_final = builder.op("Or", builder.op("Equal", position, last), builder.op("Equal", position, last - 1))
+        shape = builder.op("Concat", builder.op("Shape", log_p, start=0, end=1), builder.op("Shape", states), axis=0)
+        index = builder.op("Expand", states, shape)
+        emission = builder.op("GatherElements", log_p, index, axis=FRAME_CLASS_AXIS)
+        batch = None if log_p.shape is None else [log_p.shape.dims[1]]
+        likelihood, forward = builder.op(
+            "AlignmentLikelihood",
+            emission,
+            may_skip,
+            builder.op("Unsqueeze", frames, builder.integers([2])),
+            is_final,
+            domain=BURNISH_DOMAIN,
+            outputs=2,
+            dtype=log_p.dtype,
+            shape=batch,
+        )
+        forward.value.type, forward.value.shape = emission.value.type, emission.shape
+        return likelihood
+
+
+def _range(tensor: Tensor, axis: int) -> Tensor:
+    """Emit 0, 1, ... up to the extent of an axis, int64."""
+    builder = tensor.builder
+    extent = builder.op("Squeeze", builder.op("Shape", tensor, start=axis, end=axis + 1), builder.integers([0]), shape=())
+    return builder.op("Range", builder.scalar(0, ir.DataType.INT64), extent, builder.scalar(1, ir.DataType.INT64))
+
+
+def _with_blanks(tensor: Tensor, blank: Tensor) -> Tensor:
+    """Emit ``[N, 2 S + 1]`` from ``[N, S]``: ``blank`` in front of every column and behind the last."""
+    builder = tensor.builder
+    last = builder.integers([2])
+    wide = builder.op("Unsqueeze", tensor, last)
+    blanks = builder.op("Expand", blank, builder.op("Shape", wide))
+    pairs = builder.op("Reshape", builder.op("Concat", blanks, wide, axis=2), builder.integers([0, -1]))
+    zero, one = builder.integers([0]), builder.integers([1])
+    column = builder.op("Slice", builder.op("Squeeze", blanks, last), zero, one, one)
+    return builder.op("Concat", pairs, column, axis=1)
+
+
+def ctc(
+    *, blank: int = 0, zero_infinity: bool = False, time_first: bool = False, reduction: Reduction = "mean"
+) -> ConnectionistTemporalClassification:
+    """Return the loss of connectionist temporal classification; see ``ConnectionistTemporalClassification``."""
+    return ConnectionistTemporalClassification(
+        blank=blank, zero_infinity=zero_infinity, time_first=time_first, reduction=reduction
+    )
