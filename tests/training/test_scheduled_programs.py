@@ -210,6 +210,19 @@ def test_a_plateau_can_go_by_a_metric_and_without_evaluation(tmp_path: Path) -> 
         trainer(tmp_path / "other", compiled(0.1), monitor="loss")
 
 
+def test_a_figure_reaches_the_update_that_accumulation_puts_off(tmp_path: Path) -> None:
+    plateau = schedules.plateau(0.25, factor=0.5, patience=0, threshold=0.0, mode="max")
+    program = burnish.compile(source(), loss="mse", optimizer=burnish.optim.accumulate(burnish.optim.sgd(plateau), 2))
+    with pytest.raises(TrainingInterrupted):
+        trainer(tmp_path, program, epochs=5, progress=StopAfter(7)).run()
+    run = trainer(tmp_path, program, epochs=5, resume=True)
+    run.run()
+    # Three steps an epoch and two an update; the first figure is the best there will be, each later one halves the rate.
+    state = run.session.state()
+    assert state["opt/plateau_seen"] == 4
+    assert state["opt/plateau_rate"] == 0.25 / 2**3
+
+
 def test_a_step_takes_any_finite_figure_to_monitor_or_none(tmp_path: Path) -> None:
     program = compiled(schedules.plateau(0.5, patience=0, factor=0.5, threshold=0.0, mode="max"))
     program.save(tmp_path / "program")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Rates:
         computed: the outputs in which the program tells the rates that it computes.
         monitored: the inputs of a program whose rate falls on a plateau.
         figure: what these are given after each epoch: loss or a metric.
+        every: steps to an update, one of which reads these inputs: more than 1 where the optimizer accumulates.
         end: how many steps the program's own schedule is for; None where it has no end.
     """
 
@@ -35,6 +37,7 @@ class Rates:
     computed: tuple[str, ...]
     monitored: tuple[str, ...]
     figure: str
+    every: int
     end: int | None
 
     @classmethod
@@ -76,7 +79,7 @@ class Rates:
         if monitor is not None and monitor not in figures:
             raise ConfigurationError(f"monitor={monitor!r}: there is no such figure; there is {', '.join(figures)}")
         start = lr if lr is not None or RATE not in inputs else inputs[RATE].default
-        return cls(start, factor, computed, monitored, monitor or figures[0], signature.end)
+        return cls(start, factor, computed, monitored, monitor or figures[0], _steps_to_an_update(program), signature.end)
 
     def at(self, step: int, steps: int) -> float | None:
         """Return the rate that a step is given; None where the program computes its own, or has none."""
@@ -112,3 +115,12 @@ class Rates:
                 f"The run has {left:,} steps{already}, and the learning-rate schedule of this program ends after {self.end:,}: "
                 f"compile with a schedule of {taken + left:,} steps or with past_end='hold', or train fewer epochs"
             )
+
+
+def _steps_to_an_update(program: Program) -> int:
+    options: Any = program.options.get("optimizer")
+    while isinstance(options, Mapping):
+        if options.get("name") == "accumulate":
+            return int(options["every"])
+        options = options.get("optimizer")
+    return 1

@@ -95,6 +95,7 @@ class _Position:
         batch: batches of it that are done.
         step, samples, seconds: done since the run first started.
         rate: learning rate of the last step; None before the first, and where there is none.
+        unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
         since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
         best: as ``TrainingResult.best``.
         metrics: as ``TrainingResult.metrics``, after the last whole epoch.
@@ -106,6 +107,7 @@ class _Position:
     samples: int = 0
     seconds: float = 0.0
     rate: float | None = None
+    unheeded: int = 0
     since_row: _Means = field(default_factory=_Means)
     since_epoch: _Means = field(default_factory=_Means)
     best: dict[str, Any] | None = None
@@ -290,11 +292,13 @@ class Trainer:
         position = self._position
         begin = time.monotonic()
         for batch in self.loader.epoch(position.epoch, position.batch):
-            latest = position.metrics if position.batch == 0 else {}
+            latest = position.metrics if position.unheeded else {}
             given = self._rates.given(position.step, self.steps, latest)
             results = self.session.step(batch, **given)
             metrics = {name: results[name] for name in self._names}
             position.rate = self._rates.used(given, results)
+            if position.unheeded and not results.get("skipped"):
+                position.unheeded -= 1
             samples = min(self.loader.batch_size, len(self.loader.dataset) - position.batch * self.loader.batch_size)
             position.batch += 1
             position.step += 1
@@ -325,6 +329,7 @@ class Trainer:
         self._add_row(evaluation)
         position.epoch += 1
         position.batch = 0
+        position.unheeded = self._rates.every
         position.since_epoch = _Means()
         self._keep_best()
         self._save()
