@@ -2,8 +2,8 @@
 
     python benchmarks/recompute.py --model mixer --recompute layers
 
-The same model and batch in processes of their own, rounds interleaved. Memory is what steps add to the resident memory of a process
-that has loaded the graph, at its peak. Gradients, and the state after all steps, must agree in every bit before a figure counts.
+The same model and batch in processes of their own, rounds interleaved. Memory is what steps add, at its peak, to the resident
+memory of a process that has loaded the graph. Gradients, and the state after all steps, must agree in every bit first.
 """
 
 from __future__ import annotations

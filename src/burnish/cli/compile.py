@@ -21,10 +21,12 @@ from burnish.cli.options import (
     OutputsOption,
     PrecisionOption,
     RateOption,
+    RecomputeOption,
     ScheduleOption,
     TrainableOption,
     WarmupOption,
     compile_model,
+    planned_line,
 )
 
 
@@ -47,15 +49,19 @@ def compile(
     metrics: MetricsOption = None,
     outputs: OutputsOption = None,
     precision: PrecisionOption = "float32",
+    recompute: RecomputeOption = None,
 ) -> None:
     """Turn a model into a training program: six ONNX graphs of standard operators, with their state."""
     check_schedule(schedule, warmup)
     if steps is not None and schedule == CONSTANT:
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
-    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision)
+    program = compile_model(
+        model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision, recompute
+    )
     program = with_schedule(program, schedule, warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()
     console.print(f"{folder}: the program of {model}", markup=False)
     for name, graph in program.graphs.items():
         console.print(f"  {name + '.onnx':<14} {counted(sum(1 for _ in graph.graph), 'node')}", markup=False)
+    console.print(planned_line(program), markup=False)

@@ -48,6 +48,7 @@ def _print_program(summary: dict[str, Any], console: Console) -> None:
     say("graphs")
     for name, nodes in summary["graphs"].items():
         say(f"  {name + '.onnx':<16}  {counted(nodes, 'node')}")
+    say(summary["planned"])
 
 
 def _print(summary: dict[str, Any], console: Console) -> None:

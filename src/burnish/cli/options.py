@@ -85,6 +85,16 @@ PrecisionOption = Annotated[
         rich_help_panel=COMPILATION,
     ),
 ]
+RecomputeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recompute",
+        metavar="WHAT",
+        help="Compute activations again in the backward to save memory: layers, or a budget such as 1.5GB, either also for a "
+        "batch, as in 1.5GB:batch=16; or a pattern of node names, which may be given again.",
+        rich_help_panel=COMPILATION,
+    ),
+]
 OutputsOption = Annotated[
     str | None,
     typer.Option(
@@ -116,6 +126,7 @@ def compile_model(
     metrics: list[str] | None,
     outputs: str | None,
     precision: str,
+    recompute: list[str] | None,
 ) -> Program:
     """Compile a model with what was given on the command line.
 
@@ -137,7 +148,30 @@ def compile_model(
             metrics=split(metrics) if metrics else None,
             outputs=read_outputs(outputs),
             precision=precision,
+            recompute=read_recompute(recompute or []),
         )
+
+
+def read_recompute(given: list[str]) -> str | list[str] | None:
+    """Return ``layers`` or a budget, with a batch or without, as it is, and anything else as patterns."""
+    if len(given) == 1 and (given[0].partition(":")[0] == "layers" or given[0][:1].isdigit()):
+        return given[0]
+    return given or None
+
+
+def planned_line(program: Program) -> str:
+    """Return what a step is planned to need, and what it would need if nothing were computed again."""
+    batch = planned_batch(program)
+    peak = program.planned_peak(batch)
+    saved = f", {peak.without_recompute / 1e6:,.1f} MB without recomputation" if program.options.get("recompute") else ""
+    return f"planned peak of a step at batch {batch}: {peak.bytes / 1e6:,.1f} MB{saved}"
+
+
+def planned_batch(program: Program) -> int:
+    """The batch that recomputation was planned for, else 1."""
+    requested = program.options.get("recompute")
+    setting = requested.partition(":batch=")[2] if isinstance(requested, str) else ""
+    return int(setting) if setting else 1
 
 
 def read_outputs(outputs: str | None) -> str | list[str] | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from burnish import losses
+from burnish.cli.options import planned_batch, planned_line
 from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
@@ -74,6 +76,7 @@ def summarize_program(folder: Path) -> dict[str, Any]:
     program = Program.load(folder)
     signature = program.signature["step"]
     fed = (Role.DATA, Role.LABEL, Role.HYPERPARAMETER)
+    batch = planned_batch(program)
     return {
         "program": str(folder),
         "options": program.options,
@@ -83,6 +86,8 @@ def summarize_program(folder: Path) -> dict[str, Any]:
         ],
         "trains": what_trains(program),
         "graphs": {name: sum(1 for _ in graph.graph) for name, graph in program.graphs.items()},
+        "planned_peak": {"batch": batch, **asdict(program.planned_peak(batch))},
+        "planned": planned_line(program),
     }
 
 

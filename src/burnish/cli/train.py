@@ -26,6 +26,7 @@ from burnish.cli.options import (
     OutputsOption,
     PrecisionOption,
     RateOption,
+    RecomputeOption,
     ScheduleOption,
     TrainableOption,
     WarmupOption,
@@ -77,6 +78,7 @@ def train(
     metrics: MetricsOption = None,
     outputs: OutputsOption = None,
     precision: PrecisionOption = "float32",
+    recompute: RecomputeOption = None,
     reinitialize: Annotated[
         str | None,
         typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.", rich_help_panel=COURSE),
@@ -142,7 +144,9 @@ def train(
         )
     console = output()
     begin = time.monotonic()
-    program = compile_model(model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision)
+    program = compile_model(
+        model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision, recompute
+    )
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
     from burnish.data import Wanted, open_dataset
 
