@@ -266,6 +266,20 @@ def test_export_from_a_run_or_a_checkpoint(run, folder):
     )
 
 
+def test_programs_and_runs_as_one_onnx_file(run, folder):
+    result = run("compile", "model.onnx", "-o", "program.onnx")
+    assert "inference with training_info" in result.stdout
+    assert burnish.Program.load(folder / "program.onnx").saved_state["step"] == 0
+    run(*TRAIN, "--epochs", "2")
+    result = run("export", "runs/model", "--training", "-o", "trained.onnx")
+    steps = int(re.search(r"trained\.onnx: the model and its training after (\d+) steps", result.stdout)[1])
+    program = burnish.Program.load(folder / "trained.onnx")
+    assert program.saved_state["step"] == steps > 0
+    session = burnish.Session(program, state=program.saved_state)
+    logits = session.predict({"x": images()})["logits"]
+    np.testing.assert_allclose(predictions(folder / "trained.onnx", images()), logits, rtol=1e-4, atol=1e-5)
+
+
 def test_inspect_prints_what_would_train(run):
     text = run("inspect", "model.onnx").stdout
     assert "input   x  float [batch, 1, 4, 4]" in text

@@ -111,8 +111,10 @@ def test_other_files_are_never_replaced(program, saved, tmp_path):
     with pytest.raises(CheckpointError, match=r"\('last\.safetensors'\): save the program into a folder of its own"):
         program.save(saved)
     assert (saved / "last.safetensors").read_text() == "mine"
-    with pytest.raises(CheckpointError, match=r"is a file; a program is saved as a folder"):
+    with pytest.raises(CheckpointError, match=r"step\.onnx' is a file that is no saved program, and is not replaced"):
         program.save(saved / "step.onnx")
+    with pytest.raises(CheckpointError, match=r"is a file; a program is saved as a folder"):
+        program.save(saved / "state.safetensors")
 
 
 @pytest.mark.parametrize("function", ["fsync", "rename"])

@@ -294,7 +294,7 @@ def point_outside(model):
 
 
 DAMAGES = [
-    (drop_metadata, CheckpointError, "holds no burnish program"),
+    (drop_metadata, CheckpointError, r"has no ai\.onnx\.preview\.training\.Gradient in its algorithm"),
     (spoil_metadata, CheckpointError, "its metadata 'burnish.training' cannot be read"),
     (change_metadata(format="other"), CheckpointError, "format is 'other', expected 'burnish training'"),
     (change_metadata(version=99), CheckpointError, "written in format version 99.*update burnish"),
@@ -359,3 +359,18 @@ def test_what_one_model_cannot_hold_is_refused(monkeypatch):
     monkeypatch.setattr(training_info, "LARGEST", 1000)
     with pytest.raises(CheckpointError, match=r"more than one ONNX model can hold: save the program as a folder"):
         program.to_onnx()
+
+
+def test_saving_under_a_name_of_onnx_writes_one_file_whole_or_not_at_all(tmp_path):
+    program = compiled("residual, adam")
+    path = program.save(tmp_path / "new" / "program.onnx")
+    assert [file.name for file in path.parent.iterdir()] == ["program.onnx"]
+    assert graph_hashes(burnish.Program.load(program.save(path))) == graph_hashes(program)
+    (tmp_path / "mine.onnx").write_bytes(dropout_network().SerializeToString())
+    with pytest.raises(CheckpointError, match=r"mine\.onnx' is a file that is no saved program, and is not replaced"):
+        program.save(tmp_path / "mine.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(CheckpointError, match=r"'.*folder\.onnx' is a folder: give the name of a file"):
+        program.save(tmp_path / "folder.onnx")
+    with pytest.raises(CheckpointError, match="could not be created"):
+        program.save(path / "program.onnx")

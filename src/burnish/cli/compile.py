@@ -32,7 +32,9 @@ from burnish.cli.options import (
 
 def compile(
     model: ModelArgument,
-    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write the program to.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write the program to, or one .onnx file.", show_default=False)
+    ],
     loss: LossOption = "cross_entropy",
     optimizer: OptimizerOption = "sgd",
     lr: RateOption = None,
@@ -51,7 +53,10 @@ def compile(
     precision: PrecisionOption = "float32",
     recompute: RecomputeOption = None,
 ) -> None:
-    """Turn a model into a training program: six ONNX graphs of standard operators, with their state."""
+    """Turn a model into a training program: six ONNX graphs of standard operators, with their state.
+
+    An output that ends in .onnx is one file: the inference graph with the training as the standard's training_info.
+    """
     check_schedule(schedule, warmup)
     if steps is not None and schedule == CONSTANT:
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
@@ -62,6 +67,9 @@ def compile(
     program.save(folder)
     console = output()
     console.print(f"{folder}: the program of {model}", markup=False)
+    if folder.suffix == ".onnx":
+        console.print("  inference with training_info: any runtime predicts with it, burnish trains it", markup=False)
+        return
     for name, graph in program.graphs.items():
         console.print(f"  {name + '.onnx':<14} {counted(sum(1 for _ in graph.graph), 'node')}", markup=False)
     console.print(planned_line(program), markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from burnish.cli.console import output
+from burnish.cli.console import counted, output
 from burnish.cli.options import FoldOption, export_line
 
 
@@ -18,10 +18,14 @@ def export(
     path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
     best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False,
     fold: FoldOption = True,
+    training: Annotated[
+        bool, typer.Option("--training", help="Write the training and its state too, as training_info in the same file.")
+    ] = False,
 ) -> None:
     """Write the trained model as plain ONNX, for any runtime."""
     from burnish.errors import CheckpointError
     from burnish.program import Program
+    from burnish.program.training_info import write_training_model
     from burnish.training import Session
     from burnish.training.checkpoint_folder import BEST, LATEST
 
@@ -43,5 +47,10 @@ def export(
         )
     session = Session(Program.load(program))
     session.restore(checkpoint)
+    if training:
+        write_training_model(session.program.to_onnx(session.state()), path)
+        line = f"{path}: the model and its training after {counted(session.step_count, 'step')}"
+        output().print(line, markup=False)
+        return
     session.export(path, fold_norm=fold)
     output().print(export_line(path, "the model", session.step_count, session.program, fold), markup=False)

@@ -9,16 +9,15 @@ from burnish.ops import Operation
 from burnish.random import initial_key, keep_mask
 
 
-def draw_dropout(model: ir.Model, seed: int) -> ir.Model:
+def draw_dropout(model: ir.Model, source: int | ir.Value) -> ir.Model:
     """Replace, in place, the dropout nodes of the main graph that are or may be in training mode, by masks drawn from a key.
 
-    A node draws from its own ``seed`` attribute, else from ``seed``; each from a stream of its own. The mask that it returns is
-    true where an element was kept, everywhere outside training. A mask is a function of the seed and the shape: it is the same
-    in every run.
+    Each draws from a stream of its own. The mask that a node returns is true where an element was kept, everywhere outside
+    training. A mask is a function of the shape and of the key or seed: with a seed it is the same in every run.
 
     Args:
         model: a canonical model.
-        seed: a signed 64-bit integer.
+        source: a signed 64-bit integer, the seed of nodes that have no ``seed`` attribute; or a key of the graph, for all nodes.
     """
     stream = 0
     for node in [node for node in model.graph if node.op_type == "Dropout" and node.domain == ""]:
@@ -26,8 +25,11 @@ def draw_dropout(model: ir.Model, seed: int) -> ir.Model:
         training = op.optional(2)
         if training is None or (training.array is not None and not training.array.any()):
             continue
-        own = attribute_value(node, "seed", None)
-        key = op.builder.constant(initial_key(seed if own is None else int(own)))
+        if isinstance(source, ir.Value):
+            key = op.builder.tensor(source)
+        else:
+            own = attribute_value(node, "seed", None)
+            key = op.builder.constant(initial_key(source if own is None else int(own)))
         replace_node(node, _dropout(op, training, key, stream)[: len(node.outputs)])
         stream += 1
     return model

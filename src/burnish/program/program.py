@@ -22,7 +22,7 @@ from burnish.program.initialization import initial_state
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.training_file import load_training_model
-from burnish.program.training_info import to_training_model
+from burnish.program.training_info import to_training_model, write_training_model
 from burnish.program.update import update_graphs
 
 __all__ = ["GRAPH_NAMES", "Program"]
@@ -138,18 +138,20 @@ class Program:
         """
         return carry_over(self, self.initial_state(seed), state)
 
-    def save(self, directory: str | Path) -> Path:
+    def save(self, path: str | Path) -> Path:
         """Write the program into a folder of its own: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.
 
-        The folder appears whole or not at all. A program saved there before is replaced.
+        A path that ends in ``.onnx`` is written as one file instead, see ``to_onnx``. Folder and file appear whole or not at all.
+        A program saved there before is replaced.
 
         Returns:
-            The folder.
+            The folder or file.
 
         Raises:
-            CheckpointError: the folder holds something else, or cannot be written.
+            CheckpointError: the folder holds something else, or cannot be written, or one file cannot hold the program.
         """
-        return save_program(self, Path(directory))
+        path = Path(path)
+        return write_training_model(self.to_onnx(), path) if path.suffix == ".onnx" else save_program(self, path)
 
     def to_onnx(self, state: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
         """Return the program as one ONNX model: the inference graph and a ``TrainingInfoProto``.
@@ -168,7 +170,11 @@ class Program:
 
     @classmethod
     def load(cls, source: str | Path | onnx.ModelProto) -> Program:
-        """Read a program that ``save`` wrote, checking every file against what was recorded, or a model of ``to_onnx``.
+        """Read a program that ``save`` wrote, checking every file against what was recorded, or a model with ``training_info``.
+
+        A ``training_info`` that another tool wrote is a program where it is one step that updates initializers from the
+        ``Gradient`` of a scalar loss. ``saved_state`` then holds the initializers as they are; ``weights`` and ``initial_state``
+        are what its initialization graph makes of them, random numbers drawn from seed 0.
 
         Args:
             source: the folder; or an ONNX file with ``training_info``, or such a model.

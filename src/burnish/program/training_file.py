@@ -1,4 +1,4 @@
-"""A program from a ``ModelProto`` with ``training_info``, that ``Program.to_onnx`` wrote."""
+"""A program from a ``ModelProto`` with ``training_info``: here those that ``Program.to_onnx`` wrote."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.importer import load_external_data, read_proto
+from burnish.program.foreign_training import load_foreign_training
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
 from burnish.program.training_info import (
@@ -38,6 +39,8 @@ def load_training_model(source: str | Path | onnx.ModelProto) -> tuple[dict[str,
     if folder is not None:
         load_external_data(proto, folder)
     properties = {entry.key: entry.value for entry in proto.metadata_props}
+    if METADATA not in properties and len(proto.training_info):
+        return load_foreign_training(name, proto)
     if METADATA not in properties:
         raise CheckpointError(
             f"{name} is an ONNX model that holds no burnish program: compile it with burnish.compile, or give a file that "

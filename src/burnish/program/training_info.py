@@ -13,7 +13,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +27,7 @@ from burnish.graph.versions import raise_opset
 from burnish.program.export import export_inference
 from burnish.program.persistence import constant_bytes
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
-from burnish.program.state import check_state
+from burnish.program.state import check_state, file_path, replacing
 
 if TYPE_CHECKING:
     from burnish.program.program import Program
@@ -78,6 +80,35 @@ def to_training_model(program: Program, state: Mapping[str, np.ndarray] | None) 
     }
     onnx.helper.set_model_props(model, {METADATA: json.dumps(metadata, sort_keys=True)})
     return model
+
+
+def write_training_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> Path:
+    """Write a model, whole or not at all; an earlier one is replaced in one step. Folders on the way are created.
+
+    Raises:
+        CheckpointError: the file cannot be written, or is one that this function did not write; it is as it was.
+    """
+    path = file_path(path, "program.onnx")
+    if path.exists() and not _is_training_model(path):
+        raise CheckpointError(
+            f"'{path}' is a file that is no saved program, and is not replaced: save the program under another name, or as a "
+            "folder"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"'{path.parent}' could not be created: {error}. Choose a folder you can write to") from error
+    with replacing(path) as partial:
+        partial.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
+def _is_training_model(path: Path) -> bool:
+    try:
+        properties = onnx.ModelProto.FromString(path.read_bytes()).metadata_props
+    except Exception:  # the protobuf library's errors are no class of their own, and no ONNX model is no such model either
+        return False
+    return any(entry.key == METADATA for entry in properties)
 
 
 class _Naming:
