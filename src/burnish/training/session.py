@@ -110,7 +110,10 @@ class Session:
         return {name: value for name, value in self._evaluated(batch, parameters).items() if not name.startswith((SUM, COUNT))}
 
     def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
-        """Return ``sum:<name>`` and ``count:<name>`` of the loss and each metric of one batch, to be added over batches."""
+        """Return ``sum:<name>`` and ``count:<name>`` of the loss and each metric of one batch, to be added over batches.
+
+        Where the loss is a weighted sum there is a pair ``loss:<summand>`` for each summand in place of one for the loss.
+        """
         return {name: value for name, value in self._evaluated(batch, parameters).items() if name.startswith((SUM, COUNT))}
 
     def evaluate_data(
