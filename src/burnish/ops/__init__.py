@@ -29,6 +29,7 @@ from burnish.ops.registry import (
     gradient,
     has_gradient,
     lowering,
+    semantic_operators,
     training_form,
 )
 
@@ -52,6 +53,7 @@ __all__ = [
     "random",
     "reduction",
     "resize",
+    "semantic_operators",
     "shape",
     "training",
     "training_form",

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, describe_node, operator_version
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, describe_node, operator_version
 
 Gradients = Tensor | None | tuple[Tensor | None, ...]
 GradientRule = Callable[..., Gradients]
@@ -178,6 +178,11 @@ def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:
 def find_lowering(node: ir.Node) -> LoweringRule | None:
     """Return the lowering of a semantic operator, or None for an operator that has none."""
     return next((entry.rule for entry in _lowerings.get((_domain(node), node.op_type), ())), None)
+
+
+def semantic_operators() -> frozenset[str]:
+    """Return the operators of the ``burnish`` domain that have a lowering."""
+    return frozenset(op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN)
 
 
 def has_gradient(node: ir.Node, opset: int) -> bool:

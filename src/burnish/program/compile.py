@@ -28,7 +28,8 @@ from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program.draft import Draft, entry_of, finish
+from burnish.program.draft import Draft, entry_of, finish, settle
+from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, semantic_target
 from burnish.program.precision import FULL, MixedPrecision, Precision
 from burnish.program.precision import get as get_precision
 from burnish.program.preparation import (
@@ -175,8 +176,11 @@ class _Compilation:
 
     def program(self) -> Program:
         models, signatures = {}, {}
-        for name in ("grad", "evaluate", "predict"):
-            models[name], signatures[name] = finish(getattr(self, name)(), name, self.target)
+        semantic: dict[str, ir.Model] = {}
+        for name in SEMANTIC_GRAPHS:
+            semantic[name], signatures[name] = finish(getattr(self, name)(), name, semantic_target(self.target))
+            models[name] = semantic[name].clone()
+            settle(models[name], self.target)
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
         forward = (models["predict"], models["evaluate"])
         updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
@@ -184,11 +188,13 @@ class _Compilation:
             inputs = {entry.name: entry.role for entry in signatures["grad"].inputs}
             data = [name for name, role in inputs.items() if role in (Role.DATA, Role.LABEL)]
             keys = [name for name, role in inputs.items() if role is Role.KEY]
+            # What is computed again is chosen in the lowered graph: there is no other form of it.
+            semantic.clear()
             recompute_activations(models["grad"], self.recompute, loss=LOSS, data=data, keys=keys, planned=updates["step"])
             updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
         models |= updates
         signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
-        return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options())
+        return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options(), semantic=semantic)
 
     def options(self) -> dict[str, Any]:
         return {

@@ -121,12 +121,21 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     model = draft.model
     model.graph.name = name
     set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
+    settle(model, target)
+    known = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
+    extents = tuple(rule for rule in draft.extents if rule.dimension in known)
+    return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
+
+
+def settle(model: ir.Model, target: Target) -> None:
+    """Lower a graph to the target, and drop what nothing reads, in place.
+
+    Raises:
+        UnsupportedOperatorError: it holds what the target does not run.
+    """
     lower_semantic_operators(model, keep=target.kernels)
     widen_reductions(model)
     merge_casts(model)
     remove_unused(model)
     settle_opset(model, target)
     check_allowed(model, target)
-    known = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
-    extents = tuple(rule for rule in draft.extents if rule.dimension in known)
-    return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "burnish program"
 FORMAT_VERSION = 1
 MANIFEST = "program.json"
+SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
 ONE_FILE_LIMIT = 1 << 30
 """Bytes of constants above which a graph is written with external data; a protobuf file ends at 2 GiB."""
@@ -134,6 +135,8 @@ def _refuse_other_content(directory: Path) -> None:
 def _write_files(program: Program, directory: Path) -> None:
     for name, model in program.graphs.items():
         save_model(model, directory / f"{name}.onnx")
+    for name, model in program.semantic.items():
+        save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
     write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(FORMAT_VERSION)})
     files = {}
     for path in sorted(directory.iterdir()):
@@ -190,7 +193,13 @@ def load_program(directory: Path) -> dict[str, Any]:
         entries, weights, CheckpointError, f"'{directory / STATE_FILE}'", "Save the program again from the original model"
     )
     models = {graph: _read_model(directory, f"{graph}.onnx", manifest["files"]) for graph in graphs}
-    return {**models, "signature": signature, "weights": weights, "options": dict(manifest["options"])}
+    suffix = len(SEMANTIC_SUFFIX)
+    semantic = {
+        name[:-suffix]: _read_model(directory, name, manifest["files"])
+        for name in manifest["files"]
+        if name.endswith(SEMANTIC_SUFFIX)
+    }
+    return {**models, "semantic": semantic, "signature": signature, "weights": weights, "options": dict(manifest["options"])}
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.errors import ConfigurationError
-from burnish.lowering import TARGETS
+from burnish.lowering import TARGETS, Target
 from burnish.optim import Optimizer
 from burnish.passes.memory_plan import PlannedPeak, planned_peak
 from burnish.program import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
+from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, kernel_graphs
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.training_file import load_training_model
@@ -43,6 +44,8 @@ class Program:
         signature: every input and output of every graph.
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``).
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
+        semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, for engines with kernels of their own
+            (``kernel_graphs``); empty where there are none.
         saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
             state=program.saved_state)``; else None.
     """
@@ -56,6 +59,7 @@ class Program:
     signature: Signature
     weights: Mapping[str, np.ndarray]
     options: dict[str, Any] = field(default_factory=dict)
+    semantic: Mapping[str, ir.Model] = field(default_factory=dict, repr=False)
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     @property
@@ -113,18 +117,34 @@ class Program:
             ConfigurationError: there is no such optimizer, a pattern matches no parameter, or nothing would train.
         """
         resolved = optim.get(optimizer)
-        mixed = precision.get(self.options.get("precision", precision.FULL))
         models, signatures = update_graphs(
-            self.grad,
-            self.signature["grad"],
-            (self.predict, self.evaluate),
-            resolved if mixed is None else mixed.scaled(resolved),
-            TARGETS[self.options.get("target", "onnxruntime")],
+            self.grad, self.signature["grad"], (self.predict, self.evaluate), self._scaled(resolved), self._target
         )
         ordered = {name: signatures.get(name) or self.signature[name] for name in GRAPH_NAMES}
         options = {**self.options, "optimizer": resolved.options()}
         init, step, apply = (models[name] for name in ("init", "step", "apply"))
         return replace(self, init=init, step=step, apply=apply, signature=Signature(ordered), options=options)
+
+    def kernel_graphs(self, kernels: Collection[str]) -> dict[str, ir.Model]:
+        """Return ``step``, ``grad``, ``evaluate`` and ``predict`` for an engine with kernels of its own.
+
+        Args:
+            kernels: the operators of the domain ``burnish`` that the engine runs; all others are lowered. Where the program keeps
+                no semantic graphs, the graphs are those of the program, in standard operators.
+        """
+        if not self.semantic or "optimizer" not in self.options:
+            return {name: model for name, model in self.graphs.items() if name in ("step", *SEMANTIC_GRAPHS)}
+        optimizer = self._scaled(optim.get(self.options["optimizer"]))
+        return kernel_graphs(self.semantic, self.signature["grad"], optimizer, self._target, kernels)
+
+    @property
+    def _target(self) -> Target:
+        return TARGETS[self.options.get("target", "onnxruntime")]
+
+    def _scaled(self, optimizer: Optimizer) -> Optimizer:
+        """The optimizer as mixed precision wraps it."""
+        mixed = precision.get(self.options.get("precision", precision.FULL))
+        return optimizer if mixed is None else mixed.scaled(optimizer)
 
     def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
         """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.

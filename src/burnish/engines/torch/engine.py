@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch import fx
 from burnish.engines.base import Arrays, check_finite_loss
 from burnish.engines.torch import operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.dtypes import array_of, tensor_of
-from burnish.engines.torch.translation import translate
+from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import EngineError
+from burnish.graph import BURNISH_DOMAIN
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -103,6 +105,10 @@ class TorchRunner:
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._state = {name: tensor_of(state[name], entry.dtype).to(self._device) for name, entry in self._entries.items()}
 
+    @cached_property
+    def _graphs(self) -> dict[str, ir.Model]:
+        return self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN))
+
     def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
         results = self._run(graph, inputs)
         return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
@@ -110,7 +116,7 @@ class TorchRunner:
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Tensors:
         module = self._modules.get(graph)
         if module is None:
-            module = self._modules[graph] = translate(self._program.graphs[graph], self._device)
+            module = self._modules[graph] = translate(self._graphs[graph], self._device)
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         signature = self._program.signature[graph]

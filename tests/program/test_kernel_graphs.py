@@ -1,0 +1,61 @@
+"""Graphs for engines with kernels of their own: semantic operators where there is a kernel, the same results everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import burnish
+from burnish.engines.torch.translation import translated_operators
+from burnish.graph import BURNISH_DOMAIN
+from burnish.models import residual_network
+
+GRAPHS = {"step", "grad", "evaluate", "predict"}
+
+
+@pytest.fixture(scope="module")
+def program() -> burnish.Program:
+    return burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9))
+
+
+def semantic(model) -> set[str]:
+    return {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN}
+
+
+def test_kernels_stay_and_all_else_is_lowered(program):
+    assert all(not semantic(model) for model in program.graphs.values())
+    graphs = program.kernel_graphs({"ConvWeightGrad", "ReluGrad"})
+    assert graphs.keys() == GRAPHS
+    assert semantic(graphs["step"]) == semantic(graphs["grad"]) == {"ConvWeightGrad", "ReluGrad"}
+    assert not semantic(graphs["predict"])
+    for name, model in program.kernel_graphs(()).items():
+        assert not semantic(model)
+        assert [value.name for value in model.graph.inputs] == [value.name for value in program.graphs[name].graph.inputs]
+        assert [value.name for value in model.graph.outputs] == [value.name for value in program.graphs[name].graph.outputs]
+
+
+def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(program, tmp_path):
+    loaded = burnish.Program.load(program.save(tmp_path / "program")).with_optimizer("adam")
+    graphs = loaded.kernel_graphs({"ConvWeightGrad"})
+    assert semantic(graphs["step"]) == {"ConvWeightGrad"}
+    assert any("second_moment" in (value.name or "") for value in graphs["step"].graph.outputs)
+
+
+def test_without_them_the_standard_graphs_serve(program):
+    recomputed = burnish.compile(residual_network(), recompute="layers")
+    graphs = recomputed.kernel_graphs({"ConvWeightGrad"})
+    assert graphs.keys() == GRAPHS
+    assert graphs["step"] is recomputed.step
+
+
+def test_kernels_and_lowered_operators_give_the_same_gradients(program):
+    kernels = translated_operators(BURNISH_DOMAIN)
+    generator = np.random.default_rng(0)
+    data = {"x": generator.normal(size=(5, 1, 8, 8)).astype(np.float32), "labels": generator.integers(0, 10, 5)}
+    state = program.initial_state(0)
+    feeds = data | {entry.name: state[entry.name] for entry in program.signature["grad"].inputs if entry.is_state}
+    expected = burnish.engines.get("onnxruntime").run(program.grad, feeds)
+    found = burnish.engines.get("torch").run(program.kernel_graphs(kernels)["grad"], feeds)
+    for name, array in expected.items():
+        norm = np.linalg.norm(array.astype(np.float64))
+        assert np.linalg.norm(found[name].astype(np.float64) - array) <= 1e-5 * norm + 1e-7, name
