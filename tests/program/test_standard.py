@@ -363,3 +363,32 @@ def test_backend_runs_single_operators_and_takes_inputs_by_name():
     assert not BurnishBackend.supports_device("CUDA:0")
     with pytest.raises(EngineError, match="'CPU' only, not on 'CUDA'"):
         BurnishBackend.prepare(dropout_model(), "CUDA")
+
+
+def test_models_with_a_gradient_inside_train_once_they_are_lowered():
+    """A network whose output is a derivative of its own: y = d/dx tanh(x w)."""
+    model = parsed(f"""
+        agraph (float[n,3] x) => (float[n,3] y) {{
+            h = MatMul (x, w)
+            a = Tanh (h)
+            y = {GRADIENT} <xs = ["x"], zs = ["w"], y = "a"> (x, w)
+        }}""")
+    w = normal(3, 2).astype("f")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    for function, call in (
+        ("burnish.compile", lambda: burnish.compile(model, loss="mse")),
+        ("burnish.grad", lambda: burnish.grad(model, "w")),
+    ):
+        with pytest.raises(UnsupportedOperatorError, match=rf"{function} does not take as it is. Give burnish\.lower\(model\)"):
+            call()
+    x = normal(4, 3, seed=1).astype("f")
+    gradient = burnish.grad(burnish.lower(model), "w")
+    cotangent = normal(4, 3, seed=2).astype("f")
+    _, d_w = run(gradient, x, cotangent)
+    tw, tx = torch.tensor(w, requires_grad=True), torch.tensor(x, requires_grad=True)
+    (y,) = torch.autograd.grad(torch.tanh(tx @ tw).sum(), tx, create_graph=True)
+    (y * torch.tensor(cotangent)).sum().backward()
+    np.testing.assert_allclose(d_w, tw.grad, rtol=1e-4, atol=1e-5)
+    session = burnish.Session(burnish.compile(burnish.lower(model), loss="mse", optimizer="adam"), threads=1)
+    losses = [session.step({"x": x, "targets": cotangent})["loss"] for _ in range(10)]
+    assert losses[-1] < losses[0]

@@ -281,6 +281,15 @@ def cut_a_function_node(model):
     del model.functions[0].node[-1]
 
 
+def change_a_constant(model):
+    node = next(node for node in model.functions[1].node if node.op_type == "Constant" and node.attribute[0].t.dims == [])
+    node.attribute[0].t.raw_data = bytes(len(node.attribute[0].t.raw_data))
+
+
+def change_the_inference_graph(model):
+    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Sigmoid"
+
+
 def shorten_a_tensor(model):
     tensor = next(t for t in model.training_info[0].algorithm.initializer if t.name.startswith("opt/"))
     tensor.raw_data = tensor.raw_data[:-4]
@@ -307,6 +316,8 @@ DAMAGES = [
     (reshape_state, CheckpointError, r"'param/classifier.bias' has shape \[3\], expected \[10\]"),
     (cut_a_step_node, CheckpointError, "its step graph is not valid"),
     (cut_a_function_node, CheckpointError, "its grad graph is not valid"),
+    (change_a_constant, CheckpointError, "its apply graph has changed since it was written"),
+    (change_the_inference_graph, CheckpointError, "its predict graph has changed since it was written"),
     (shorten_a_tensor, ModelError, "declares dims .* and holds"),
     (point_outside, ModelError, "external data outside the model's folder: '../secret.bin'"),
 ]

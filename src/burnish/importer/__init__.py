@@ -6,8 +6,18 @@ batch symbolic. What is done with the model afterwards (training or inference mo
 """
 
 from burnish.importer.classify import InitializerKind, classify_initializers, untrained_scalars
+from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
 from burnish.importer.reading import read_proto
 from burnish.importer.tensors import load_external_data
 
-__all__ = ["InitializerKind", "Source", "classify_initializers", "load", "load_external_data", "read_proto", "untrained_scalars"]
+__all__ = [
+    "InitializerKind",
+    "Source",
+    "classify_initializers",
+    "load",
+    "load_external_data",
+    "read_proto",
+    "refuse_gradients",
+    "untrained_scalars",
+]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.errors import ModelError
+from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, attribute_value, describe_node
 
 _REMEDY = "Export the model again"
@@ -41,6 +41,16 @@ def bind_gradients(model: ir.Model) -> None:
         raise ModelError(
             f"{describe_node(nodes[0])}: what a Gradient of the model differentiates depends on that gradient. {_REMEDY}"
         ) from error
+
+
+def refuse_gradients(model: ir.Model, what: str) -> None:
+    """Raise UnsupportedOperatorError for a canonical model with a Gradient: its layers would change their mode under it."""
+    for node in model.graph:
+        if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient":
+            raise UnsupportedOperatorError(
+                f"{describe_node(node)} is a gradient inside the model, which {what} does not take as it is. Give "
+                "burnish.lower(model) in its place, in which it is standard operators"
+            )
 
 
 def stand_in_for_gradients(graph: ir.Graph) -> None:

@@ -13,7 +13,7 @@ from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Tensor
-from burnish.importer import Source, load
+from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
@@ -105,6 +105,7 @@ def compile(
     if not isinstance(target, str) or target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     model = recognize_normalization(load(source))
+    refuse_gradients(model, "burnish.compile")
     if output is not None:
         if loss != DEFAULT_LOSS:
             raise ConfigurationError(f"loss and output: the model computes its loss as '{output}', so leave loss out, or output")

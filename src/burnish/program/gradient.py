@@ -10,7 +10,7 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, Builder, Tensor, zeros_like
-from burnish.importer import Source, load
+from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
 from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
@@ -33,12 +33,14 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
 
     Raises:
         ConfigurationError: a name the model does not have, or one that is not floating-point.
+        UnsupportedOperatorError: the model holds a Gradient itself.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
     if target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     names = _names(wrt)
     model = _load_recognized(source, names)
+    refuse_gradients(model, "burnish.grad")
     graph = model.graph
     output_names = [value.name or "" for value in graph.outputs]
     chosen = _choose_output(output_names, of)

@@ -61,7 +61,7 @@ def save_model(model: ir.Model, path: Path) -> None:
 
 def graph_hashes(program: Program) -> dict[str, str]:
     """Return a SHA-256 of each graph: its operators, constants, inputs and outputs; not its documentation."""
-    return {name: _graph_hash(model) for name, model in program.graphs.items()}
+    return {name: graph_hash(model) for name, model in program.graphs.items()}
 
 
 def program_hash(hashes: dict[str, str], signature: Signature) -> str:
@@ -77,7 +77,8 @@ def program_hash(hashes: dict[str, str], signature: Signature) -> str:
     return hashlib.sha256(json.dumps([hashes, values], sort_keys=True).encode()).hexdigest()
 
 
-def _graph_hash(model: ir.Model) -> str:
+def graph_hash(model: ir.Model) -> str:
+    """Return the SHA-256 of one graph; see ``graph_hashes``."""
     digest = hashlib.sha256()
     digest.update(json.dumps(sorted(model.opset_imports.items())).encode())
     proto = ir.to_proto(model).graph

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from burnish.errors import CheckpointError
 from burnish.importer import load_external_data, read_proto
 from burnish.program.foreign_training import load_foreign_training
+from burnish.program.persistence import graph_hash
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
 from burnish.program.training_info import (
@@ -25,7 +26,16 @@ from burnish.program.training_info import (
     rename_values,
 )
 
-EXPECTED = {"signature": dict, "options": dict, "state": dict, "step": dict, "prefix": str, "opsets": dict, "ir_versions": dict}
+EXPECTED = {
+    "signature": dict,
+    "options": dict,
+    "state": dict,
+    "step": dict,
+    "prefix": str,
+    "opsets": dict,
+    "ir_versions": dict,
+    "hashes": dict,
+}
 
 
 def load_training_model(source: str | Path | onnx.ModelProto) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -62,6 +72,9 @@ class _Reader:
     def fields(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         state = self._state()
         models = {name: self._model(name) for name in GRAPH_NAMES}
+        changed = next((name for name, model in models.items() if graph_hash(model) != self.metadata["hashes"].get(name)), None)
+        if changed is not None:
+            raise self._damaged(f"its {changed} graph has changed since it was written")
         weights = {
             entry.name: state[entry.name] for entry in self.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)
         }

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from burnish.errors import CheckpointError, UnsupportedOperatorError
 from burnish.graph.versions import raise_opset
 from burnish.program.export import export_inference
-from burnish.program.persistence import constant_bytes
+from burnish.program.persistence import constant_bytes, graph_hashes
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
 from burnish.program.state import check_state, file_path, replacing
 
@@ -76,6 +76,7 @@ def to_training_model(program: Program, state: Mapping[str, np.ndarray] | None) 
         "step": naming.step,
         "prefix": naming.prefix,
         "opsets": {name: graph.opset_imports[""] for name, graph in program.graphs.items()},
+        "hashes": graph_hashes(program),
         "ir_versions": {name: graph.ir_version for name, graph in program.graphs.items()},
     }
     onnx.helper.set_model_props(model, {METADATA: json.dumps(metadata, sort_keys=True)})
