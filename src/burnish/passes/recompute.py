@@ -7,13 +7,14 @@ its sums, but ONNX Runtime's kernel rounds the inverse deviation of its inferenc
 
 A runtime is free to run a copy of a node as soon as its operands are there, and to merge it with the node that it is a copy of.
 Both are prevented by the data: a copy reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, and the
-zero is computed from a gradient of the layer behind it. Neither is known before that gradient is, whatever the order of
-execution, constant folding or static shapes; the Reshape moves no data.
+zero is computed from the gradient that arrives from the layer behind it, and from the gradients of weights that were finished
+since the copies before. It is not known before those gradients are, whatever the order of execution, constant folding or static
+shapes: one segment is done with, and its memory free, when the next is computed again. The Reshape moves no data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -119,6 +120,7 @@ class _Rewriting:
         self.forward = forward
         self.count = len(forward.values)
         self.again: dict[int, ir.Value] = {}
+        self.waited_for = 0
         self.depth = _depth(forward)
         self.last = next(
             (
@@ -148,7 +150,8 @@ class _Rewriting:
     def _repeat(self, group: list[Task], before: ir.Node, passed: list[int]) -> None:
         """Emit copies of forward nodes in front of a backward node."""
         builder = Builder(before.graph, before=before)  # type: ignore[arg-type]
-        behind = _Behind(builder, self._gradient_before(group, passed))
+        behind = _Behind(builder, [self.forward.values[number] for number in self._gradients_before(group, passed)])
+        self.waited_for = len(passed)
         for task in group:
             operands: dict[ir.Value, ir.Value] = {}
             activations = [number for number in task.inputs if number < self.count and self._is_checkpoint(number)]
@@ -174,30 +177,33 @@ class _Rewriting:
         """Whether a value is there before the backward and changes from batch to batch."""
         return self.depth[number] >= 0
 
-    def _gradient_before(self, group: list[Task], passed: list[int]) -> ir.Value | None:
-        """The last gradient computed before a group of copies, from values that come after what is copied."""
+    def _gradients_before(self, group: list[Task], passed: list[int]) -> list[int]:
+        """What copies wait for: the last gradient from values behind them, and gradients of weights finished since then."""
         copied = max(self.forward.producer[number - self.count] for task in group for number in task.outputs)
         known = [number for number in reversed(passed) if self._is_gradient(number)]
         whole = [number for number in known if self.depth[number] >= self.last > copied]
-        found = next(iter(whole or [number for number in known if self.depth[number] > copied]), None)
-        return None if found is None else self.forward.values[found]
+        flowing = (whole or [number for number in known if self.depth[number] > copied])[:1]
+        finished = [
+            number for number in passed[self.waited_for :] if number in self.forward.outputs and self._is_gradient(number, 2)
+        ]
+        return [*flowing, *(number for number in finished if number not in flowing)] if flowing else []
 
-    def _is_gradient(self, number: int) -> bool:
+    def _is_gradient(self, number: int, rank: int = 1) -> bool:
         value = self.forward.values[number]
-        return value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
+        return value.dtype in FLOATING and value.shape is not None and len(value.shape) >= rank
 
 
 class _Behind:
-    """Gives values again as values that are not there before a gradient is; the gradient is a float tensor of rank 1 or more."""
+    """Gives values again as values that are not there before all of ``gradients`` are: float tensors of rank 1 or more."""
 
-    def __init__(self, builder: Builder, gradient: ir.Value | None):
+    def __init__(self, builder: Builder, gradients: Sequence[ir.Value]):
         self.builder = builder
-        self.gradient = gradient
+        self.gradients = gradients
         self._zero: Tensor | None = None
         self._given: dict[ir.Value, ir.Value] = {}
 
     def __call__(self, value: ir.Value) -> ir.Value:
-        if self.gradient is None:
+        if not self.gradients:
             return value
         if value not in self._given:
             tensor = self.builder.tensor(value)
@@ -209,15 +215,20 @@ class _Behind:
 
     @property
     def zero(self) -> Tensor:
-        """An int64 zero that a runtime does not know to be one: no number is greater than itself, NaN neither."""
+        """An int64 zero that a runtime does not know to be one."""
         if self._zero is None:
-            assert self.gradient is not None
-            assert self.gradient.shape is not None
-            begin, end = (self.builder.integers([place] * len(self.gradient.shape)) for place in (0, 1))
-            first = self._op("Cast", self._op("Slice", self.builder.tensor(self.gradient), begin, end), to=int(ir.DataType.FLOAT))
-            greater = self._op("Cast", self._op("Greater", first, first), to=int(ir.DataType.INT64))
-            self._zero = self._op("ReduceSum", greater, keepdims=0)
+            for gradient in self.gradients:
+                zero = self._zero_of(gradient)
+                self._zero = zero if self._zero is None else self._op("Add", self._zero, zero)
+            assert self._zero is not None
         return self._zero
+
+    def _zero_of(self, gradient: ir.Value) -> Tensor:
+        """No number is greater than itself, NaN neither."""
+        begin, end = (self.builder.integers([place] * len(gradient.shape or ())) for place in (0, 1))
+        first = self._op("Cast", self._op("Slice", self.builder.tensor(gradient), begin, end), to=int(ir.DataType.FLOAT))
+        greater = self._op("Cast", self._op("Greater", first, first), to=int(ir.DataType.INT64))
+        return self._op("ReduceSum", greater, keepdims=0)
 
     def _op(self, op_type: str, *inputs: Tensor, like: Tensor | None = None, **attributes: Any) -> Tensor:
         result = self.builder.op(op_type, *inputs, like=like, **attributes)
