@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import FLOATING, Builder, Tensor, describe_node, unbroadcast
+from burnish.graph import FLOATING, Builder, Tensor, describe_node, source_of, unbroadcast
 from burnish.ops import Operation, find_gradient
 
 
@@ -45,11 +45,13 @@ def differentiate(
         rule = find_gradient(node, builder.opset)
         if rule is None:
             raise GradientError(_no_rule(node, next(value for value in node.inputs if value is not None and value in active)))
-        result = rule(Operation(node, builder, wanted), *incoming)
-        produced = result if isinstance(result, tuple) else (result,)
-        for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=False):
-            if operand is not None and is_wanted and produced_gradient is not None:
-                _accumulate(gradients, operand, unbroadcast(produced_gradient, builder.tensor(operand)))
+        source = source_of(node)
+        with builder.attributed(None if source is None else f"gradient of {source}"):
+            result = rule(Operation(node, builder, wanted), *incoming)
+            produced = result if isinstance(result, tuple) else (result,)
+            for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=False):
+                if operand is not None and is_wanted and produced_gradient is not None:
+                    _accumulate(gradients, operand, unbroadcast(produced_gradient, builder.tensor(operand)))
     return {value: gradients.get(value) for value in wrt}
 
 

@@ -6,9 +6,18 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 
 from burnish.graph.attributes import attribute_value
 from burnish.graph.broadcasting import unbroadcast
-from burnish.graph.builder import BURNISH_DOMAIN, ORIGIN_METADATA, TRAINING_DOMAIN, Builder, Tensor, full_like, zeros_like
+from burnish.graph.builder import (
+    BURNISH_DOMAIN,
+    ORIGIN_METADATA,
+    SOURCE_METADATA,
+    TRAINING_DOMAIN,
+    Builder,
+    Tensor,
+    full_like,
+    zeros_like,
+)
 from burnish.graph.constants import constant_array
-from burnish.graph.describe import describe_node
+from burnish.graph.describe import describe_node, name_sources, source_of
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
 from burnish.graph.inference import infer_outputs, operator_version
 from burnish.graph.initializers import add_initializer, remove_unread, unused_name
@@ -20,6 +29,7 @@ __all__ = [
     "FLOATING",
     "ORIGIN_METADATA",
     "SIXTEEN_BIT",
+    "SOURCE_METADATA",
     "TRAINING_DOMAIN",
     "Builder",
     "Tensor",
@@ -31,12 +41,14 @@ __all__ = [
     "full_like",
     "infer_outputs",
     "insert_behind",
+    "name_sources",
     "operator_version",
     "remove_unread",
     "replace_node",
     "replace_value",
     "same_dimension",
     "same_shape",
+    "source_of",
     "static_dimension",
     "static_shape",
     "unbroadcast",

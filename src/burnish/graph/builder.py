@@ -7,7 +7,8 @@ y = builder.op("Relu", x) * 0.5 + 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -22,6 +23,9 @@ TRAINING_DOMAIN = "ai.onnx.preview.training"
 """Where the standard keeps Gradient and its optimizers."""
 ORIGIN_METADATA = "burnish.origin"
 """Where a node may say which node of the model it comes from; what is emitted in front of it says the same."""
+SOURCE_METADATA = "burnish.source"
+"""Where a node of a program says, for a reader, what it computes a part of: ``gradient of Conv 'stem'``."""
+HANDED_ON = (ORIGIN_METADATA, SOURCE_METADATA)
 
 Scalar = int | float | bool | np.number
 T = TypeVar("T")
@@ -117,6 +121,7 @@ class Builder:
         self.before = before
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
         self._emitted: dict[Hashable, Any] = {}
+        self._source: str | None = None
 
     @property
     def opset(self) -> int:
@@ -236,12 +241,24 @@ class Builder:
         """Cast, unless the tensor has that dtype already."""
         return tensor if tensor.dtype == dtype else self.op("Cast", tensor, to=int(dtype))
 
+    @contextmanager
+    def attributed(self, source: str | None) -> Iterator[None]:
+        """Let the nodes that are emitted inside say that they compute a part of ``source``; None: they say nothing."""
+        earlier, self._source = self._source, source
+        try:
+            yield
+        finally:
+            self._source = earlier
+
     def _insert(self, node: ir.Node) -> None:
+        if self._source is not None:
+            node.metadata_props[SOURCE_METADATA] = self._source
         if self.before is None:
             self.graph.append(node)
         else:
-            if ORIGIN_METADATA in self.before.metadata_props:
-                node.metadata_props[ORIGIN_METADATA] = self.before.metadata_props[ORIGIN_METADATA]
+            for key in HANDED_ON:
+                if key in self.before.metadata_props:
+                    node.metadata_props.setdefault(key, self.before.metadata_props[key])
             self.graph.insert_before(self.before, node)
 
 

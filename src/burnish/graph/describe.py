@@ -1,8 +1,10 @@
-"""How a node is named in an error: operator, node name and first output."""
+"""How a node is named: by operator, node name and first output; and by the node of the model that it computes a part of."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
+
+from burnish.graph.builder import SOURCE_METADATA
 
 
 def describe_node(node: ir.Node) -> str:
@@ -11,3 +13,18 @@ def describe_node(node: ir.Node) -> str:
     name = f" '{node.name}'" if node.name else ""
     output = next((value.name for value in node.outputs if value.name), None)
     return f"{operator}{name}" + (f" (output '{output}')" if output else "")
+
+
+def name_sources(graph: ir.Graph) -> None:
+    """Let every node of a model, and what replaces it, say which node of the model it is; see ``source_of``."""
+    for node in graph:
+        node.metadata_props[SOURCE_METADATA] = describe_node(node)
+
+
+def source_of(node: ir.Node) -> str | None:
+    """Return what a node of a program computes a part of, or None where nobody noted it.
+
+    That is a node of the model (``Conv 'stem' (output 'stem_out')``), ``gradient of`` one, ``the loss``, ``the metrics``,
+    ``the optimizer`` or ``the random key``.
+    """
+    return node.metadata_props.get(SOURCE_METADATA)

@@ -20,7 +20,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, Builder, Tensor
+from burnish.graph import FLOATING, SOURCE_METADATA, Builder, Tensor, source_of
 from burnish.passes.forward import Forward
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
 from burnish.passes.recompute_choice import fitting, layers
@@ -239,7 +239,10 @@ class _Behind:
 def _copy(task: Task, operands: Mapping[ir.Value, ir.Value]) -> ir.Node:
     node = task.node
     inputs = [None if value is None else operands.get(value, value) for value in node.inputs]
-    return ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
+    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
+    if (source := source_of(node)) is not None:
+        copy.metadata_props[SOURCE_METADATA] = source
+    return copy
 
 
 def _depth(forward: Forward) -> list[int]:

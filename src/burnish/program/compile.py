@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import Tensor
+from burnish.graph import Tensor, name_sources
 from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
@@ -215,6 +215,7 @@ class _Compilation:
     def source(self) -> Draft:
         """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
         draft = Draft(self.model.clone())
+        name_sources(draft.model.graph)
         draft.model.graph.outputs.clear()
         roles = dict.fromkeys(self.data, Role.DATA)
         roles |= {f"param/{name}": Role.PARAMETER for name in self.state.parameters}
@@ -280,7 +281,8 @@ class _Compilation:
                 if finite is not None:
                     following = where(finite, following, builder.tensor(statistic))
                 draft.add_output(following, f"next:{name}", Role.STATISTIC, updates=name)
-        draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
+        with builder.attributed("the random key"):
+            draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
         for name, gradient in gradients.items():
             draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
         return draft
@@ -317,7 +319,8 @@ class _Compilation:
         """Bind the graph to a mode, add the labels, and emit the terms of the loss and the totals of the metrics."""
         predictions = self._bound_predictions(draft, bind)
         labels = tuple(draft.add_input(_label_entry(spec)) for spec in self.loss.label_specs(predictions))
-        terms = self.loss.terms(predictions, labels)
+        with draft.builder.attributed("the loss"):
+            terms = self.loss.terms(predictions, labels)
         if not self.metrics:
             return terms, {}
         compared = self.loss.compared(predictions, labels)
@@ -325,15 +328,18 @@ class _Compilation:
             raise ConfigurationError(
                 f"metrics: the loss {self.loss.name} compares nothing that '{self.metrics[0].name}' could read: leave metrics out"
             )
-        return terms, {metric.name: metric.terms(*compared) for metric in self.metrics}
+        with draft.builder.attributed("the metrics"):
+            return terms, {metric.name: metric.terms(*compared) for metric in self.metrics}
 
     def _add_figures(self, draft: Draft, terms: Sequence[losses.Term], figures: _Figures) -> Tensor:
         """Add the loss, each of its terms where it has several, and the metrics as outputs; return the loss."""
-        loss = losses.combined(terms)
+        with draft.builder.attributed("the loss"):
+            loss = losses.combined(terms)
         draft.add_output(loss, LOSS, Role.LOSS)
-        for name, (total, count) in {**_term_figures(terms), **figures}.items():
-            if name != LOSS:
-                draft.add_output(_quotient(total, count, loss.dtype), name, Role.METRIC)
+        with draft.builder.attributed("the metrics"):
+            for name, (total, count) in {**_term_figures(terms), **figures}.items():
+                if name != LOSS:
+                    draft.add_output(_quotient(total, count, loss.dtype), name, Role.METRIC)
         return loss
 
     def _bound_predictions(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[Tensor, ...]:

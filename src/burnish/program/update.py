@@ -25,6 +25,8 @@ from burnish.random import key_from_seed
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 SCALE = Entry(f"opt/{LOSS_SCALE}", Role.OPTIMIZER, ir.DataType.FLOAT, ())
+OPTIMIZER = "the optimizer"
+"""What its nodes say that they compute a part of."""
 SKIPPED = "skipped"
 """The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 
@@ -131,17 +133,18 @@ class _Update:
             name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
             for name, default in self.optimizer.hyperparameters().items()
         }
-        given = (draft.builder, parameters, gradients, state, step, hyperparameters)
-        next_step = step + 1
-        if isinstance(self.optimizer, LossScaled):
-            finite = all_finite(draft.builder, gradients) if finite is None else finite
-            following, slots = self.optimizer.update_where(finite, *given)
-            next_step = where(finite, next_step, step)
-        else:
-            following, slots = self.optimizer.update(*given)
-        if isinstance(self.optimizer, Scheduled):
-            for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
-                draft.add_output(tensor, name, Role.RATE)
+        with draft.builder.attributed(OPTIMIZER):
+            given = (draft.builder, parameters, gradients, state, step, hyperparameters)
+            next_step = step + 1
+            if isinstance(self.optimizer, LossScaled):
+                finite = all_finite(draft.builder, gradients) if finite is None else finite
+                following, slots = self.optimizer.update_where(finite, *given)
+                next_step = where(finite, next_step, step)
+            else:
+                following, slots = self.optimizer.update(*given)
+            if isinstance(self.optimizer, Scheduled):
+                for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
+                    draft.add_output(tensor, name, Role.RATE)
         for name, tensor in following.items():
             draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
         for name, tensor in slots.items():
