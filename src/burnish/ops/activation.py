@@ -47,11 +47,9 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """
     builder, x, y, low, high = op.builder, op.input, op.output, op.optional(1), op.optional(2)
     if not (op.wants(1) or op.wants(2)):
-        inside = [builder.op("Greater", y, low)] if low is not None else []
-        inside += [builder.op("Less", y, high)] if high is not None else []
-        if not inside:
+        if low is None and high is None:
             return (dy,)
-        return (_masked(inside[0] if len(inside) == 1 else builder.op("And", *inside), dy, y),)
+        return (builder.op("ClipGrad", dy, y, low, high, domain=BURNISH_DOMAIN, like=dy),)
     below = builder.op("Less", x, low) if low is not None and (op.wants(0) or op.wants(1)) else None
     above = builder.op("Greater", x, high) if high is not None and (op.wants(0) or op.wants(2)) else None
     if low is not None and high is not None:
@@ -67,6 +65,15 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
         _masked(below, dy) if below is not None and op.wants(1) else None,
         _masked(above, dy) if above is not None and op.wants(2) else None,
     )
+
+
+@lowering("ClipGrad")
+def lower_clip_grad(op: Operation) -> Tensor:
+    """Inputs dY, Y and the bounds, one of which may be absent; output dX = dY where Y lies between them, else 0."""
+    builder, dy, y, low, high = op.builder, op.required(0), op.required(1), op.optional(2), op.optional(3)
+    inside = [builder.op("Greater", y, low)] if low is not None else []
+    inside += [builder.op("Less", y, high)] if high is not None else []
+    return _masked(inside[0] if len(inside) == 1 else builder.op("And", *inside), dy, y)
 
 
 @gradient("LeakyRelu")

@@ -12,8 +12,10 @@ import torch
 from torch import fx
 
 from burnish.engines.base import Arrays, check_finite_loss
-from burnish.engines.torch import operators  # noqa: F401  # registers the translations
+from burnish.engines.torch import kernels, memory
+from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.dtypes import array_of, tensor_of
+from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN
@@ -29,12 +31,20 @@ class TorchEngine:
 
     Args:
         device: where to run when a session does not say: ``cpu``, ``cuda``, ``cuda:1``.
+        fused: run the engine's own kernels where a program has their form; they are built once (``kernels``). Without a compiler,
+            or with False, ATen's operators alone.
+        channels_last: hold images and the kernels of convolutions with their channels last, where PyTorch's convolutions are
+            fastest.
+        keep_pages: keep the memory of a step for the next, in the whole process (``memory``).
     """
 
     name = "torch"
 
-    def __init__(self, device: str = "cpu"):
+    def __init__(self, device: str = "cpu", *, fused: bool = True, channels_last: bool = True, keep_pages: bool = True):
         self.device = device
+        self.fused = fused
+        self.channels_last = channels_last
+        self.keep_pages = keep_pages
 
     def open(
         self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
@@ -52,7 +62,10 @@ class TorchEngine:
         """
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
-        return TorchRunner(program, state, _device(device or self.device), threads)
+        place = _device(device or self.device)
+        if self.keep_pages and place.type == "cpu":
+            memory.keep_pages()
+        return TorchRunner(self, program, state, place, threads)
 
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run a model once; returns its outputs by name.
@@ -74,12 +87,20 @@ class TorchEngine:
 class TorchRunner:
     """A program opened on PyTorch."""
 
-    def __init__(self, program: Program, state: Mapping[str, np.ndarray], device: torch.device, threads: int | None):
+    def __init__(
+        self,
+        engine: TorchEngine,
+        program: Program,
+        state: Mapping[str, np.ndarray],
+        device: torch.device,
+        threads: int | None,
+    ):
+        self._engine = engine
         self._program = program
         self._device = device
         self._threads = threads
         self._entries = {entry.name: entry for entry in program.signature.state}
-        self._state = {name: tensor_of(state[name], entry.dtype).to(device) for name, entry in self._entries.items()}
+        self._state = self._held(state)
         self._modules: dict[str, fx.GraphModule] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -103,11 +124,24 @@ class TorchRunner:
         return array_of(self._state[name], self._entries[name].dtype)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._state = {name: tensor_of(state[name], entry.dtype).to(self._device) for name, entry in self._entries.items()}
+        self._state = self._held(state)
+
+    def _held(self, state: Mapping[str, np.ndarray]) -> Tensors:
+        """Copies of the state on the device."""
+        placed = {name: tensor_of(state[name], entry.dtype).to(self._device) for name, entry in self._entries.items()}
+        return {name: self._laid_out(tensor) for name, tensor in placed.items()}
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Images and kernels with their channels last."""
+        if self._engine.channels_last and tensor.dim() == 4 and tensor.is_floating_point():
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
 
     @cached_property
     def _graphs(self) -> dict[str, ir.Model]:
-        return self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN))
+        fused = self._engine.fused and self._device.type == "cpu" and kernels.available()
+        graphs = self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | (FUSED if fused else set()))
+        return {name: fuse(model, fused) for name, model in graphs.items()}
 
     def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
         results = self._run(graph, inputs)
@@ -121,7 +155,7 @@ class TorchRunner:
             torch.set_num_threads(self._threads)
         signature = self._program.signature[graph]
         fed = [
-            self._state[entry.name] if entry.is_state else _placed(inputs[entry.name], entry.dtype, self._device)
+            self._state[entry.name] if entry.is_state else self._laid_out(_placed(inputs[entry.name], entry.dtype, self._device))
             for entry in signature.inputs
         ]
         results = _call(module, fed, graph)

@@ -1,0 +1,268 @@
+// Batch normalization in training, with the addition and the activation behind it, and its gradient: one pass for the sums, one for the
+// result. Tensors are read as rows of channels: channels_last images, or [N, C].
+//
+// Statistics are those of x minus a pilot, the mean of the first rows, so that a large mean costs no digits; sums over short runs of rows
+// are float32, sums over these are float64. x - mean is applied as (x - pilot) - shift, which holds the digits that a rounded mean loses.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kRun = 32;  // rows that are summed in float32 before they enter the float64 sums
+constexpr int64_t kPilotRows = 256;
+
+enum Activation : int64_t { kNone = 0, kRelu = 1, kClipped = 2 };  // kClipped: min(max(y, 0), limit)
+
+struct Rows {
+  at::Tensor tensor;  // keeps the memory
+  const float* data;
+  int64_t rows, channels;
+};
+
+at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.dim() == 4 ? tensor.contiguous(at::MemoryFormat::ChannelsLast) : tensor.contiguous();
+}
+
+Rows rows_of(const at::Tensor& given) {
+  TORCH_CHECK(given.scalar_type() == at::kFloat && (given.dim() == 4 || given.dim() == 2), "float32 images or rows expected");
+  at::Tensor tensor = as_rows(given);
+  int64_t channels = tensor.size(1);
+  return {tensor, tensor.const_data_ptr<float>(), channels ? tensor.numel() / channels : 0, channels};
+}
+
+at::Tensor empty_like_rows(const at::Tensor& like) {
+  return at::empty(like.sizes(), like.options(), like.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+}
+
+int64_t grain(int64_t rows, int64_t channels) {
+  return std::max<int64_t>(kRun, std::min<int64_t>(rows, 16384 / std::max<int64_t>(channels, 1) + 1));
+}
+
+// Adds up two sums per channel over all rows; `add(row, one, other)` adds a row to runs of float32 sums.
+template <typename Add>
+void sum_rows(int64_t rows, int64_t channels, std::vector<double>& first, std::vector<double>& second, const Add& add) {
+  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), rows / kRun));
+  std::vector<std::vector<double>> firsts(threads), seconds(threads);
+  int64_t share = (rows + threads - 1) / threads;
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> one(channels), other(channels);
+    for (int64_t thread = begin; thread < end; ++thread) {
+      firsts[thread].assign(channels, 0.0);
+      seconds[thread].assign(channels, 0.0);
+      double* total_first = firsts[thread].data();
+      double* total_second = seconds[thread].data();
+      int64_t stop = std::min(rows, (thread + 1) * share);
+      for (int64_t run = thread * share; run < stop; run += kRun) {
+        std::fill(one.begin(), one.end(), 0.f);
+        std::fill(other.begin(), other.end(), 0.f);
+        for (int64_t row = run; row < std::min(stop, run + kRun); ++row) add(row, one.data(), other.data());
+        for (int64_t c = 0; c < channels; ++c) {
+          total_first[c] += one[c];
+          total_second[c] += other[c];
+        }
+      }
+    }
+  });
+  first.assign(channels, 0.0);
+  second.assign(channels, 0.0);
+  for (int64_t thread = 0; thread < threads; ++thread)  // in a fixed order: the same bits for the same number of threads
+    for (int64_t c = 0; c < channels; ++c) {
+      first[c] += firsts[thread][c];
+      second[c] += seconds[thread][c];
+    }
+}
+
+template <int64_t activation>
+inline float activate(float value, float limit) {
+  if constexpr (activation == kNone) return value;
+  value = value > 0.f ? value : 0.f;
+  if constexpr (activation == kClipped) value = value < limit ? value : limit;
+  return value;
+}
+
+template <int64_t activation>
+inline float masked(float gradient, float y, float limit) {
+  if constexpr (activation == kNone) return gradient;
+  if constexpr (activation == kRelu) return y > 0.f ? gradient : 0.f;
+  return (y > 0.f && y < limit) ? gradient : 0.f;
+}
+
+template <int64_t activation, bool residual>
+void apply(const Rows& x, const float* gain, const float* offset, const float* pilot, const float* shift, const float* added, float* y,
+           float limit) {
+  int64_t channels = x.channels;
+  at::parallel_for(0, x.rows, grain(x.rows, channels), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* source = x.data + row * channels;
+      const float* more = residual ? added + row * channels : nullptr;
+      float* target = y + row * channels;
+      for (int64_t c = 0; c < channels; ++c) {
+        float value = ((source[c] - pilot[c]) - shift[c]) * gain[c] + offset[c];
+        if constexpr (residual) value += more[c];
+        target[c] = activate<activation>(value, limit);
+      }
+    }
+  });
+}
+
+// (x, scale, bias, added) -> y, mean, inverse_std, variance, saved: y = activation((x - mean) inverse_std scale + bias + added).
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
+    const at::Tensor& x_given, const at::Tensor& scale, const at::Tensor& bias, const c10::optional<at::Tensor>& added, double epsilon,
+    int64_t activation, double limit) {
+  Rows x = rows_of(x_given);
+  int64_t channels = x.channels;
+  auto vector = [&] { return at::empty({channels}, scale.options()); };
+  at::Tensor mean = vector(), inverse_std = vector(), variance = vector(), saved = at::empty({2, channels}, scale.options());
+  float* pilot = saved.mutable_data_ptr<float>();
+  float* shift = pilot + channels;
+  {
+    int64_t count = std::min(x.rows, kPilotRows);
+    std::vector<double> sums(channels, 0.0);
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t c = 0; c < channels; ++c) sums[c] += x.data[row * channels + c];
+    for (int64_t c = 0; c < channels; ++c) pilot[c] = static_cast<float>(sums[c] / count);
+  }
+  std::vector<double> first, second;
+  sum_rows(x.rows, channels, first, second, [&](int64_t row, float* one, float* other) {
+    const float* source = x.data + row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      float centered = source[c] - pilot[c];
+      one[c] += centered;
+      other[c] += centered * centered;
+    }
+  });
+  at::Tensor scale_row = scale.contiguous(), bias_row = bias.contiguous();
+  const float* scales = scale_row.const_data_ptr<float>();
+  std::vector<float> gain(channels);
+  for (int64_t c = 0; c < channels; ++c) {
+    double delta = first[c] / x.rows;
+    double spread = std::max(second[c] / x.rows - delta * delta, 0.0);
+    double inverse = 1.0 / std::sqrt(spread + epsilon);
+    shift[c] = static_cast<float>(delta);
+    mean.mutable_data_ptr<float>()[c] = static_cast<float>(pilot[c] + delta);
+    variance.mutable_data_ptr<float>()[c] = static_cast<float>(spread);
+    inverse_std.mutable_data_ptr<float>()[c] = static_cast<float>(inverse);
+    gain[c] = static_cast<float>(scales[c] * inverse);
+  }
+  at::Tensor y = empty_like_rows(x.tensor);
+  at::Tensor more = added.has_value() ? as_rows(*added) : at::Tensor();
+  const float* extra = added.has_value() ? more.const_data_ptr<float>() : nullptr;
+  float* target = y.mutable_data_ptr<float>();
+  const float* offset = bias_row.const_data_ptr<float>();
+  float bound = static_cast<float>(limit);
+  auto run = [&](auto kind) {
+    constexpr int64_t k = decltype(kind)::value;
+    if (extra)
+      apply<k, true>(x, gain.data(), offset, pilot, shift, extra, target, bound);
+    else
+      apply<k, false>(x, gain.data(), offset, pilot, shift, nullptr, target, bound);
+  };
+  if (activation == kRelu)
+    run(std::integral_constant<int64_t, kRelu>());
+  else if (activation == kClipped)
+    run(std::integral_constant<int64_t, kClipped>());
+  else
+    run(std::integral_constant<int64_t, kNone>());
+  return {y, mean, inverse_std, variance, saved};
+}
+
+template <int64_t activation>
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& dy, const Rows& x, const at::Tensor& scale,
+                                                                    const at::Tensor& inverse_std, const at::Tensor& saved,
+                                                                    const float* y, float limit, bool keep) {
+  int64_t channels = x.channels, rows = x.rows;
+  const float* pilot = saved.const_data_ptr<float>();
+  const float* shift = pilot + channels;
+  // The gradient before the activation is what the addition passes on; where it is asked for it is written once and read again.
+  at::Tensor before = keep ? empty_like_rows(x.tensor) : at::Tensor();
+  float* kept = keep ? before.mutable_data_ptr<float>() : nullptr;
+  std::vector<double> first, second;
+  sum_rows(rows, channels, first, second, [&](int64_t row, float* one, float* other) {
+    const float* flow = dy.data + row * channels;
+    const float* source = x.data + row * channels;
+    const float* result = activation == kNone ? nullptr : y + row * channels;
+    if (kept) {
+      float* target = kept + row * channels;
+      for (int64_t c = 0; c < channels; ++c) {
+        float value = masked<activation>(flow[c], activation == kNone ? 0.f : result[c], limit);
+        target[c] = value;
+        one[c] += value;
+        other[c] += value * ((source[c] - pilot[c]) - shift[c]);
+      }
+    } else {
+      for (int64_t c = 0; c < channels; ++c) {
+        float value = masked<activation>(flow[c], activation == kNone ? 0.f : result[c], limit);
+        one[c] += value;
+        other[c] += value * ((source[c] - pilot[c]) - shift[c]);
+      }
+    }
+  });
+  at::Tensor dscale = at::empty({channels}, scale.options()), dbias = at::empty({channels}, scale.options());
+  at::Tensor scale_row = scale.contiguous(), inverse_row = inverse_std.contiguous();
+  const float* scales = scale_row.const_data_ptr<float>();
+  const float* inverse = inverse_row.const_data_ptr<float>();
+  std::vector<float> gain(channels), slope(channels), offset(channels);
+  for (int64_t c = 0; c < channels; ++c) {
+    double r = inverse[c], weight = scales[c] * r;
+    dscale.mutable_data_ptr<float>()[c] = static_cast<float>(second[c] * r);
+    dbias.mutable_data_ptr<float>()[c] = static_cast<float>(first[c]);
+    gain[c] = static_cast<float>(weight);
+    slope[c] = static_cast<float>(-weight * r * r * second[c] / rows);
+    offset[c] = static_cast<float>(-weight * first[c] / rows);
+  }
+  at::Tensor dx = empty_like_rows(x.tensor);
+  float* out = dx.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, grain(rows, channels), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* flow = (kept ? kept : dy.data) + row * channels;
+      const float* source = x.data + row * channels;
+      float* target = out + row * channels;
+      if (kept || activation == kNone) {
+        for (int64_t c = 0; c < channels; ++c)
+          target[c] = flow[c] * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
+      } else {
+        const float* result = y + row * channels;
+        for (int64_t c = 0; c < channels; ++c)
+          target[c] = masked<activation>(flow[c], result[c], limit) * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
+      }
+    }
+  });
+  return {dx, dscale, dbias, before};
+}
+
+// (dy, x, scale, inverse_std, saved, y) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`).
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_gradient(
+    const at::Tensor& dy_given, const at::Tensor& x_given, const at::Tensor& scale, const at::Tensor& inverse_std,
+    const at::Tensor& saved, const c10::optional<at::Tensor>& y_given, int64_t activation, double limit, bool keep) {
+  Rows dy = rows_of(dy_given), x = rows_of(x_given);
+  Rows y = y_given.has_value() ? rows_of(*y_given) : Rows{at::Tensor(), nullptr, 0, 0};
+  float bound = static_cast<float>(limit);
+  auto result = activation == kRelu      ? gradient<kRelu>(dy, x, scale, inverse_std, saved, y.data, bound, keep)
+                : activation == kClipped ? gradient<kClipped>(dy, x, scale, inverse_std, saved, y.data, bound, keep)
+                                         : gradient<kNone>(dy, x, scale, inverse_std, saved, nullptr, bound, false);
+  if (!std::get<3>(result).defined()) std::get<3>(result) = at::empty({0}, x.tensor.options());
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(burnish, library) {
+  library.def(
+      "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def(
+      "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, int activation, float limit, "
+      "bool keep) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("batch_norm_training", batch_norm_training);
+  library.impl("batch_norm_gradient", batch_norm_gradient);
+}

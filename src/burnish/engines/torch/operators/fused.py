@@ -1,0 +1,71 @@
+"""What ``burnish.engines.torch.fusion`` puts into graphs: the engine's own kernels, and pooling with PyTorch's own places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.translation import Call, translates
+from burnish.graph import BURNISH_DOMAIN
+
+
+@translates("FusedBatchNorm", domain=BURNISH_DOMAIN)
+def batch_norm(op: Call) -> Any:
+    results = torch.ops.burnish.batch_norm_training.default(
+        op.tensor(0),
+        op.tensor(1),
+        op.tensor(2),
+        op.optional(3),
+        op.attribute("epsilon"),
+        op.attribute("activation"),
+        op.attribute("limit"),
+    )
+    return tuple(results[index] for index in range(5))
+
+
+@translates("FusedBatchNormGrad", domain=BURNISH_DOMAIN)
+def batch_norm_gradient(op: Call) -> Any:
+    results = torch.ops.burnish.batch_norm_gradient.default(
+        op.tensor(0),
+        op.tensor(1),
+        op.tensor(2),
+        op.tensor(3),
+        op.tensor(4),
+        op.optional(5),
+        op.attribute("activation"),
+        op.attribute("limit"),
+        bool(op.attribute("keep")),
+    )
+    return tuple(results[index] for index in range(4))
+
+
+def _window(op: Call) -> tuple[Any, ...]:
+    names = ("kernel_shape", "strides", "pads", "dilations")
+    return (*(list(op.attribute(name)) for name in names), bool(op.attribute("ceil_mode")))
+
+
+@translates("FusedMaxPool", domain=BURNISH_DOMAIN)
+def max_pool(op: Call) -> Any:
+    results = torch.ops.aten.max_pool2d_with_indices.default(op.tensor(), *_window(op))
+    return results[0], results[1]
+
+
+@translates("FusedMaxPoolGrad", domain=BURNISH_DOMAIN)
+def max_pool_gradient(op: Call) -> Any:
+    dy, places, x = op.tensors()
+    return torch.ops.aten.max_pool2d_with_indices_backward.default(dy, x, *_window(op), places)
+
+
+@translates("ClipGrad", domain=BURNISH_DOMAIN)
+def clip_gradient(op: Call) -> Any:
+    low, high = (op.operand(index) if op.has(index) else None for index in (2, 3))
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return torch.ops.aten.hardtanh_backward.default(op.tensor(0), op.tensor(1), low, high)
+    inside: Any = None
+    if low is not None:
+        inside = op.tensor(1) > low
+    if high is not None:
+        below = op.tensor(1) < high
+        inside = below if inside is None else torch.logical_and(inside, below)
+    return op.tensor(0) * inside
