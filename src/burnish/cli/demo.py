@@ -89,7 +89,7 @@ def demo(
 
 def right_by_session(session: Session, loader: Loader) -> int:
     """Return how many samples the session's own evaluation finds right."""
-    return round(sum(session.evaluate_totals(batch)["sum:accuracy"] for batch in loader.epoch(0)))
+    return round(sum(session.evaluate_totals(batch)["sum:accuracy"].item() for batch in loader.epoch(0)))
 
 
 def right_by_onnxruntime(path: Path, images: np.ndarray, labels: np.ndarray) -> int:

@@ -75,7 +75,9 @@ NormOption = Annotated[
 ]
 MetricsOption = Annotated[
     list[str] | None,
-    typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=COMPILATION),
+    typer.Option(
+        "--metrics", help="Such as accuracy,top_5 or f1:macro; by default what fits the loss.", rich_help_panel=COMPILATION
+    ),
 ]
 PrecisionOption = Annotated[
     str,
@@ -145,7 +147,7 @@ def compile_model(
             optimizer=built,
             trainable=split(trainable) if trainable else None,
             norm=policies,
-            metrics=split(metrics) if metrics else None,
+            metrics=metric_names(metrics) if metrics else None,
             outputs=read_outputs(outputs),
             precision=precision,
             recompute=read_recompute(recompute or []),
@@ -214,6 +216,17 @@ def build_optimizer(name: str, lr: float | None, momentum: float | None, weight_
         option = f"--{key.replace('_', '-')}"
         raise typer.BadParameter(f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd")
     return optim.get({"name": name, **given})
+
+
+def metric_names(given: list[str]) -> list[str]:
+    """Return metrics as ``burnish.metrics.get`` takes them: a comma stands between metrics, and between the settings of one."""
+    names: list[str] = []
+    for part in split(given):
+        if names and "=" in part and ":" not in part.partition("=")[0]:
+            names[-1] += ("," if ":" in names[-1] else ":") + part
+        else:
+            names.append(part)
+    return names
 
 
 def norm_policies(given: list[str]) -> str | dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor, same_shape
 
 Reduction = Literal["mean", "sum"]
+Scale = Literal["logits", "probabilities", "log_probabilities", "scores"]
+"""What a prediction says of a class, or of a yes-or-no question: scores are only compared, with each other or with 0."""
 Extents = tuple[int | str | None, ...]
 
 CLASS_AXIS = 1
@@ -92,11 +94,21 @@ class Term(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What a metric reads: a prediction, what it is compared with, and the loss that compares them."""
+    """What a metric reads: a prediction, what it is compared with, and the loss that compares them.
+
+    Attributes:
+        prediction: as the loss reads it.
+        label: what it is compared with.
+        loss: the loss.
+        spec: the valid values of the label.
+        scale: what the prediction says where it answers which class, or yes or no; None where it answers neither.
+    """
 
     prediction: Tensor
     label: Tensor
     loss: Loss
+    spec: LabelSpec
+    scale: Scale | None = None
 
 
 @runtime_checkable
@@ -160,11 +172,19 @@ class LossBase:
     def readings(self) -> tuple[Reading, ...]:
         return (Reading(),)
 
+    @property
+    def scale(self) -> Scale | None:
+        """What metrics may take the prediction for; None where it answers neither which class nor yes or no."""
+        return None
+
     def bind(self, outputs: Sequence[str]) -> Self:
         return self
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        return Compared(predictions[0], labels[0], self) if labels else None  # type: ignore[arg-type]
+        if not labels:
+            return None
+        loss = cast(Loss, self)
+        return Compared(predictions[0], labels[0], loss, loss.label_specs(predictions)[0], self.scale)
 
     def options(self) -> dict[str, Any]:
         settings: dict[str, Any] = asdict(self)  # type: ignore[call-overload]

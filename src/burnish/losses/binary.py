@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import SIGMOID, LabelSpec, Reading, Reduction, is_number
+from burnish.losses.base import SIGMOID, LabelSpec, Reading, Reduction, Scale, is_number
 from burnish.losses.classes import class_weight_column, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
 
@@ -39,6 +39,10 @@ class BinaryCrossEntropy(ElementwiseLoss):
 
     name: ClassVar[str] = "binary_cross_entropy"
     label_range: ClassVar[tuple[int | None, int | None]] = (0, 1)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "probabilities"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         return -(target * _bounded_log(prediction) + (1.0 - target) * _bounded_log(1.0 - prediction))
@@ -86,6 +90,10 @@ class BinaryCrossEntropyWithLogits(ElementwiseLoss):
     @property
     def readings(self) -> tuple[Reading, ...]:
         return (Reading(activation=SIGMOID),)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         if isinstance(self.pos_weight, tuple):

@@ -15,6 +15,7 @@ from burnish.losses.base import (
     LossBase,
     Reading,
     Reduction,
+    Scale,
     Term,
     check_flag,
     check_reduction,
@@ -83,6 +84,10 @@ class CrossEntropy(LossBase):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         return () if self.probabilities else ("accuracy",)
+
+    @property
+    def scale(self) -> Scale | None:
+        return None if self.probabilities else "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the spec of ``labels`` (the prediction's shape without the class axis) or of ``targets`` (its shape).

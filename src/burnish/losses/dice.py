@@ -18,6 +18,7 @@ from burnish.losses.base import (
     LossBase,
     Reading,
     Reduction,
+    Scale,
     Term,
     check_flag,
     check_number,
@@ -102,6 +103,10 @@ class Dice(DiceBase):
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
 
+    @property
+    def scale(self) -> Scale | None:
+        return "logits"
+
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the spec of ``labels``.
 
@@ -143,6 +148,10 @@ class BinaryDice(DiceBase):
     @property
     def readings(self) -> tuple[Reading, ...]:
         return (Reading(activation=SIGMOID),)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the spec of ``targets``.

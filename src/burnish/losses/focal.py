@@ -16,6 +16,7 @@ from burnish.losses.base import (
     LossBase,
     Reading,
     Reduction,
+    Scale,
     Term,
     check_number,
     check_reduction,
@@ -60,6 +61,10 @@ class Focal(LossBase):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)
@@ -109,6 +114,10 @@ class BinaryFocal(ElementwiseLoss):
     @property
     def readings(self) -> tuple[Reading, ...]:
         return (Reading(activation=SIGMOID),)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "logits"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         builder = prediction.builder

@@ -13,6 +13,7 @@ from burnish.losses.base import (
     LabelSpec,
     LossBase,
     Reduction,
+    Scale,
     Term,
     check_flag,
     check_number,
@@ -42,6 +43,10 @@ class Hinge(ElementwiseLoss):
         super().__post_init__()
         check_number(self.name, "margin", self.margin)
         check_flag(self.name, "squared", self.squared)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "scores"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         excess = prediction.builder.op("Relu", self.margin - target * prediction)
@@ -109,6 +114,10 @@ class MultiMargin(LossBase):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "scores"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         return (class_labels(self.name, predictions[0], None, self.weight),)

@@ -12,6 +12,7 @@ from burnish.losses.base import (
     LabelSpec,
     LossBase,
     Reduction,
+    Scale,
     Term,
     check_flag,
     check_reduction,
@@ -49,6 +50,10 @@ class NegativeLogLikelihood(LossBase):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
+
+    @property
+    def scale(self) -> Scale | None:
+        return "log_probabilities"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)

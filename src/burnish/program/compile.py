@@ -49,8 +49,6 @@ from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 DEFAULT_LOSS = "cross_entropy"
 LOSS = "loss"
 
-_Figures = dict[str, tuple[Tensor, Tensor]]
-
 
 def compile(
     source: Source,
@@ -142,7 +140,15 @@ def _resolve_metrics(requested: Sequence[str | metrics.Metric] | None, loss: los
         requested = (requested,)
     if not isinstance(requested, Iterable):
         raise ConfigurationError(f"metrics must be None, or a list of names or objects of burnish.metrics, not {requested!r}")
-    return tuple(metrics.get(metric) for metric in requested)
+    resolved = {(found := metrics.get(metric)).name: found for metric in requested}
+    for metric in resolved.values():
+        # A program holds its metrics by name, and they are looked up when it is opened.
+        if not metrics.is_known(metric):
+            raise ConfigurationError(
+                f"metrics: burnish.metrics.METRICS does not lead from '{metric.name}' to this metric, and a program finds those "
+                f"that it was compiled with there: enter METRICS['{metric.name.partition(':')[0]}'] = {type(metric).__name__}"
+            )
+    return tuple(resolved.values())
 
 
 def _resolve_running_variance(requested: str | None, model: ir.Model) -> RunningVariance:
@@ -242,12 +248,12 @@ class _Compilation:
             self._narrow(draft)
             bind_inference(bound)
 
-        terms, figures = self._add_loss(draft, bind)
+        terms, read = self._add_loss(draft, bind)
         self.coefficients = {_figure(term): term.coefficient for term in terms}
-        self._add_figures(draft, terms, figures)
-        for name, (total, count) in {**_term_figures(terms), **figures}.items():
-            draft.add_output(total, f"sum:{name}", Role.METRIC)
-            draft.add_output(count, f"count:{name}", Role.METRIC)
+        totals = self._add_figures(draft, terms, read)[1]
+        for name, parts in totals.items():
+            for part, total in parts.items():
+                draft.add_output(total, metrics.output_name(name, part), Role.METRIC)
         return draft
 
     def grad(self) -> Draft:
@@ -270,7 +276,7 @@ class _Compilation:
             self._narrow(draft)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 
-        loss = self._add_figures(draft, *self._add_loss(draft, bind))
+        loss, _ = self._add_figures(draft, *self._add_loss(draft, bind))
         gradients, finite = self._gradients(draft, loss)
         if finite is not None:
             draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
@@ -315,32 +321,41 @@ class _Compilation:
             weights = [entry.name for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
             self.precision.narrow(draft.model, [values[name] for name in weights])
 
-    def _add_loss(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[tuple[losses.Term, ...], _Figures]:
-        """Bind the graph to a mode, add the labels, and emit the terms of the loss and the totals of the metrics."""
+    def _add_loss(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
+        """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read."""
         predictions = self._bound_predictions(draft, bind)
         labels = tuple(draft.add_input(_label_entry(spec)) for spec in self.loss.label_specs(predictions))
         with draft.builder.attributed("the loss"):
             terms = self.loss.terms(predictions, labels)
-        if not self.metrics:
-            return terms, {}
-        compared = self.loss.compared(predictions, labels)
-        if compared is None:
-            raise ConfigurationError(
-                f"metrics: the loss {self.loss.name} compares nothing that '{self.metrics[0].name}' could read: leave metrics out"
-            )
-        with draft.builder.attributed("the metrics"):
-            return terms, {metric.name: metric.terms(*compared) for metric in self.metrics}
+        return terms, self.loss.compared(predictions, labels)
 
-    def _add_figures(self, draft: Draft, terms: Sequence[losses.Term], figures: _Figures) -> Tensor:
-        """Add the loss, each of its terms where it has several, and the metrics as outputs; return the loss."""
+    def _add_figures(
+        self, draft: Draft, terms: Sequence[losses.Term], read: losses.Compared | None
+    ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+        """Add the loss, each of its terms where it has several, and the metrics as outputs.
+
+        Returns:
+            The loss; and by the name of each figure the totals that it is a function of.
+        """
         with draft.builder.attributed("the loss"):
             loss = losses.combined(terms)
         draft.add_output(loss, LOSS, Role.LOSS)
+        if self.metrics and read is None:
+            raise ConfigurationError(
+                f"metrics: the loss {self.loss.name} compares nothing that '{self.metrics[0].name}' could read: leave metrics out"
+            )
+        totals: dict[str, dict[str, Tensor]] = {}
         with draft.builder.attributed("the metrics"):
-            for name, (total, count) in {**_term_figures(terms), **figures}.items():
+            for term in terms:
+                name = _figure(term)
+                totals[name] = {metrics.SUM: term.total, metrics.COUNT: term.weight}
                 if name != LOSS:
-                    draft.add_output(_quotient(total, count, loss.dtype), name, Role.METRIC)
-        return loss
+                    average = losses.average(term.total, term.weight)
+                    draft.add_output(draft.builder.cast(average, loss.dtype), name, Role.METRIC)
+            for metric in self.metrics if read is not None else ():
+                totals[metric.name] = metric.totals(read)
+                draft.add_output(metric.figure(read, totals[metric.name], loss.dtype), metric.name, Role.METRIC)
+        return loss, totals
 
     def _bound_predictions(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[Tensor, ...]:
         """The predictions after the graph was bound to a mode; binding may put other values in their place."""
@@ -361,12 +376,3 @@ def _label_entry(spec: losses.LabelSpec) -> Entry:
 def _figure(term: losses.Term) -> str:
     """The name that a term of the loss is reported under."""
     return f"{LOSS}:{term.name}" if term.name else LOSS
-
-
-def _term_figures(terms: Sequence[losses.Term]) -> _Figures:
-    return {_figure(term): (term.total, term.weight) for term in terms}
-
-
-def _quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:
-    builder = total.builder
-    return losses.average(builder.cast(total, dtype), builder.cast(count, dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -16,14 +15,15 @@ from burnish import engines
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import CarryOverWarning, carry_over
 from burnish.program.export import export_inference, save_inference
 from burnish.program.state import averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import check_batch, check_hyperparameters
+from burnish.training.totals import Totals, figures, only_totals
 
-SUM, COUNT = "sum:", "count:"
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
 
 
@@ -107,14 +107,30 @@ class Session:
             InputError: the batch does not fit the program.
             ConfigurationError: the optimizer keeps no average.
         """
-        return {name: value for name, value in self._evaluated(batch, parameters).items() if not name.startswith((SUM, COUNT))}
+        outputs = self._evaluated(batch, parameters)
+        return {name: value.item() for name, value in outputs.items() if total_of(name) is None}
 
-    def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
-        """Return ``sum:<name>`` and ``count:<name>`` of the loss and each metric of one batch, to be added over batches.
+    def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
+        """Return what is to be added over batches, replicas or clients to know the figures of them all.
 
-        Where the loss is a weighted sum there is a pair ``loss:<summand>`` for each summand in place of one for the loss.
+        Args:
+            batch, parameters: as in ``evaluate``.
+
+        Returns:
+            ``sum:<name>`` and ``count:<name>`` of the loss and of each metric that is their quotient, and
+            ``total:<name>:<part>`` of the others; a loss that is a weighted sum has a pair ``loss:<summand>`` for each summand in
+            place of its own. Counts are int64 arrays, sums float64, which add up as they are.
+            ``combine_totals`` makes figures of them.
         """
-        return {name: value for name, value in self._evaluated(batch, parameters).items() if name.startswith((SUM, COUNT))}
+        return only_totals(self._evaluated(batch, parameters))
+
+    def combine_totals(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the loss and the metrics that totals come to, added up from those of any number of batches.
+
+        Raises:
+            InputError: nothing counts towards one of them.
+        """
+        return figures(totals, self.program.options.get("loss_terms", {}))
 
     def evaluate_data(
         self,
@@ -122,7 +138,7 @@ class Session:
         progress: Callable[[int], None] | None = None,
         parameters: str | None = None,
     ) -> dict[str, float]:
-        """Return the loss and the metrics over many batches, each the sum over all samples divided by their number.
+        """Return the loss and the metrics over many batches, from totals over all their samples.
 
         Batches may differ in size: no batch weighs more than its samples.
 
@@ -138,30 +154,16 @@ class Session:
             raise InputError(
                 f"The data to evaluate is {batches!r}: give a list or another iterable of batches, as evaluate takes them"
             )
-        totals: dict[str, list[float]] = {}
+        totals = Totals()
         done = 0
         for batch in batches:
-            for name, value in self.evaluate_totals(batch, parameters).items():
-                totals.setdefault(name, []).append(value)
+            totals.add(self.evaluate_totals(batch, parameters))
             done += 1
             if progress is not None:
                 progress(done)
         if not done:
             raise InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up")
-        results = {}
-        for key, sums in totals.items():
-            if not key.startswith(SUM):
-                continue
-            name = key.removeprefix(SUM)
-            count = math.fsum(totals[COUNT + name])
-            if count == 0:
-                raise InputError(f"Nothing counts towards '{name}': every label is ignored. Evaluate on labelled samples")
-            results[name] = math.fsum(sums) / count
-        terms: Mapping[str, float] = self.program.options.get("loss_terms", {})
-        if terms:
-            total = math.fsum(coefficient * results[name] for name, coefficient in terms.items())
-            results = {"loss": total, **results}
-        return results
+        return self.combine_totals(totals.added())
 
     def predict(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         """Return the model's outputs by name, in inference mode; labels in the batch are not used.
@@ -295,10 +297,9 @@ class Session:
             raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")
         check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
 
-    def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
+    def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         signature = self.program.signature["evaluate"]
-        outputs = self._open_runner().evaluate(check_batch(signature, batch), *self._instead(parameters))
-        return {name: value.item() for name, value in outputs.items()}
+        return dict(self._open_runner().evaluate(check_batch(signature, batch), *self._instead(parameters)))
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
         """What a graph reads in place of the parameters, as the further argument of a runner's method; none by default."""

@@ -19,6 +19,7 @@ from burnish.data import DataSource, Loader, Wanted, as_dataset
 from burnish.data.loader import Augmentation
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError
+from burnish.metrics import higher_is_better
 from burnish.program import Program, Role
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
@@ -28,6 +29,7 @@ from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.rates import Rates
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import STEP_REPORT, Session
+from burnish.training.totals import Means
 
 ROWS_PER_EPOCH = 10
 DRAW_EVERY_SECONDS = 60.0
@@ -71,22 +73,6 @@ class TrainingResult:
 
 
 @dataclass
-class _Means:
-    """Averages of loss and metrics, each batch weighted by its samples."""
-
-    samples: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-
-    def add(self, metrics: Mapping[str, float], samples: int) -> None:
-        self.samples += samples
-        for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value * samples
-
-    def values(self) -> dict[str, float]:
-        return {name: total / self.samples for name, total in self.sums.items()} if self.samples else {}
-
-
-@dataclass
 class _Position:
     """Where a run is; with the session's state, all that it takes to go on.
 
@@ -108,14 +94,14 @@ class _Position:
     seconds: float = 0.0
     rate: float | None = None
     unheeded: int = 0
-    since_row: _Means = field(default_factory=_Means)
-    since_epoch: _Means = field(default_factory=_Means)
+    since_row: Means = field(default_factory=Means)
+    since_epoch: Means = field(default_factory=Means)
     best: dict[str, Any] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> _Position:
-        means = {name: _Means(**values[name]) for name in ("since_row", "since_epoch")}
+        means = {name: Means(**values[name]) for name in ("since_row", "since_epoch")}
         return cls(**{**values, **means})
 
 
@@ -330,7 +316,7 @@ class Trainer:
         position.epoch += 1
         position.batch = 0
         position.unheeded = self._rates.every
-        position.since_epoch = _Means()
+        position.since_epoch = Means()
         self._keep_best()
         self._save()
         self._draw()
@@ -355,7 +341,7 @@ class Trainer:
                 **{EVALUATION_PREFIX + name: value for name, value in evaluation.items()},
             }
         )
-        position.since_row = _Means()
+        position.since_row = Means()
 
     def _keep_best(self) -> None:
         position = self._position
@@ -489,7 +475,7 @@ def _left_out(program: Program, samples: int, batch_size: int) -> int:
 def _is_better(metric: str, value: float, than: float) -> bool:
     if math.isnan(value) or math.isnan(than):
         return not math.isnan(value)
-    return value > than if metric == "accuracy" or metric.startswith("top_") else value < than
+    return value > than if higher_is_better(metric) else value < than
 
 
 def _in_folder(path: Path) -> Path:

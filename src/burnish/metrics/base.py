@@ -1,0 +1,154 @@
+"""What a metric is: totals that add up over batches, replicas and clients, and the figure that is a function of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses import Compared
+
+SUM, COUNT, TOTAL = "sum", "count", "total"
+SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """A figure that is reported beside the loss, as a function of totals.
+
+    Whatever is known of any number of batches is the sum of their totals: ``figure`` computes a batch's figure in the graph, and
+    ``combine`` computes it from totals that were added up outside.
+
+    Attributes:
+        name: of the output, and how the metric is asked for: ``burnish.metrics.get(name)`` gives an equal one.
+        higher_is_better: whether of two figures the larger is the better.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    def totals(self, compared: Compared) -> dict[str, Tensor]:
+        """Emit the totals of a batch by name: int64 where they count, else floating-point; their shape is that of every batch.
+
+        Totals ``sum`` and ``count``, scalars, are those of a figure that is their quotient.
+
+        Raises:
+            ConfigurationError: the metric does not fit what the loss compares.
+        """
+        ...
+
+    def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
+        """Emit the figure of a batch, a scalar of ``dtype``; NaN where nothing counts.
+
+        Args:
+            compared: what the metric reads.
+            totals: what ``totals`` emitted for it.
+            dtype: floating-point type of the figure.
+        """
+        ...
+
+    def combine(self, totals: Mapping[str, np.ndarray]) -> float:
+        """Return the figure that added totals come to; NaN where nothing counts."""
+        ...
+
+
+class MetricBase:
+    """What metrics that are frozen dataclasses have in common: a name that says their settings, as text.
+
+    The first setting stands alone behind the colon, the others as ``name=value``: ``f1:macro,threshold=0.3``.
+    """
+
+    word: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        texts = []
+        for position, setting in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, setting.name)
+            if value != setting.default:
+                texts.append(f"{value}" if position == 0 else f"{setting.name}={value}")
+        return f"{self.word}:{','.join(texts)}" if texts else self.word
+
+
+class Quotient(MetricBase):
+    """A metric that is a sum over a count."""
+
+    def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
+        return quotient(totals[SUM], totals[COUNT], dtype)
+
+    def combine(self, totals: Mapping[str, np.ndarray]) -> float:
+        return divided(totals[SUM], totals[COUNT])
+
+
+def output_name(metric: str, part: str) -> str:
+    """Return the name of the output of ``evaluate`` that holds a total of a metric."""
+    return f"{part}:{metric}" if part in (SUM, COUNT) else f"{TOTAL}:{metric}:{part}"
+
+
+def total_of(output: str) -> tuple[str, str] | None:
+    """Return metric and part of an output that ``output_name`` named; None for one that holds no total."""
+    kind, _, rest = output.partition(":")
+    if kind == TOTAL:
+        metric, _, part = rest.rpartition(":")
+        return metric, part
+    return (rest, kind) if kind in (SUM, COUNT) and rest else None
+
+
+def wide(dtype: ir.DataType) -> ir.DataType:
+    """Return the type that sums and counts of a floating-point type are computed in: sixteen bits end at 65504, or at 256 whole
+    numbers."""
+    return ir.DataType.FLOAT if dtype in SIXTEEN_BITS else dtype
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Emit a floating-point tensor in the type that its sums are computed in."""
+    return tensor.builder.cast(tensor, wide(tensor.dtype))
+
+
+def quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:
+    """Emit ``total / count``, a scalar of ``dtype``; NaN where the count is 0."""
+    builder = total.builder
+    return builder.cast(divide(builder.cast(total, wide(dtype)), builder.cast(count, wide(dtype)), math.nan), dtype)
+
+
+def divide(total: Tensor, count: Tensor, otherwise: float) -> Tensor:
+    """Emit ``total / count`` of one shape and floating-point type, and ``otherwise`` where the count is 0."""
+    builder = total.builder
+    nothing = builder.op("Equal", count, 0.0)
+    quotients = total / builder.op("Where", nothing, builder.scalar(1.0, count), count, like=count)
+    return builder.op("Where", nothing, builder.scalar(otherwise, total), quotients, like=quotients)
+
+
+def divided(total: Any, count: Any) -> float:
+    """Return ``total / count`` of numbers; NaN where the count is 0."""
+    return float(total) / float(count) if float(count) else math.nan
+
+
+def how_many(condition: Tensor) -> Tensor:
+    """Emit how many elements are true, an int64 scalar."""
+    builder = condition.builder
+    return builder.op("ReduceSum", builder.cast(condition, ir.DataType.INT64), keepdims=0)
+
+
+def tally(shape: Tensor, index: Tensor, amount: Tensor, axis: int) -> Tensor:
+    """Emit how much falls to each index along ``axis``: int64 zeros of ``shape``, to which ``amount`` is added at ``index``."""
+    builder = index.builder
+    zeros = builder.op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, np.int64)))
+    return builder.op("ScatterElements", zeros, index, amount, axis=axis, reduction="add")
+
+
+def does_not_fit(metric: str, reads: str, compared: Compared, use: str) -> ConfigurationError:
+    """Return the error of a metric that cannot read what a loss compares."""
+    kind = "class indices" if compared.spec.name == "labels" else "values"
+    return ConfigurationError(
+        f"{metric} compares {reads}, and the loss {compared.loss.name} compares {kind}: leave the metric out, or use {use}"
+    )

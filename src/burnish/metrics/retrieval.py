@@ -1,0 +1,179 @@
+"""Precision, recall and F1: what is right among what was found, and what was found among what is there."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses import CLASS_AXIS, Compared
+from burnish.losses.base import is_number
+from burnish.losses.classes import class_count
+from burnish.metrics.answers import (
+    EVEN_ODDS,
+    Average,
+    asks_for_a_class,
+    best_class,
+    check_average,
+    check_classes,
+    chosen_class,
+    is_yes,
+    labelled,
+    says_yes,
+)
+from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
+from burnish.metrics.base import MetricBase, divide, tally, wide
+
+HITS, FOUND, THERE = "hits", "found", "there"
+
+
+@dataclass(frozen=True)
+class Retrieval(MetricBase):
+    """A ratio of counts of each class: found (predicted), there (in the labels), and hits (both).
+
+    Where a denominator is 0 the ratio is 0, and a class that is neither found nor there has none: ``macro`` leaves it out, and a
+    figure of nothing but such classes is NaN. Class indices that are ignored count nowhere.
+
+    Attributes:
+        average: over class indices, ``binary``: of class 1 of two; an integer: of that class; ``macro``: mean over the classes;
+            ``weighted``: that mean, weighted by how often each is there; ``micro``: counts added up over the classes first. Over
+            yes-or-no targets ``binary`` and ``micro`` count all elements, the others have one class per place along axis 1.
+        threshold: over yes-or-no targets, the probability above which an element is found.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    average: Average = "binary"
+    threshold: float = EVEN_ODDS
+
+    def __post_init__(self) -> None:
+        check_average(self.word, self.average)
+        if not is_number(self.threshold) or not 0 < self.threshold < 1:
+            raise ConfigurationError(f"{self.word}: threshold must be a number between 0 and 1, not {self.threshold!r}")
+
+    @abstractmethod
+    def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
+        """Return numerator and denominator, of tensors or of arrays."""
+
+    def totals(self, compared: Compared) -> dict[str, Tensor]:
+        """Emit ``hits``, ``found`` and ``there``, int64: one count per class, or one in all.
+
+        Raises:
+            ConfigurationError: values are compared, there are no such classes, or the threshold has no meaning.
+        """
+        over_indices = asks_for_a_class(self.name, compared)
+        check_classes(self.name, compared, self.average, over_indices)
+        return self._of_classes(compared) if over_indices else self._of_elements(compared)
+
+    def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
+        builder = compared.prediction.builder
+        hits, found, there = (totals[part] for part in (HITS, FOUND, THERE))
+        above, below = (builder.cast(part, wide(dtype)) for part in self.ratio(hits, found, there))
+        weights = there if self.average == "weighted" else self._present(found + there)
+        return builder.cast(mean_over_classes(divide(above, below, 0.0), weights), dtype)
+
+    def combine(self, totals: Mapping[str, np.ndarray]) -> float:
+        hits, found, there = (totals[part] for part in (HITS, FOUND, THERE))
+        above, below = self.ratio(hits, found, there)
+        weights = there if self.average == "weighted" else found + there > 0
+        return mean_over_classes_of(above / np.maximum(below, 1), weights)
+
+    def _present(self, appearances: Tensor) -> Tensor:
+        builder = appearances.builder
+        return builder.cast(builder.op("Greater", appearances, 0), ir.DataType.INT64)
+
+    def _of_classes(self, compared: Compared) -> dict[str, Tensor]:
+        if self.threshold != EVEN_ODDS:
+            raise ConfigurationError(
+                f"{self.name}: the loss {compared.loss.name} compares class indices, of which the likeliest is found whatever "
+                "the threshold: leave threshold out"
+            )
+        builder = compared.prediction.builder
+        flat = builder.integers([-1])
+        labels = labelled(compared)
+        counted = builder.op("Reshape", builder.cast(labels.is_counted(), ir.DataType.INT64), flat)
+        label = builder.op("Reshape", labels.index, flat)
+        found = builder.op("Reshape", best_class(compared.prediction), flat)
+        hits = counted * builder.cast(builder.op("Equal", found, label), ir.DataType.INT64)
+        shape = builder.op("Reshape", class_count(compared.prediction), builder.integers([1]))
+        counts = {
+            HITS: tally(shape, label, hits, 0),
+            FOUND: tally(shape, found, counted, 0),
+            THERE: tally(shape, label, counted, 0),
+        }
+        if self.average == "micro":
+            return {part: builder.op("ReduceSum", count, keepdims=1) for part, count in counts.items()}
+        return self._chosen(counts, chosen_class(self.average))
+
+    def _of_elements(self, compared: Compared) -> dict[str, Tensor]:
+        prediction, builder = compared.prediction, compared.prediction.builder
+        found, there = says_yes(self.name, compared, self.threshold), is_yes(compared)
+        assert prediction.rank is not None
+        axes = [axis for axis in range(prediction.rank) if axis != CLASS_AXIS]
+        counts = {}
+        for part, condition in {HITS: builder.op("And", found, there), FOUND: found, THERE: there}.items():
+            ones = builder.cast(condition, ir.DataType.INT64)
+            if self.average in ("binary", "micro"):
+                total = builder.op("ReduceSum", ones, keepdims=0)
+                counts[part] = builder.op("Reshape", total, builder.integers([1]))
+            else:
+                counts[part] = builder.op("ReduceSum", ones, builder.integers(axes), keepdims=0)
+        return self._chosen(counts, self.average if isinstance(self.average, int) else None)
+
+    def _chosen(self, counts: dict[str, Tensor], index: int | None) -> dict[str, Tensor]:
+        if index is None:
+            return counts
+        return {
+            part: count.builder.op("Gather", count, count.builder.integers([index]), axis=0) for part, count in counts.items()
+        }
+
+
+@dataclass(frozen=True)
+class Precision(Retrieval):
+    """Of what was found, the share that is there: hits / found; see ``Retrieval``."""
+
+    word: ClassVar[str] = "precision"
+
+    def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
+        return hits, found
+
+
+@dataclass(frozen=True)
+class Recall(Retrieval):
+    """Of what is there, the share that was found: hits / there; see ``Retrieval``."""
+
+    word: ClassVar[str] = "recall"
+
+    def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
+        return hits, there
+
+
+@dataclass(frozen=True)
+class F1(Retrieval):
+    """The harmonic mean of precision and recall: 2 hits / (found + there) (van Rijsbergen 1979); see ``Retrieval``."""
+
+    word: ClassVar[str] = "f1"
+
+    def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
+        return hits * 2, found + there
+
+
+def precision(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> Precision:
+    """Return precision; see ``Retrieval`` for the averages."""
+    return Precision(average, threshold)
+
+
+def recall(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> Recall:
+    """Return recall; see ``Retrieval`` for the averages."""
+    return Recall(average, threshold)
+
+
+def f1(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> F1:
+    """Return F1; see ``Retrieval`` for the averages."""
+    return F1(average, threshold)

@@ -1,0 +1,110 @@
+"""Figures of many batches: totals added up as they come, and averages of figures that batches came with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from burnish import metrics
+from burnish.errors import BurnishError, InputError
+from burnish.metrics import COUNT, SUM, total_of
+
+
+def only_totals(outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the totals among the outputs of ``evaluate``: counts as int64, sums as float64, in which they add up."""
+    return {
+        name: np.asarray(array, np.int64 if array.dtype.kind in "iub" else np.float64)
+        for name, array in outputs.items()
+        if total_of(name) is not None
+    }
+
+
+@dataclass
+class Totals:
+    """Totals of any number of batches, by the names of the outputs of ``evaluate``. Order and grouping do not change a count."""
+
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    sums: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+    def add(self, totals: Mapping[str, np.ndarray]) -> None:
+        """Add what ``only_totals`` returned for a batch."""
+        for name, array in totals.items():
+            if array.dtype.kind == "i":
+                self.counts[name] = self.counts[name] + array if name in self.counts else array
+            else:
+                self.sums.setdefault(name, []).append(array)
+
+    def added(self) -> dict[str, np.ndarray]:
+        """Return what they come to; sums are rounded once."""
+        sums = {
+            name: np.array([math.fsum(column) for column in np.stack(arrays).reshape(len(arrays), -1).T]).reshape(arrays[0].shape)
+            for name, arrays in self.sums.items()
+        }
+        return {**self.counts, **sums}
+
+
+def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -> dict[str, float]:
+    """Return the loss and the metrics that added totals come to.
+
+    Args:
+        totals: by name of the output of ``evaluate``. What has a sum and a count is their quotient; what has other totals is the
+            metric of that name.
+        loss_terms: coefficients of the figures that the loss is the sum of, where it has several.
+
+    Raises:
+        InputError: nothing counts towards a figure, or there is no metric of that name.
+    """
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for output, array in totals.items():
+        named = total_of(output)
+        if named is not None:
+            parts.setdefault(named[0], {})[named[1]] = array
+    # Counts and sums were added up apart: the loss and its terms come first, as the graphs report them.
+    ordered = sorted(parts, key=lambda name: name.partition(":")[0] != "loss")
+    results = {name: _figure(name, parts[name]) for name in ordered}
+    if not loss_terms:
+        return results
+    return {"loss": math.fsum(coefficient * results[name] for name, coefficient in loss_terms.items()), **results}
+
+
+def _figure(name: str, parts: Mapping[str, np.ndarray]) -> float:
+    if parts.keys() == {SUM, COUNT}:
+        nothing, value = parts[COUNT] == 0, math.nan
+        if not nothing:
+            value = float(parts[SUM]) / float(parts[COUNT])
+    else:
+        try:
+            value = metrics.get(name).combine(parts)
+        except (BurnishError, KeyError) as error:
+            raise InputError(
+                f"The totals of '{name}' are {', '.join(parts)}, and no metric of that name adds these up: enter it in "
+                "burnish.metrics.METRICS first"
+            ) from error
+        nothing = math.isnan(value) and all(np.isfinite(array).all() for array in parts.values())
+    if nothing:
+        raise InputError(
+            f"Nothing counts towards '{name}': every label is ignored, or none is of a class that it is about. "
+            "Evaluate on labelled samples"
+        )
+    return value
+
+
+@dataclass
+class Means:
+    """Averages of loss and metrics, each batch weighted by its samples; without the batches in which a figure is NaN."""
+
+    samples: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, batch: Mapping[str, float], samples: int) -> None:
+        for name, value in batch.items():
+            counts = not math.isnan(value)
+            self.samples[name] = self.samples.get(name, 0) + (samples if counts else 0)
+            self.sums[name] = self.sums.get(name, 0.0) + (value * samples if counts else 0.0)
+
+    def values(self) -> dict[str, float]:
+        """Return the averages; NaN of a figure that was NaN in every batch."""
+        return {name: total / self.samples[name] if self.samples[name] else math.nan for name, total in self.sums.items()}
