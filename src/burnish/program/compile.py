@@ -340,10 +340,6 @@ class _Compilation:
         with draft.builder.attributed("the loss"):
             loss = losses.combined(terms)
         draft.add_output(loss, LOSS, Role.LOSS)
-        if self.metrics and read is None:
-            raise ConfigurationError(
-                f"metrics: the loss {self.loss.name} compares nothing that '{self.metrics[0].name}' could read: leave metrics out"
-            )
         totals: dict[str, dict[str, Tensor]] = {}
         with draft.builder.attributed("the metrics"):
             for term in terms:
@@ -352,7 +348,11 @@ class _Compilation:
                 if name != LOSS:
                     average = losses.average(term.total, term.weight)
                     draft.add_output(draft.builder.cast(average, loss.dtype), name, Role.METRIC)
-            for metric in self.metrics if read is not None else ():
+            for metric in self.metrics:
+                if read is None:
+                    raise ConfigurationError(
+                        f"metrics: the loss {self.loss.name} compares nothing that '{metric.name}' could read: leave metrics out"
+                    )
                 totals[metric.name] = metric.totals(read)
                 draft.add_output(metric.figure(read, totals[metric.name], loss.dtype), metric.name, Role.METRIC)
         return loss, totals
