@@ -6,6 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from burnish.errors import EngineError
+
 TORCH_DTYPES: dict[ir.DataType, torch.dtype] = {
     ir.DataType.FLOAT: torch.float32,
     ir.DataType.DOUBLE: torch.float64,
@@ -21,6 +23,22 @@ TORCH_DTYPES: dict[ir.DataType, torch.dtype] = {
     ir.DataType.UINT64: torch.uint64,
     ir.DataType.BOOL: torch.bool,
 }
+ONNX_DTYPES = {own: dtype for dtype, own in TORCH_DTYPES.items()}
+
+
+def torch_dtype(dtype: ir.DataType, what: str = "A value of the graph") -> torch.dtype:
+    """PyTorch's element type.
+
+    Raises:
+        EngineError: PyTorch has none, as for strings; ``what`` names the value.
+    """
+    found = TORCH_DTYPES.get(dtype)
+    if found is None:
+        raise EngineError(
+            f"{what} holds elements of type {dtype.name}, which the torch engine does not compute with: "
+            "cast it to another type in the model, or use engine='onnxruntime'"
+        )
+    return found
 
 
 def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:

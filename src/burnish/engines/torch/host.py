@@ -45,9 +45,9 @@ class Host:
         return not any(isinstance(element, fx.Proxy) for element in self.elements)
 
     @staticmethod
-    def of_array(array: np.ndarray, dtype: ir.DataType) -> Host | None:
+    def of_array(array: np.ndarray, dtype: ir.DataType, longest: int = LONGEST) -> Host | None:
         """A constant as host numbers, where it is small enough and of integers or truth values."""
-        if array.ndim > 1 or array.size > LONGEST or array.dtype.kind not in "iub":
+        if array.ndim > 1 or array.size > longest or array.dtype.kind not in "iub":
             return None
         return Host(tuple(array.reshape(-1).tolist()), array.ndim, dtype)
 
@@ -175,7 +175,3 @@ _RULES: dict[str, _Rule] = {
     "Cast": _cast,
     "Identity": _same,
 }
-
-
-def is_host_value(value: Any) -> bool:
-    return isinstance(value, Host)

@@ -6,26 +6,34 @@ have a rule here are not lowered for this engine.
 
 from burnish.engines.torch.operators import (
     activation,
+    control,
     convolution,
     elementwise,
     fused,
     indexing,
+    loss,
     matmul,
     normalization,
     pooling,
+    random,
     reduction,
+    resize,
     shape,
 )
 
 __all__ = [
     "activation",
+    "control",
     "convolution",
     "elementwise",
     "fused",
     "indexing",
+    "loss",
     "matmul",
     "normalization",
     "pooling",
+    "random",
     "reduction",
+    "resize",
     "shape",
 ]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.translation import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
 
@@ -16,7 +16,7 @@ def _window(op: Call, weight: int) -> tuple[list[int], list[int], list[int], lis
     """Kernel extents, strides, dilations, pads (begins, then ends) and group of a convolution."""
     kernel = op.attribute("kernel_shape")
     if kernel is None:
-        kernel = [extent for extent in op.extents(weight)[2:] if isinstance(extent, int)]
+        kernel = op.known_extents(weight)[2:]
     rank = len(kernel)
     return (
         list(kernel),
@@ -27,7 +27,7 @@ def _window(op: Call, weight: int) -> tuple[list[int], list[int], list[int], lis
     )
 
 
-def _explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> list[Any]:
+def explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> list[Any]:
     automatic = op.attribute("auto_pad", "NOTSET")
     if automatic not in ("SAME_UPPER", "SAME_LOWER"):
         return [0] * len(pads) if automatic == "VALID" else list(pads)
@@ -39,9 +39,7 @@ def _explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: l
         elif isinstance(extent, int):
             total = max((-(-extent // strides[axis]) - 1) * strides[axis] + reach - extent, 0)
         else:
-            raise op.unsupported(
-                f"auto_pad={automatic} with a stride needs the extents of its input", "give the model static extents"
-            )
+            raise NotKnownYet
         smaller = total // 2
         begins.append(smaller if automatic == "SAME_UPPER" else total - smaller)
         ends.append(total - smaller if automatic == "SAME_UPPER" else smaller)
@@ -61,7 +59,7 @@ def _padded_evenly(x: Any, pads: list[Any]) -> tuple[Any, list[Any]]:
 @translates("Conv")
 def convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
-    x, padding = _padded_evenly(op.tensor(0), _explicit_pads(op, kernel, strides, dilations, pads))
+    x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
     function = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
     return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
 
@@ -82,9 +80,7 @@ def transposed_convolution(op: Call) -> Any:
             if wanted is None:
                 total = natural - strides[axis]
             else:
-                extent = op.extents()[axis + 2]
-                if not isinstance(extent, int):
-                    raise op.unsupported("output_shape needs the extents of its input", "give the model static extents")
+                extent = op.known_extents()[axis + 2]
                 total = (extent - 1) * strides[axis] + natural - wanted[axis - rank]
             extra[axis] += max(-total, 0)
             total = max(total, 0)
@@ -95,21 +91,19 @@ def transposed_convolution(op: Call) -> Any:
     if begins == ends and all(
         more < max(stride, dilation) for more, stride, dilation in zip(extra, strides, dilations, strict=True)
     ):
-        return _transposed(op, op.tensor(0), begins, extra, strides, dilations, group)
-    y = _transposed(op, op.tensor(0), [0] * rank, [0] * rank, strides, dilations, group)
+        return _transposed(op, op.optional(2), begins, extra, strides, dilations, group)
+    y = _transposed(op, None, [0] * rank, [0] * rank, strides, dilations, group)
     amounts = [amount for axis in reversed(range(rank)) for amount in (-begins[axis], extra[axis] - ends[axis])]
     y = functional.pad(y, amounts)
-    if op.has(2) and any(extra):
-        raise op.unsupported("output_padding beyond the stride, or uneven pads with output_padding, together with a bias")
-    return y
+    return y + torch.reshape(op.tensor(2), [-1, *[1] * rank]) if op.has(2) else y
 
 
 def _transposed(
-    op: Call, x: Any, padding: list[int], extra: list[int], strides: list[int], dilations: list[int], group: int
+    op: Call, bias: Any, padding: list[int], extra: list[int], strides: list[int], dilations: list[int], group: int
 ) -> Any:
     rank = len(strides)
     function = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}[rank]
-    return function(x, op.tensor(1), op.optional(2), strides, padding, extra, group, dilations)
+    return function(op.tensor(0), op.tensor(1), bias, strides, padding, extra, group, dilations)
 
 
 @translates("ConvInputGrad", domain=BURNISH_DOMAIN)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.translation import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
 
@@ -89,16 +89,18 @@ def scatter_nd(op: Call) -> Any:
 
 def _places(op: Call) -> tuple[Any, ...]:
     """An index tensor per leading axis of the data, as PyTorch's advanced indexing takes them."""
-    if op.attribute("batch_dims", 0):
-        raise op.unsupported("batch_dims above 0")
-    depth = op.value(1).shape
-    last = None if depth is None else depth.dims[-1]
+    batched, last = op.attribute("batch_dims", 0), op.extents(1)[-1]
     if not isinstance(last, int):
-        raise op.unsupported("the last extent of its indices is not known", "declare the shapes of the model's inputs")
+        raise NotKnownYet
     indices, extents = op.tensor(1).to(torch.int64), op.extents()
     known = op.known(1)
-    return tuple(
-        wrapped(torch.select(indices, -1, axis), extents[axis], None if known is None else known[..., axis])
+    rank = op.rank(1) - 1
+    leading = tuple(
+        torch.reshape(torch.arange(extents[axis], device=op.device), [-1 if place == axis else 1 for place in range(rank)])
+        for axis in range(batched)
+    )
+    return leading + tuple(
+        wrapped(torch.select(indices, -1, axis), extents[batched + axis], None if known is None else known[..., axis])
         for axis in range(last)
     )
 

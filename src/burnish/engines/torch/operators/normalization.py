@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.translation import Call, translates
+from burnish.graph import SIXTEEN_BIT
 
 
 @translates("BatchNormalization", since=14)
@@ -27,23 +28,97 @@ def batch_normalization(op: Call) -> Any:
     )
 
 
+def standardized(x: Any, axes: list[int], epsilon: float) -> tuple[Any, Any, Any]:
+    """(x - mean) / sqrt(variance + epsilon) over ``axes``, the mean and the inverse deviation.
+
+    PyTorch's layer and group normalization apply x * a + b, which loses digits where the mean is large against the deviation.
+    Here the mean is taken off, and then the mean of what is left, which rounding left in it (docs/normalization-accuracy.md).
+    """
+    mean = torch.mean(x, axes, keepdim=True)
+    centered = x - mean
+    left = torch.mean(centered, axes, keepdim=True)
+    centered = centered - left
+    inverse = torch.rsqrt(torch.mean(centered * centered, axes, keepdim=True) + epsilon)
+    return centered * inverse, mean + left, inverse
+
+
+def _staged(op: Call) -> Any:
+    """The input in the precision that statistics are computed in: single where it has sixteen bits, by ``stash_type``."""
+    x = op.tensor()
+    return x.to(torch.float32) if op.dtype(0) in SIXTEEN_BIT and op.attribute("stash_type", 1) == 1 else x
+
+
+def _per_channel(op: Call, index: int) -> Any:
+    return torch.reshape(op.tensor(index), [1, -1, *[1] * (op.rank() - 2)])
+
+
 @translates("LayerNormalization")
 def layer_normalization(op: Call) -> Any:
     axis = op.attribute("axis", -1) % op.rank()
-    extents = op.extents()[axis:]
-    bias = op.optional(2)
-    normalized = torch.ops.aten.native_layer_norm.default(
-        op.tensor(0),
-        extents,
-        torch.broadcast_to(op.tensor(1), extents),
-        None if bias is None else torch.broadcast_to(bias, extents),
-        op.attribute("epsilon", 1e-5),
-    )
-    return normalized[0], normalized[1], normalized[2]
+    normalized, mean, inverse = standardized(_staged(op), list(range(axis, op.rank())), op.attribute("epsilon", 1e-5))
+    y = normalized.to(op.torch_dtype(0)) * op.tensor(1)
+    return y + op.tensor(2) if op.has(2) else y, mean, inverse
+
+
+@translates("RMSNormalization")
+def root_mean_square_normalization(op: Call) -> Any:
+    axis = op.attribute("axis", -1) % op.rank()
+    x = _staged(op)
+    square = torch.mean(x * x, list(range(axis, op.rank())), keepdim=True)
+    return (x * torch.rsqrt(square + op.attribute("epsilon", 1e-5))).to(op.torch_dtype(0)) * op.tensor(1)
+
+
+@translates("GroupNormalization", since=18)
+def group_normalization(op: Call) -> Any:
+    """Scale and bias hold one value per channel, before version 21 one per group."""
+    x, groups, rank = _staged(op), op.attribute("num_groups"), op.rank()
+    extents = op.extents()
+    grouped = torch.reshape(x, [extents[0], groups, -1])
+    normalized, _, _ = standardized(grouped, [2], op.attribute("epsilon", 1e-5))
+    if op.opset < 21:
+        y = normalized.to(op.torch_dtype(0)) * torch.reshape(op.tensor(1), [1, -1, 1]) + torch.reshape(op.tensor(2), [1, -1, 1])
+        return torch.reshape(y, extents)
+    y = torch.reshape(normalized.to(op.torch_dtype(0)), extents)
+    assert rank == len(extents)
+    return y * _per_channel(op, 1) + _per_channel(op, 2)
 
 
 @translates("InstanceNormalization")
 def instance_normalization(op: Call) -> Any:
-    return functional.instance_norm(
-        op.tensor(0), weight=op.tensor(1), bias=op.tensor(2), use_input_stats=True, eps=op.attribute("epsilon", 1e-5)
-    )
+    normalized, _, _ = standardized(_staged(op), list(range(2, op.rank())), op.attribute("epsilon", 1e-5))
+    return normalized.to(op.torch_dtype(0)) * _per_channel(op, 1) + _per_channel(op, 2)
+
+
+@translates("MeanVarianceNormalization")
+def mean_variance_normalization(op: Call) -> Any:
+    """(x - mean) / (deviation + 1e-9)."""
+    x, axes = op.tensor(), list(op.attribute("axes", [0, 2, 3]))
+    centered = x - torch.mean(x, axes, keepdim=True)
+    centered = centered - torch.mean(centered, axes, keepdim=True)
+    return centered / (torch.sqrt(torch.mean(centered * centered, axes, keepdim=True)) + 1e-9)
+
+
+@translates("LpNormalization")
+def power_normalization(op: Call) -> Any:
+    """x over its norm along one axis; zero where that is zero."""
+    x, axis = op.tensor(), op.attribute("axis", -1)
+    if op.attribute("p", 2) == 1:
+        norm = torch.sum(torch.abs(x), axis, keepdim=True)
+    else:
+        norm = torch.sqrt(torch.sum(x * x, axis, keepdim=True))
+    return torch.where(norm == 0, torch.zeros_like(x), x / norm)
+
+
+@translates("LRN")
+def local_response_normalization(op: Call) -> Any:
+    """x / (bias + alpha / size * sum of squares over neighbouring channels) ^ beta; an even window has one more at its end."""
+    x, size = op.tensor(), op.attribute("size")
+    before = (size - 1) // 2
+    squares = functional.pad(x * x, [*[0, 0] * (op.rank() - 2), before, size - 1 - before])
+    channels = op.extents()[1]
+    total: Any = None
+    for shift in range(size):
+        part = torch.narrow(squares, 1, shift, channels)
+        total = part if total is None else total + part
+    scale = op.attribute("bias", 1.0) + op.attribute("alpha", 1e-4) / size * total
+    return x * torch.pow(scale, -op.attribute("beta", 0.75))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch.operators.convolution import _explicit_pads
+from burnish.engines.torch.operators.convolution import explicit_pads
 from burnish.engines.torch.translation import Call, translates
 from burnish.graph import BURNISH_DOMAIN
+
+MAX_POOL = {
+    1: functional.max_pool1d_with_indices,
+    2: functional.max_pool2d_with_indices,
+    3: functional.max_pool3d_with_indices,
+}
+AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+CONVOLUTION: dict[int, Any] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+TRANSPOSED: dict[int, Any] = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 
 
 def _window(op: Call) -> tuple[list[int], list[int], list[int], list[Any]]:
@@ -17,7 +27,7 @@ def _window(op: Call) -> tuple[list[int], list[int], list[int], list[Any]]:
     strides = list(op.attribute("strides", [1] * len(kernel)))
     dilations = list(op.attribute("dilations", [1] * len(kernel)))
     pads = list(op.attribute("pads", [0] * (2 * len(kernel))))
-    return kernel, strides, dilations, _explicit_pads(op, kernel, strides, dilations, pads)
+    return kernel, strides, dilations, explicit_pads(op, kernel, strides, dilations, pads)
 
 
 def _amounts(pads: list[Any]) -> list[Any]:
@@ -31,38 +41,63 @@ def _fits(kernel: list[int], pads: list[Any]) -> bool:
     return pads[:rank] == pads[rank:] and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
 
 
+def _with_ceiling(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[Any]) -> list[Any]:
+    """The pads with what the last windows reach over where the output size is rounded up; windows start inside x or its pads."""
+    if not op.attribute("ceil_mode", 0):
+        return pads
+    rank, pads = len(kernel), list(pads)
+    for axis, extent in enumerate(op.known_extents()[2:]):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        steps = math.ceil((extent + pads[axis] + pads[axis + rank] - reach) / strides[axis])
+        if steps * strides[axis] >= extent + pads[axis]:
+            steps -= 1
+        pads[axis + rank] = max(steps * strides[axis] + reach - extent - pads[axis], 0)
+    return pads
+
+
 @translates("MaxPool")
 def max_pool(op: Call) -> Any:
     kernel, strides, dilations, pads = _window(op)
     rank = len(kernel)
-    ceil = bool(op.attribute("ceil_mode", 0))
-    x = op.tensor()
-    if not op.dtype(0).is_floating_point():
-        raise op.unsupported("its input holds integers")
-    function = {
-        1: functional.max_pool1d_with_indices,
-        2: functional.max_pool2d_with_indices,
-        3: functional.max_pool3d_with_indices,
-    }[rank]
+    x = op.tensor() if op.dtype(0).is_floating_point() else op.tensor().to(torch.float32)
     if _fits(kernel, pads):
-        pooled = function(x, kernel, strides, pads[:rank], dilations, ceil)
-        extents = op.extents()
-    elif op.is_read(1):
-        raise op.unsupported("it is padded unevenly, or by more than half a window, and its indices are read")
+        pooled = MAX_POOL[rank](x, kernel, strides, pads[:rank], dilations, bool(op.attribute("ceil_mode", 0)))
+        values, indices = pooled[0], pooled[1]
+        padded = None
     else:
-        padded = functional.pad(x, _amounts(pads), value=float("-inf"))
-        return function(padded, kernel, strides, [0] * rank, dilations, ceil)[0], None
-    if not op.is_read(1):
-        return pooled[0], None
-    if op.attribute("storage_order", 0):
-        raise op.unsupported("storage_order=1 and its indices are read")
-    # PyTorch counts within one image, ONNX over the whole tensor.
-    batch, channels, *spatial = extents
+        padded = _with_ceiling(op, kernel, strides, dilations, pads)
+        pooled = MAX_POOL[rank](
+            functional.pad(x, _amounts(padded), value=float("-inf")), kernel, strides, [0] * rank, dilations, False
+        )
+        values, indices = pooled[0], pooled[1]
+    values = values if op.dtype(0).is_floating_point() else values.to(op.torch_dtype(0))
+    return values, _flat_positions(op, indices, padded) if op.is_read(1) else None
+
+
+def _flat_positions(op: Call, indices: Any, padded: list[Any] | None) -> Any:
+    """PyTorch counts within one image (here with its pads), ONNX over the whole tensor without pads."""
+    batch, channels, *spatial = op.extents()
+    rank = len(spatial)
+    by_column = bool(op.attribute("storage_order", 0))
+    if padded is not None or by_column:
+        around = padded or [0] * (2 * rank)
+        places: list[Any] = []
+        rest = indices
+        for axis in reversed(range(rank)):
+            width = spatial[axis] + around[axis] + around[axis + rank]
+            places.insert(0, torch.remainder(rest, width) - around[axis])
+            rest = torch.div(rest, width, rounding_mode="floor")
+        order = list(range(rank))
+        if by_column:
+            order[-2:] = reversed(order[-2:])
+        indices = places[order[0]]
+        for axis in order[1:]:
+            indices = indices * spatial[axis] + places[axis]
     area: Any = 1
     for extent in spatial:
         area = extent * area
     images = torch.reshape(torch.arange(batch * channels, device=op.device), [batch, channels, *[1] * rank])
-    return pooled[0], pooled[1] + images * area
+    return indices + images * area
 
 
 @translates("MaxPoolGrad", domain=BURNISH_DOMAIN)
@@ -73,22 +108,127 @@ def max_pool_gradient(op: Call) -> Any:
     return torch.reshape(total, op.extents(2))
 
 
+@translates("MaxUnpool")
+def max_unpool(op: Call) -> Any:
+    """Elements go back to their flat places; where ``output_shape`` is larger than the places mean, the rest is zero."""
+    kernel = op.attribute("kernel_shape")
+    rank = len(kernel)
+    strides, pads = op.attribute("strides", [1] * rank), op.attribute("pads", [0] * (2 * rank))
+    extents = op.extents()
+    natural = [(extents[axis + 2] - 1) * strides[axis] - pads[axis] - pads[axis + rank] + kernel[axis] for axis in range(rank)]
+    indexed = [extents[0], extents[1], *natural]
+    wanted = op.known_integers(2, ()) if op.has(2) else indexed
+    count: Any = 1
+    for extent in indexed:
+        count = extent * count
+    flat = torch.zeros([count], dtype=op.torch_dtype(0), device=op.device)
+    placed = torch.scatter(flat, 0, torch.reshape(op.tensor(1), [-1]), torch.reshape(op.tensor(0), [-1]))
+    placed = torch.reshape(placed, indexed)
+    if not op.has(2):
+        return placed
+    amounts = [amount for axis in reversed(range(rank)) for amount in (0, wanted[axis + 2] - natural[axis])]
+    return functional.pad(placed, amounts)
+
+
 @translates("AveragePool")
 def average_pool(op: Call) -> Any:
     kernel, strides, dilations, pads = _window(op)
-    if any(dilation != 1 for dilation in dilations):
-        raise op.unsupported("it has dilations")
     rank, counts_pads = len(kernel), bool(op.attribute("count_include_pad", 0))
-    ceil = bool(op.attribute("ceil_mode", 0))
-    function: Any = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}[rank]
-    if _fits(kernel, pads):
-        return function(op.tensor(), kernel, strides, pads[:rank], ceil, counts_pads)
-    padded = functional.pad(op.tensor(), _amounts(pads))
-    total = function(padded, kernel, strides, [0] * rank, ceil, True)
-    if counts_pads:
-        return total
-    ones = functional.pad(torch.ones_like(op.tensor()), _amounts(pads))
-    return total / function(ones, kernel, strides, [0] * rank, ceil, True)
+    x, ceil = op.tensor(), bool(op.attribute("ceil_mode", 0))
+    if _fits(kernel, pads) and all(dilation == 1 for dilation in dilations):
+        return AVERAGE_POOL[rank](x, kernel, strides, pads[:rank], ceil, counts_pads)
+    reached = _with_ceiling(op, kernel, strides, dilations, pads)
+    total = _window_sums(op, functional.pad(x, _amounts(reached)), kernel, strides, dilations)
+    extents = op.extents()[2:]
+    outputs = [
+        (extent + reached[axis] + reached[axis + rank] - (kernel[axis] - 1) * dilations[axis] - 1) // strides[axis] + 1
+        for axis, extent in enumerate(extents)
+    ]
+    return total / _counts(op, outputs, extents, kernel, strides, dilations, pads, counts_pads)
+
+
+def _counts(
+    op: Call,
+    outputs: list[Any],
+    extents: list[Any],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    pads: list[Any],
+    counts_pads: bool,
+) -> Any:
+    """How many elements each window counts: those inside x, or inside its pads, but never what lies beyond."""
+    rank, result = len(kernel), None
+    for axis in range(rank):
+        begin, end = pads[axis], pads[axis + rank]
+        first = torch.unsqueeze(torch.arange(outputs[axis], device=op.device) * strides[axis] - begin, 1)
+        places = first + torch.arange(kernel[axis], device=op.device) * dilations[axis]
+        lowest, highest = (-begin, extents[axis] + end) if counts_pads else (0, extents[axis])
+        inside = torch.logical_and(places >= lowest, places < highest)
+        along = torch.reshape(torch.sum(inside, 1), [-1, *[1] * (rank - 1 - axis)])
+        result = along if result is None else result * along
+    assert result is not None
+    return result.to(op.torch_dtype(0))
+
+
+def _window_sums(op: Call, x: Any, kernel: list[int], strides: list[int], dilations: list[int]) -> Any:
+    """Sums over windows: a convolution with ones, each channel an image of its own."""
+    rank = len(kernel)
+    batch, channels = op.extents()[:2]
+    ones = torch.ones([1, 1, *kernel], dtype=op.torch_dtype(0), device=op.device)
+    images = torch.flatten(x, 0, 1)
+    sums = CONVOLUTION[rank](torch.unsqueeze(images, 1), ones, None, strides, [0] * rank, dilations)
+    return torch.unflatten(torch.squeeze(sums, 1), 0, [batch, channels])
+
+
+@translates("AveragePoolGrad", domain=BURNISH_DOMAIN)
+def average_pool_gradient(op: Call) -> Any:
+    """(dy, x) -> dx; of x the shape is read."""
+    kernel, strides, dilations, pads = _window(op)
+    rank, counts_pads, ceil = len(kernel), bool(op.attribute("count_include_pad", 0)), bool(op.attribute("ceil_mode", 0))
+    dy, x = op.tensor(0), op.tensor(1)
+    if rank in (2, 3) and _fits(kernel, pads) and all(dilation == 1 for dilation in dilations):
+        backward = {
+            2: torch.ops.aten.avg_pool2d_backward.default,
+            3: torch.ops.aten.avg_pool3d_backward.default,
+        }[rank]
+        return backward(dy, x, kernel, strides, pads[:rank], ceil, counts_pads, None)
+    outputs, extents = op.extents(0)[2:], op.extents(1)[2:]
+    reached = list(pads)
+    for axis in range(rank):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        whole = (outputs[axis] - 1) * strides[axis] + reach
+        reached[axis + rank] = whole - extents[axis] - pads[axis]
+    share = dy / _counts(op, outputs, extents, kernel, strides, dilations, pads, counts_pads)
+    ones = torch.ones([1, 1, *kernel], dtype=op.torch_dtype(0), device=op.device)
+    images = torch.unsqueeze(torch.flatten(share, 0, 1), 1)
+    spread = TRANSPOSED[rank](images, ones, None, strides, [0] * rank, [0] * rank, 1, dilations)
+    spread = functional.pad(spread, [-amount for amount in _amounts(reached)])
+    return torch.reshape(spread, op.extents(1))
+
+
+@translates("LpPool")
+def power_pool(op: Call) -> Any:
+    """The p-norm over each window: (sum |x|^p)^(1/p); what lies beyond x counts as zero."""
+    kernel, strides, dilations, pads = _window(op)
+    power = op.attribute("p", 2)
+    padded = functional.pad(_powers(op, power), _amounts(_with_ceiling(op, kernel, strides, dilations, pads)))
+    return _root(_window_sums(op, padded, kernel, strides, dilations), power)
+
+
+@translates("GlobalLpPool")
+def global_power_pool(op: Call) -> Any:
+    power = op.attribute("p", 2)
+    return _root(torch.sum(_powers(op, power), list(range(2, op.rank())), keepdim=True), power)
+
+
+def _powers(op: Call, power: int) -> Any:
+    x = op.tensor()
+    return torch.abs(x) if power == 1 else x * x if power == 2 else torch.pow(torch.abs(x), power)
+
+
+def _root(total: Any, power: int) -> Any:
+    return total if power == 1 else torch.sqrt(total) if power == 2 else torch.pow(total, 1 / power)
 
 
 @translates("GlobalAveragePool")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.translation import Call, translates
@@ -34,31 +35,29 @@ REDUCTIONS: dict[str, Callable[[Any, list[int], bool], Any]] = {
 def reduction(op: Call) -> Any:
     declared = op.attribute("axes")
     axes = list(declared) if declared is not None else op.known_integers(1, ())
-    if axes is None:
-        raise op.unsupported("its axes are computed when it runs", "export the model with constant axes")
+    x, name, rank = op.tensor(), op.node.op_type, op.rank()
+    if not axes and not op.attribute("noop_with_empty_axes", 0):
+        axes = list(range(rank))
     if not axes:
-        if op.attribute("noop_with_empty_axes", 0):
-            return op.tensor()
-        axes = list(range(op.rank()))
-    axes = [axis % op.rank() for axis in axes]
-    result = REDUCTIONS[op.node.op_type](op.tensor(), axes, bool(op.attribute("keepdims", 1))) if axes else op.tensor()
-    return result if result is op.tensor() or op.dtype(0).is_floating_point() else result.to(op.torch_dtype(0))
+        return REDUCTIONS[name](torch.unsqueeze(x, 0), [0], False)
+    if op.dtype(0) == ir.DataType.BOOL:
+        return (torch.amax if name == "ReduceMax" else torch.amin)(x, axes, keepdim=bool(op.attribute("keepdims", 1)))
+    result = REDUCTIONS[name](x, [axis % rank for axis in axes], bool(op.attribute("keepdims", 1)))
+    return result if op.dtype(0).is_floating_point() else result.to(op.torch_dtype(0))
 
 
 @translates("ArgMax", "ArgMin")
 def argument(op: Call) -> Any:
-    if op.attribute("select_last_index", 0):
-        raise op.unsupported("select_last_index=1 picks the last of equal elements")
     function = torch.argmax if op.node.op_type == "ArgMax" else torch.argmin
-    return function(op.tensor(), op.attribute("axis", 0), keepdim=bool(op.attribute("keepdims", 1)))
+    x, axis, keepdims = op.tensor(), op.attribute("axis", 0), bool(op.attribute("keepdims", 1))
+    if op.attribute("select_last_index", 0):
+        return op.extents()[axis] - 1 - function(torch.flip(x, [axis]), axis, keepdim=keepdims)
+    return function(x, axis, keepdim=keepdims)
 
 
 @translates("CumSum")
 def cumulative_sum(op: Call) -> Any:
-    axes = op.known_integers(1)
-    if axes is None:
-        raise op.unsupported("its axis is computed when it runs", "export the model with a constant axis")
-    x, axis = op.tensor(), axes[0]
+    x, axis = op.tensor(), op.known_integers(1, ())[0]
     reverse = bool(op.attribute("reverse", 0))
     x = torch.flip(x, [axis]) if reverse else x
     total = torch.cumsum(x, axis, dtype=op.torch_dtype(0))

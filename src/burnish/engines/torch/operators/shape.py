@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from burnish.engines.torch.dtypes import TORCH_DTYPES
 from burnish.engines.torch.host import Host
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.translation import Call, NotKnownYet, translates
 
 LARGEST = 2**31 - 1
 """A bound of a slice from here on means "to the end"."""
@@ -19,7 +19,7 @@ LARGEST = 2**31 - 1
 @translates("Shape")
 def shape(op: Call) -> Any:
     """Only where the rank is not known: elsewhere the host has the extents."""
-    return torch.ops.aten._shape_as_tensor.default(op.tensor())[op.attribute("start", 0) : op.attribute("end")]
+    return torch.ops.aten._shape_as_tensor.default(op.tensor())[op.attribute("start", 0) : op.attribute("end")].to(op.device)
 
 
 @translates("Size")
@@ -47,17 +47,12 @@ def flatten(op: Call) -> Any:
 
 @translates("Squeeze", since=13)
 def squeeze(op: Call) -> Any:
-    axes = op.known_integers(1)
-    if axes is None and op.has(1):
-        raise op.unsupported("its axes are computed when it runs", "export the model with constant axes")
-    return torch.squeeze(op.tensor()) if axes is None else torch.squeeze(op.tensor(), tuple(axes))
+    return torch.squeeze(op.tensor(), tuple(op.known_integers(1, ()))) if op.has(1) else torch.squeeze(op.tensor())
 
 
 @translates("Unsqueeze", since=13)
 def unsqueeze(op: Call) -> Any:
-    axes = op.known_integers(1)
-    if axes is None:
-        raise op.unsupported("its axes are computed when it runs", "export the model with constant axes")
+    axes = op.known_integers(1, ())
     x, rank = op.tensor(), op.rank() + len(axes)
     for axis in sorted(axis % rank for axis in axes):
         x = torch.unsqueeze(x, axis)
@@ -89,8 +84,6 @@ def slice_(op: Call) -> Any:
     x, starts, ends = op.tensor(), op.integers(1), op.integers(2)
     axes = op.known_integers(3, list(range(len(starts))))
     steps = op.known_integers(4, [1] * len(starts))
-    if axes is None or steps is None:
-        raise op.unsupported("its axes or steps are computed when it runs", "export the model with constant axes and steps")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step < 0:
             x = _backwards(op, x, start, end, axis, step)
@@ -104,9 +97,7 @@ def slice_(op: Call) -> Any:
 def _backwards(op: Call, x: Any, start: Any, end: Any, axis: int, step: int) -> Any:
     """A slice with a negative step: PyTorch's slices go forward, so the axis is turned around first."""
     if not (isinstance(start, int) and isinstance(end, int)):
-        raise op.unsupported(
-            "its bounds are computed when it runs and its step is negative", "export the model with constant bounds"
-        )
+        raise NotKnownYet
     turned = torch.flip(x, [axis])
     extent = op.extents()[axis % op.rank()]
     # From the last element on: position p counted from the end is extent - 1 - p from the start.
@@ -122,8 +113,15 @@ def expand(op: Call) -> Any:
     rank = max(len(target), len(own))
     own = [1] * (rank - len(own)) + own
     target = [1] * (rank - len(target)) + target
-    extents = [kept if isinstance(wanted, int) and wanted == 1 else wanted for wanted, kept in zip(target, own, strict=True)]
-    return torch.broadcast_to(op.tensor(), extents)
+    return torch.broadcast_to(op.tensor(), [_common(*pair) for pair in zip(target, own, strict=True)])
+
+
+def _common(left: Any, right: Any) -> Any:
+    """The extent that two extents are broadcast to."""
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, int):
+            return other if one == 1 else one
+    return left if left is right else torch.sym_max(left, right)  # type: ignore[no-untyped-call]
 
 
 @translates("Tile")
@@ -165,8 +163,6 @@ def pad(op: Call) -> Any:
     mode, rank = op.attribute("mode", "constant"), op.rank()
     pads = op.integers(1)
     axes = op.known_integers(3, list(range(rank)))
-    if axes is None:
-        raise op.unsupported("its axes are computed when it runs", "export the model with constant axes")
     by_axis = {axis % rank: (pads[index], pads[index + len(axes)]) for index, axis in enumerate(axes)}
     x = op.tensor()
     if mode == "constant":

@@ -1,0 +1,176 @@
+"""Resize: interpolation along axes, one after the other, as sums of a few elements each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnish.engines.torch.translation import Call, NotKnownYet, translates
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """The attributes of a Resize that say how elements between elements come about."""
+
+    mode: str
+    coordinates: str
+    nearest: str
+    cubic_a: float
+    exclude_outside: bool
+    antialias: bool
+    outside: float
+
+    @property
+    def precision(self) -> type[np.floating]:
+        """Of positions: which element is nearest must come out as in other runtimes, which compute them in float32."""
+        return np.float32 if self.mode == "nearest" else np.float64
+
+    @staticmethod
+    def of(op: Call) -> Interpolation:
+        return Interpolation(
+            op.attribute("mode", "nearest"),
+            op.attribute("coordinate_transformation_mode", "half_pixel"),
+            op.attribute("nearest_mode", "round_prefer_floor"),
+            op.attribute("cubic_coeff_a", -0.75),
+            bool(op.attribute("exclude_outside", 0)),
+            bool(op.attribute("antialias", 0)),
+            op.attribute("extrapolation_value", 0.0),
+        )
+
+
+@translates("Resize", since=11)
+def resize(op: Call) -> Any:
+    x, rank = op.tensor(0), op.rank()
+    extents = op.extents()
+    axes = [axis % rank for axis in op.attribute("axes", range(rank))]
+    interpolation = Interpolation.of(op)
+    by_size = op.has(3) and op.extents(3) != [0]
+    sizes = op.integers(3) if by_size else None
+    scales = None if by_size else op.known_array(2).reshape(-1)
+    roi = op.known_array(1).reshape(-1) if op.has(1) and interpolation.coordinates == "tf_crop_and_resize" else None
+    targets = _targets(op, axes, extents, sizes, scales)
+    outside: Any = None
+    for place, axis in enumerate(axes):
+        scale, target = targets[place]
+        crops = roi is not None and (float(roi[place]), float(roi[place + len(axes)])) != (0.0, 1.0)
+        if not crops and (scale == 1.0 or target is extents[axis]):
+            continue
+        extent = extents[axis]
+        if not (isinstance(extent, int) and isinstance(target, int)):
+            raise NotKnownYet
+        bounds = (0.0, 1.0) if roi is None else (float(roi[place]), float(roi[place + len(axes)]))
+        positions = source_positions(extent, target, scale, interpolation.coordinates, bounds, interpolation.precision)
+        x = _along(op, x, axis, positions, extent, scale, interpolation)
+        if roi is not None:
+            beyond = torch.from_numpy((positions < 0) | (positions > extent - 1)).to(op.device)
+            beyond = torch.reshape(beyond, [-1, *[1] * (rank - 1 - axis)])
+            outside = beyond if outside is None else torch.logical_or(outside, beyond)
+    return x if outside is None else torch.where(outside, interpolation.outside, x)
+
+
+def _targets(
+    op: Call, axes: list[int], extents: list[Any], sizes: list[Any] | None, scales: np.ndarray | None
+) -> list[tuple[float, Any]]:
+    """The scale and the new extent of each axis."""
+    if sizes is None:
+        assert scales is not None
+        return [
+            (float(scale), extents[axis] if scale == 1.0 else _scaled(extents[axis], scale))
+            for axis, scale in zip(axes, scales, strict=True)
+        ]
+    policy = op.attribute("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return [_stretched(size, extents[axis]) for size, axis in zip(sizes, axes, strict=True)]
+    known = [extents[axis] for axis in axes]
+    if not all(isinstance(extent, int) for extent in (*known, *sizes)):
+        raise NotKnownYet
+    ratios = [size / extent for size, extent in zip(sizes, known, strict=True)]
+    common = min(ratios) if policy == "not_larger" else max(ratios)
+    return [(common, int(np.floor(common * extent + 0.5))) for extent in known]
+
+
+def _scaled(extent: Any, scale: np.floating) -> int:
+    if not isinstance(extent, int):
+        raise NotKnownYet
+    return int(np.floor(np.float32(extent) * scale))
+
+
+def _stretched(size: Any, extent: Any) -> tuple[float, Any]:
+    if size is extent:
+        return 1.0, extent
+    if not (isinstance(size, int) and isinstance(extent, int)):
+        raise NotKnownYet
+    return size / extent, size
+
+
+def source_positions(
+    extent: int, target: int, scale: float, mode: str, roi: tuple[float, float], precision: type[np.floating]
+) -> np.ndarray:
+    """Where in the input each element of the output lies, by the standard's formulas, in a precision."""
+    place, one, half = np.arange(target, dtype=precision), precision(1), precision(0.5)
+    factor, last = precision(scale), precision(extent - 1)
+    if mode == "asymmetric":
+        return place / factor
+    if mode == "align_corners":
+        return place * last / precision(target - 1) if target > 1 else np.zeros(1, precision)
+    if mode == "tf_crop_and_resize":
+        start, end = precision(roi[0]), precision(roi[1])
+        if target == 1:
+            return np.full(1, half * (start + end) * last, precision)
+        return start * last + place * (end - start) * last / precision(target - 1)
+    if mode == "pytorch_half_pixel" and target == 1:
+        return np.zeros(1, precision)
+    if mode == "half_pixel_symmetric":
+        adjustment = precision(target) / (factor * precision(extent))
+        return precision(extent) / precision(2) * (one - adjustment) + (place + half) / factor - half
+    return (place + half) / factor - half
+
+
+def _along(op: Call, x: Any, axis: int, positions: np.ndarray, extent: int, scale: float, interpolation: Interpolation) -> Any:
+    if interpolation.mode == "nearest":
+        index = np.clip(_nearest(positions, interpolation.nearest), 0, extent - 1).astype(np.int64)
+        return torch.index_select(x, axis, torch.from_numpy(index).to(op.device))
+    places, weights = taps(positions, extent, scale, interpolation)
+    shape = [-1, *[1] * (op.rank() - 1 - axis)]
+    total: Any = None
+    for place, weight in zip(places, weights, strict=True):
+        read = torch.index_select(x, axis, torch.from_numpy(place).to(op.device))
+        term = read * torch.reshape(torch.from_numpy(weight).to(device=op.device, dtype=op.torch_dtype(0)), shape)
+        total = term if total is None else total + term
+    return total
+
+
+def _nearest(positions: np.ndarray, mode: str) -> np.ndarray:
+    if mode == "floor":
+        return np.floor(positions)
+    if mode == "ceil":
+        return np.ceil(positions)
+    return np.ceil(positions - 0.5) if mode == "round_prefer_floor" else np.floor(positions + 0.5)
+
+
+def taps(positions: np.ndarray, extent: int, scale: float, interpolation: Interpolation) -> tuple[np.ndarray, np.ndarray]:
+    """The elements that each output reads and their weights: ``[taps, outputs]`` each.
+
+    With ``antialias`` and a scale below one the filter is stretched by 1 / scale.
+    """
+    stretch = 1.0 / scale if interpolation.antialias and scale < 1 else 1.0
+    support = (2.0 if interpolation.mode == "cubic" else 1.0) * stretch
+    first = np.floor(positions - support).astype(np.int64) + 1
+    count = int(np.floor(2 * support)) + (1 if stretch != 1.0 else 0)
+    places = first + np.arange(count)[:, None]
+    distances = np.abs(places - positions) / stretch
+    weights = _cubic(distances, interpolation.cubic_a) if interpolation.mode == "cubic" else np.maximum(1 - distances, 0)
+    if interpolation.exclude_outside or stretch != 1.0:
+        weights = np.where((places >= 0) & (places < extent), weights, 0)
+        weights = weights / weights.sum(axis=0)
+    return np.clip(places, 0, extent - 1), weights
+
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel (Keys, 1981)."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = a * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))

@@ -1,0 +1,105 @@
+"""Every operator of the tables in ``tests/specs``, forward and gradient, on PyTorch's kernels and on ONNX Runtime's."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import numpy as np
+import onnx
+
+import oracles.gradient_harness as harness
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.translation import translated_operators
+from burnish.graph import BURNISH_DOMAIN
+from burnish.lowering import lower_semantic_operators
+from burnish.ops.registry import _gradients, _lowerings
+from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
+from oracles.operator_cases import CASES, Case, cotangents_of, every_case
+
+LOWERED = {op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN}
+# Without what the engine's own fusion makes of several nodes: that has no lowering.
+KEPT = translated_operators(BURNISH_DOMAIN) & LOWERED
+# ONNX Runtime computes the weights of an interpolation in float32, whatever the dtype of what they weigh.
+SINGLE = {"Resize": 1e-6}
+# Which of the largest elements comes first is open with sorted=0.
+IN_ANY_ORDER = {"TopK-unsorted"}
+# The standard's operators without a translation, by why.
+WITHOUT_TRANSLATION = {
+    "text": "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
+    "quantized arithmetic": "ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul "
+    "QuantizeLinear",
+    "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
+    "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
+    "no gradient here, so met in inference alone": "AffineGrid Attention BitCast BlackmanWindow CausalConvWithState "
+    "CenterCropPad Col2Im CumProd DFT DeformConv Det GRU GridSample "
+    "HammingWindow HannWindow LSTM LinearAttention MaxRoiPool MelWeightMatrix "
+    "NonMaxSuppression RNN RoiAlign RotaryEmbedding STFT SwiGLU TensorScatter Unique",
+    "forms the importer converts": "Scatter Upsample",
+}
+
+
+def feeds(case: Case, graph: GradientGraph, dtype: str) -> dict[str, np.ndarray]:
+    dtypes = {value.name: value.dtype.numpy() for value in graph.model.graph.inputs if value.dtype is not None}
+    flowing = {index: array.astype(dtypes[f"cotangent{index}"]) for index, array in cotangents_of(case).items()}
+    return feeds_of(case.sample, cast_inputs(case.sample, dtype), flowing)
+
+
+def tolerance(case: Case, dtype: str) -> float:
+    if dtype == "float32":
+        return case.spec.tolerance
+    return SINGLE.get(case.spec.op_type, case.spec.float64_tolerance)
+
+
+def compare(case: Case, graph: GradientGraph, dtype: str, expected: dict[str, np.ndarray], in_any_order: bool = False) -> None:
+    with np.errstate(all="ignore"):
+        actual = TorchEngine().run(graph.model, feeds(case, graph, dtype))
+    for name in [*graph.outputs, *(name for name in graph.gradients if name is not None)]:
+        one, other = actual[name], expected[name]
+        assert one.dtype == other.dtype, f"{name}: {one.dtype}, expected {other.dtype}"
+        if in_any_order:
+            one, other = np.sort(one, axis=None), np.sort(other, axis=None)
+        if other.dtype.kind == "f":
+            assert_close(one, other, tolerance(case, dtype), f"{dtype}: {name}")
+        else:
+            np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+@every_case
+def test_standard_operators(case: Case, request: pytest.FixtureRequest) -> None:
+    in_any_order = request.node.callspec.id in IN_ANY_ORDER
+    for dtype in case.spec.dtypes:
+        if dtype == "float16":
+            continue
+        for shapes in case.spec.shapes if dtype == "float32" else case.spec.shapes[:2]:
+            graph = gradient_graph(case.spec, case.sample, dtype, shapes)
+            compare(case, graph, dtype, Evaluator(graph.model)(feeds(case, graph, dtype)), in_any_order)
+
+
+@every_case
+def test_semantic_operators(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has a rule of its own is left in the graph; the same graph in standard operators says what is right."""
+    for dtype in [dtype for dtype in case.spec.dtypes if dtype != "float16"]:
+        for shapes in case.spec.shapes[:2]:
+            monkeypatch.setattr(harness, "lower_semantic_operators", lambda model: lower_semantic_operators(model, keep=KEPT))
+            graph = gradient_graph(case.spec, case.sample, dtype, shapes)
+            monkeypatch.undo()
+            if any(node.domain == BURNISH_DOMAIN for node in graph.model.graph.all_nodes()):
+                lowered = gradient_graph(case.spec, case.sample, dtype, shapes)
+                compare(case, graph, dtype, Evaluator(lowered.model)(feeds(case, lowered, dtype)))
+
+
+def test_whatever_has_a_gradient_or_is_emitted_has_a_translation() -> None:
+    differentiable = {op_type for domain, op_type in _gradients if domain == ""}
+    graphs = [gradient_graph(case.spec, case.sample, case.widest) for case in CASES.values()]
+    lowered = {node.op_type for graph in graphs for node in graph.model.graph.all_nodes()}
+    assert (differentiable | lowered) - {"Constant"} <= translated_operators()
+    # A semantic operator with a rule that no sample emits would be one that nothing here compares.
+    assert {name for graph in graphs for name in graph.emitted} >= KEPT
+
+
+def test_what_has_no_translation_is_known() -> None:
+    standard = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
+    missing = standard - translated_operators() - {"Constant"}
+    assert missing == {name for names in WITHOUT_TRANSLATION.values() for name in names.split()}

@@ -1,0 +1,71 @@
+"""Every sample of the operator tables in ``tests/specs``, as a case for a parametrized test."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oracles.gradient_harness import differentiated, random_cotangents
+from specs.operator_spec import OperatorSpec, Sample
+
+SPECS_FOLDER = Path(__file__).parent.parent / "specs"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A sample with its record; hashed by identity, so that what is computed from it can be cached."""
+
+    spec: OperatorSpec
+    sample: Sample
+
+    @property
+    def wrt(self) -> list[int]:
+        return differentiated(self.sample)
+
+    @property
+    def widest(self) -> str:
+        """The most precise dtype it runs in."""
+        return "float64" if "float64" in self.spec.dtypes else "float32"
+
+    @property
+    def widest_tolerance(self) -> float:
+        """What the widest dtype is held to against PyTorch."""
+        return self.spec.float64_tolerance if self.widest == "float64" else self.spec.tolerance
+
+
+def specs() -> list[OperatorSpec]:
+    names = sorted(path.stem for path in SPECS_FOLDER.glob("*.py") if path.stem != "operator_spec")
+    return [spec for name in names for spec in getattr(importlib.import_module(f"specs.{name}"), "SPECS", ())]
+
+
+def cases() -> dict[str, Case]:
+    found: dict[str, Case] = {}
+    counts: Counter[str] = Counter()
+    for spec in specs():
+        for sample in spec.samples(np.random.default_rng(zlib.crc32(spec.op_type.encode()))):
+            label = f"{spec.op_type}-{sample.name or 'sample'}"
+            counts[label] += 1
+            found[label if counts[label] == 1 else f"{label}-{counts[label]}"] = Case(spec, sample)
+    return found
+
+
+CASES = cases()
+every_case = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+
+
+def cases_where(condition: Callable[[Case], bool]) -> pytest.MarkDecorator:
+    chosen = {label: case for label, case in CASES.items() if condition(case)}
+    return pytest.mark.parametrize("case", list(chosen.values()), ids=list(chosen))
+
+
+@cache
+def cotangents_of(case: Case) -> dict[int, np.ndarray]:
+    return random_cotangents(case.spec, case.sample, np.random.default_rng(7), case.widest)
