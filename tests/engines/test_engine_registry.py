@@ -76,7 +76,7 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_a_third_party_registers_an_engine(entry_points):
     entry_points({"third": f"{__name__}:ThirdPartyEngine"})
     assert engines.get("third").name == "third"
-    assert engines.available() == ("onnxruntime", "reference", "third")
+    assert engines.available() == ("onnxruntime", "reference", "torch", "third")
 
 
 def test_a_third_party_that_is_no_engine_is_refused(entry_points):
