@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
 from burnish.lowering import lower_semantic_operators
 
@@ -35,7 +36,10 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
-    return lower_semantic_operators(model, keep=left)
+    lower_semantic_operators(model, keep=left)
+    if kernels:
+        fuse_elementwise(graph)
+    return model
 
 
 def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:

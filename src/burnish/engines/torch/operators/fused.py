@@ -69,3 +69,14 @@ def clip_gradient(op: Call) -> Any:
         below = op.tensor(1) < high
         inside = below if inside is None else torch.logical_and(inside, below)
     return op.tensor(0) * inside
+
+
+@translates("FusedElementwise", domain=BURNISH_DOMAIN)
+def elementwise(op: Call) -> Any:
+    operands = op.tensors()
+    count = op.attribute("tensors")
+    constants = list(op.attribute("constants"))[: op.attribute("constant_count")]
+    results = torch.ops.burnish.elementwise.default(
+        operands[:count], operands[count:], constants, list(op.attribute("program")), list(op.attribute("results"))
+    )
+    return tuple(results[index] for index in range(len(op.node.outputs)))

@@ -1,0 +1,188 @@
+"""The engine's own kernels, and the fusion that puts them into graphs, against float64 and against the graphs without them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch.nn import functional
+
+import burnish
+from burnish.engines.torch import TorchEngine, kernels
+from burnish.engines.torch.elementwise_fusion import fuse_elementwise
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.translation import translated_operators
+from burnish.graph import BURNISH_DOMAIN
+from burnish.models import residual_network
+
+needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
+ACTIVATIONS = {0: lambda y: y, 1: torch.relu, 2: lambda y: torch.clamp(y, 0, 6)}
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@needs_kernels
+@pytest.mark.parametrize("mean", [0.0, 100.0, 1e4])
+@pytest.mark.parametrize("activation", [0, 1, 2])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", [(5, 7, 6, 9), (33, 12), (2, 64, 8, 8), (4, 1, 3, 3)])
+def test_batch_normalization_keeps_its_digits(shape, residual, activation, mean):
+    generator = torch.Generator().manual_seed(hash((shape, residual, activation)) % 1000)
+    x = torch.randn(shape, generator=generator) + mean
+    added = torch.randn(shape, generator=generator) if residual else None
+    dy = torch.randn(shape, generator=generator)
+    scale, bias = torch.rand(shape[1], generator=generator) + 0.5, torch.randn(shape[1], generator=generator)
+    exact = [tensor.double().requires_grad_() for tensor in (x, scale, bias, *([added] if residual else []))]
+    before = functional.batch_norm(exact[0], None, None, exact[1], exact[2], training=True, eps=1e-5)
+    before = before + exact[3] if residual else before
+    expected = ACTIVATIONS[activation](before)
+    y, batch_mean, inverse_std, variance, saved = torch.ops.burnish.batch_norm_training(
+        x, scale, bias, added, 1e-5, activation, 6.0
+    )
+    # Where a value lies within rounding of a kink, the two may fall on different sides of it: no such draw is used.
+    kinks = torch.stack([before.detach().abs().min(), (before.detach() - 6).abs().min()])
+    assert kinks.min() > 1e-6
+    (expected * dy.double()).sum().backward()
+    assert relative(y, expected.detach()) < 2e-7
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    torch.testing.assert_close(batch_mean.double(), exact[0].detach().mean(axes), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(variance.double(), exact[0].detach().var(axes, correction=0), rtol=1e-6, atol=0)
+    results = torch.ops.burnish.batch_norm_gradient(
+        dy, x, scale, inverse_std, saved, y if activation else None, activation, 6.0, residual and activation > 0
+    )
+    assert relative(results[0], exact[0].grad) < 5e-7
+    # The sums of a channel may cancel: their errors are those of their terms.
+    flow = dy.double().abs()
+    normalized = functional.batch_norm(exact[0].detach(), None, None, training=True, eps=1e-5).abs()
+    for found, tensor, terms in zip(results[1:], exact[1:3], (flow * normalized, flow), strict=False):
+        assert ((found.double() - tensor.grad).abs() / terms.sum(axes)).max() < 2e-7
+    if residual and activation:
+        torch.testing.assert_close(results[3].double(), exact[3].grad, rtol=0, atol=0)
+
+
+def fused_graph(program: burnish.Program, graph: str = "step") -> ir.Model:
+    return fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)[graph], kernels=True)
+
+
+def count(model: ir.Model, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in model.graph)
+
+
+@needs_kernels
+def test_a_residual_network_is_fused_whole():
+    model = fused_graph(burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))
+    layers = count(model, "FusedBatchNorm")
+    assert layers == count(model, "FusedBatchNormGrad") > 3
+    activations = [node.attributes["activation"].as_int() for node in model.graph if node.op_type == "FusedBatchNorm"]
+    assert activations.count(1) >= layers - 2
+    assert any(node.op_type == "FusedBatchNorm" and len(node.inputs) > 3 and node.inputs[3] for node in model.graph)
+    assert count(model, "Relu") == 0
+    # What is left of the gradients of activations belongs to blocks whose shortcut has a layer of its own.
+    assert count(model, "ReluGrad") < layers / 2
+
+
+@needs_kernels
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "rmsprop"])
+def test_fused_and_unfused_programs_train_alike(optimizer):
+    program = burnish.compile(residual_network(), optimizer=optimizer)
+    generator = np.random.default_rng(0)
+    sessions = [burnish.Session(program, TorchEngine(fused=fused), threads=1) for fused in (True, False)]
+    for size in (6, 6, 3):
+        batch = {"x": generator.normal(size=(size, 1, 8, 8)).astype(np.float32), "labels": generator.integers(0, 10, size)}
+        losses = [session.step(batch, lr=1e-3)["loss"] for session in sessions]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    one, other = (session.state() for session in sessions)
+    for name, array in one.items():
+        if name.startswith(("param/", "stat/")):
+            np.testing.assert_allclose(array, other[name], rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+@needs_kernels
+def test_the_same_run_twice_is_bitwise_the_same():
+    program = burnish.compile(residual_network(), optimizer="adam")
+    generator = np.random.default_rng(0)
+    batch = {"x": generator.normal(size=(16, 1, 8, 8)).astype(np.float32), "labels": generator.integers(0, 10, 16)}
+    states = []
+    for _ in range(2):
+        session = burnish.Session(program, "torch", threads=2)
+        for _ in range(4):
+            session.step(batch)
+        states.append(session.state())
+    for name, array in states[0].items():
+        assert array.tobytes() == states[1][name].tobytes(), name
+
+
+CHAIN = """
+<ir_version: 10, opset_import: ["": 18]>
+chain (float[batch, 40, 30] a, float[batch, 40, 30] b, float s, float[batch, 40, 30] c)
+    => (float[batch, 40, 30] y, float[batch, 40, 30] z) {
+    half = Constant <value_float = 0.5> ()
+    p = Mul (a, s)
+    q = Add (p, b)
+    z = Sub (q, half)
+    r = Abs (z)
+    t = Sqrt (r)
+    soft = Softmax <axis = -1> (t)
+    u = Div (soft, c)
+    v = Max (u, q)
+    n = Neg (v)
+    w = Min (n, half)
+    k = Relu (w)
+    y = Add (k, u)
+}"""
+
+
+@needs_kernels
+def test_chains_are_one_pass_and_give_the_same():
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(CHAIN)))
+    plain = model.clone()
+    fuse_elementwise(model.graph)
+    kinds = [node.op_type for node in model.graph if node.op_type not in ("Constant", "Identity")]
+    assert kinds == ["FusedElementwise", "Softmax", "FusedElementwise"]
+    generator = np.random.default_rng(3)
+    inputs = {name: generator.normal(size=(5, 40, 30)).astype(np.float32) + 2 for name in "abc"}
+    inputs["s"] = np.float32(-1.5)
+    found, expected = (burnish.engines.get("torch").run(graph, inputs) for graph in (model, plain))
+    np.testing.assert_array_equal(found["z"], expected["z"])
+    # PyTorch's own root is not always correctly rounded.
+    np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+def test_layouts_may_differ():
+    a = torch.randn(3, 4, 5, 6).contiguous(memory_format=torch.channels_last)
+    b = torch.randn(3, 4, 5, 6)
+    c = torch.randn(6, 5, 4, 3).permute(3, 2, 1, 0)
+    (found,) = torch.ops.burnish.elementwise([a, b, c], [], [2.0], [0, 4, 0, 1, 2, 5, 4, 2, 2, 6, 5, 3], [6])
+    torch.testing.assert_close(found, (a + b) * c * 2.0, rtol=0, atol=0)
+
+
+def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "_build", lambda: (_ for _ in ()).throw(RuntimeError("no compiler here")))
+    monkeypatch.delenv("BURNISH_KERNELS", raising=False)
+    kernels.available.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="burnish"):
+            program = burnish.compile(residual_network())
+            session = burnish.Session(program, "torch", threads=1)
+            batch = {"x": np.ones((4, 1, 8, 8), np.float32), "labels": np.arange(4)}
+            loss = session.step(batch)["loss"]
+        assert loss == pytest.approx(burnish.Session(program, threads=1).step(batch)["loss"], rel=1e-5)
+        assert "fused kernels could not be built (no compiler here); PyTorch's own operators run in their place" in caplog.text
+    finally:
+        kernels.available.cache_clear()
+
+
+def test_kernels_can_be_switched_off(monkeypatch):
+    kernels.available.cache_clear()
+    monkeypatch.setenv("BURNISH_KERNELS", "off")
+    try:
+        assert not kernels.available()
+    finally:
+        kernels.available.cache_clear()
