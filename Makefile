@@ -33,8 +33,9 @@ format: $(TEST_STAMP)  ## Rewrite the code in the project's style
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
-bench: $(TEST_STAMP)  ## Compare a training step with PyTorch's on this machine
-	$(PYTHON) benchmarks/portable.py
+bench: $(TEST_STAMP)  ## Compare training steps with PyTorch's on this machine, small models
+	$(PYTHON) benchmarks/compare.py --model mlp --peers eager,compile
+	$(PYTHON) benchmarks/compare.py --model digits-resnet --peers eager,channels_last,compile
 
 docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py

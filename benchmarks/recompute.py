@@ -92,6 +92,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         jobs, planned = prepare(folder, arguments)
         names = ("kept", f"recompute={arguments.recompute}")
         contenders = [Contender.start(n, "recompute_contender.py", job) for n, job in zip(names, jobs, strict=True)]
+        for contender in contenders:
+            contender.open()
         for _ in range(arguments.warmup + arguments.rounds):
             for contender in contenders:
                 contender.step()
@@ -108,7 +110,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 "median_seconds": statistics.median(seconds),
                 "minimum_seconds": min(seconds),
                 "peak_bytes": finish["peak_bytes"],
-                "added_by_steps_bytes": finish["peak_bytes"] - contender.ready["before_bytes"],
+                "added_by_steps_bytes": finish["peak_bytes"] - contender.opened["before_bytes"],
                 **plan,
             }
         )

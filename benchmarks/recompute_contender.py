@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from contenders import serve
+from contenders import Step, peak_bytes, serve
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -30,9 +30,12 @@ def main() -> None:
     session = burnish.Session(program, threads=job["threads"])
     with np.load(job["data"]) as data:
         batch = {"x": data["x"], "labels": data["labels"]}
-    session.step({name: array[:2] for name, array in batch.items()})  # the graph is loaded: what is measured is what steps add
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    serve(lambda: session.step(batch)["loss"], {"before_bytes": before})
+
+    def build() -> tuple[Step, dict[str, Any]]:
+        session.step({name: array[:2] for name, array in batch.items()})  # loads the graph: what is measured is what steps add
+        return lambda: session.step(batch)["loss"], {"before_bytes": peak_bytes()}
+
+    serve(build)
     state = session.state()
     model = program.grad
     values = {**program.initial_state(0), **batch}

@@ -119,6 +119,126 @@ class MobileNetV2(nn.Module):
         return self.classifier(self.features(x).mean([2, 3]))
 
 
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward network, each with a shortcut and layer normalization behind it (Vaswani et al. 2017)."""
+
+    def __init__(self, width: int, heads: int, hidden: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.project = (nn.Linear(width, width) for _ in range(4))
+        self.attention_norm = nn.LayerNorm(width, eps=1e-12)
+        self.expand = nn.Linear(width, hidden)
+        self.contract = nn.Linear(hidden, width)
+        self.output_norm = nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        x = self.attention_norm(x + self.project(mixed))
+        return self.output_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
+
+
+class Bert(nn.Module):
+    """BERT (Devlin et al. 2018) with a classifier on its first token; the default settings are those of BERT-base.
+
+    The input is [batch, tokens], int64; all tokens are of one sentence and none is padding. There is no dropout, so that steps
+    compare exactly.
+    """
+
+    def __init__(
+        self,
+        layers: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        vocabulary: int = 30522,
+        positions: int = 512,
+        classes: int = 2,
+    ):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(positions, width)
+        self.sentences = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads, 4 * width) for _ in range(layers)))
+        self.pooler = nn.Linear(width, width)
+        self.classifier = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        y = self.tokens(x) + self.positions(places) + self.sentences(torch.zeros_like(x))
+        return self.classifier(torch.tanh(self.pooler(self.layers(self.norm(y))[:, 0])))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalization and a shortcut (He et al. 2015)."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels_in != channels_out:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(y + shortcut)
+
+
+class DigitsResNet(nn.Module):
+    """The network of ``burnish.models.residual_network`` with its default sizes: three blocks, for images of 8 x 8 pixels."""
+
+    def __init__(self, width: int = 16, classes: int = 10):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.blocks = nn.Sequential(
+            BasicBlock(width, width, 1), BasicBlock(width, 2 * width, 2), BasicBlock(2 * width, 4 * width, 2)
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(4 * width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.blocks(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(torch.flatten(self.avgpool(y), 1))
+
+
+def mlp(features: int = 784, hidden: int = 128, classes: int = 10) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def lenet(classes: int = 10) -> nn.Sequential:
+    """LeNet-5 (LeCun et al. 1998) with ReLU and maximum pooling in place of its sigmoids and scaled averages."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
 def resnet50(classes: int = 1000) -> ResNet:
     return ResNet((3, 4, 6, 3), 64, classes)
 

@@ -1,0 +1,380 @@
+"""The training step beside its peers: time, first step, memory, on the same weights and the same data.
+
+    python benchmarks/compare.py --install                               environments of the peers, once
+    python benchmarks/compare.py --model resnet50 --batch 16 8 4 2 1 --save
+    python benchmarks/compare.py --model mlp --peers eager,compile+pages
+    python benchmarks/compare.py --table                                 write docs/comparison.md's tables from the results
+
+Every contender is a process of its own; rounds are interleaved. A time counts only where the losses of the first three steps
+agree with those of PyTorch eager, which always takes part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import comparison_table
+import environments
+from contenders import Contender, ContenderError
+from workloads import WORKLOADS, prepare
+
+REFERENCE = "eager"
+PAGES = "+pages"
+CHECKED_STEPS = 3
+# Of the loss, relative. bfloat16 keeps 8 bits: 1.6e-2 is what PyTorch's own comparisons allow it.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 1.6e-2}
+# A turn shorter than this is many steps: a single short step measures how fast threads wake up.
+TURN_SECONDS = 0.3
+# Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
+REST = 0.05
+# Share of the largest peak so far that must be free before another contender starts.
+HEADROOM = 1.3
+
+# Folders of a machine have no place in results.
+FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A contender that can be asked for.
+
+    Attributes:
+        title: in tables.
+        script: in ``benchmarks/peers``.
+        settings: what its job holds beside the workload.
+        environment: the environment of its own that it runs in; None is this one.
+        images_only: whether it differs from another one only for images.
+        precisions: in which it exists.
+    """
+
+    title: str
+    script: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: str | None = None
+    images_only: bool = False
+    precisions: tuple[str, ...] = ("float32",)
+
+
+BOTH = ("float32", "bfloat16")
+ENGINES = {
+    f"burnish-{engine}": Kind(f"burnish on {engine}", "with_burnish.py", {"engine": engine}, precisions=BOTH)
+    for engine in ("onnxruntime", "torch")
+}
+# What PyTorch does unasked, and what someone who tunes it asks for: one call for the update of all parameters, too.
+PYTORCH = {
+    "eager": Kind("PyTorch eager", "with_pytorch.py", precisions=BOTH),
+    "channels_last": Kind(
+        "PyTorch eager, channels_last", "with_pytorch.py", {"channels_last": True, "fused": True}, None, True, BOTH
+    ),
+    "compile": Kind(
+        "PyTorch compile", "with_pytorch.py", {"channels_last": True, "compiled": True, "fused": True}, precisions=BOTH
+    ),
+}
+OTHERS = {
+    "onnxruntime-training": Kind("onnxruntime-training", "with_onnxruntime_training.py", {}, "onnxruntime-training"),
+    "jax": Kind("JAX jit", "with_jax.py", {}, "jax"),
+    "onnxsim": Kind("onnxsim compile_training_loop", "with_onnxsim.py", {}, "onnxsim"),
+    "onnx-ad": Kind("onnx-ad on onnxruntime", "with_onnx_ad.py", {}, "onnx-ad"),
+}
+KINDS = {**ENGINES, **PYTORCH, **OTHERS}
+ALL = [*ENGINES, *(name + suffix for name in PYTORCH for suffix in ("", PAGES)), *OTHERS]
+
+
+@dataclass
+class Entrant:
+    """A contender in a comparison: its process while it takes part, and why it does not where it does not."""
+
+    name: str
+    kind: Kind
+    row: dict[str, Any]
+    contender: Contender | None = None
+    turns: list[float] = field(default_factory=list)
+
+    def give_up(self, reason: str) -> None:
+        """Take no further part, for this reason; no time of it counts."""
+        self.row["refused"] = FOLDERS.sub("", reason)
+        for name in ("first_step_seconds", "losses"):
+            self.row.pop(name, None)
+        if self.contender is not None:
+            self.contender.kill()
+            self.contender = None
+
+
+def disagreement(losses: list[float], reference: list[float], tolerance: float) -> str | None:
+    """Say which of the first losses differs from the reference's by more than the tolerance, relative; None if none does."""
+    for index, (loss, expected) in enumerate(zip(losses, reference, strict=True)):
+        if not abs(loss - expected) <= tolerance * abs(expected):
+            return f"the loss of step {index + 1} is {loss:.6g}, PyTorch's {expected:.6g}"
+    return None
+
+
+def enter(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> Entrant:
+    """Start a contender, let it build its step and take the first ones."""
+    base = name.removesuffix(PAGES)
+    kind = KINDS[base]
+    entrant = Entrant(name, kind, {"name": name, "title": kind.title})
+    python: Path | str | None = sys.executable
+    if kind.environment is not None:
+        python = environments.python_of(kind.environment)
+    caches = folder / f"caches-{name}"
+    variables = {
+        "OMP_NUM_THREADS": str(job["threads"]),
+        **{key: str(caches / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")},
+    }
+    if name.endswith(PAGES):
+        allocator = environments.keeping_pages()
+        if allocator is None:
+            entrant.give_up("no allocator that keeps pages was found")
+            return entrant
+        entrant.row["title"] += f", {allocator[0]}"
+        variables |= allocator[1]
+    if precision not in kind.precisions:
+        entrant.give_up(f"its script trains in {', '.join(kind.precisions)} only")
+    elif python is None:
+        entrant.give_up("not installed: python benchmarks/compare.py --install")
+    if "refused" in entrant.row:
+        return entrant
+    assert python is not None
+    try:
+        job = {**job, **kind.settings, "precision": precision}
+        log = folder / f"{name}.log"
+        entrant.contender = Contender.start(name, f"peers/{kind.script}", job, python, variables, log)
+        entrant.contender.open()
+        for _ in range(CHECKED_STEPS):
+            entrant.contender.step()
+    except ContenderError as error:
+        entrant.give_up(str(error))
+        return entrant
+    opened = dict(entrant.contender.opened)
+    build_seconds = opened.pop("seconds")
+    entrant.row |= {
+        "build_seconds": build_seconds,
+        "first_step_seconds": build_seconds + entrant.contender.seconds[0],
+        "losses": entrant.contender.losses,
+        **opened,
+    }
+    return entrant
+
+
+def compare(
+    model: str,
+    batch: int,
+    names: list[str],
+    threads: int = 2,
+    precision: str = "float32",
+    rounds: int = 7,
+    warmup: int = 2,
+    size: int | None = None,
+    warm_caches: bool = False,
+    turn_seconds: float = TURN_SECONDS,
+) -> dict[str, Any]:
+    """Run one comparison; returns what was measured, JSON-compatible.
+
+    Args:
+        model: a name out of ``WORKLOADS``.
+        batch: samples in a step.
+        names: contenders, out of ``KINDS``, with ``+pages`` for an allocator that keeps pages.
+        threads: of each contender.
+        precision: ``float32`` or ``bfloat16``.
+        rounds: turns of each contender that count.
+        warmup: turns before them, beside the first three steps.
+        size: of an image or of a sequence; None is the workload's own.
+        warm_caches: let each contender compile once beforehand, so that the first step finds its caches.
+        turn_seconds: how long a turn is at the least.
+    """
+    names = [REFERENCE, *(name for name in names if name != REFERENCE)]
+    if not WORKLOADS[model].images:
+        names = [name for name in names if not KINDS[name.removesuffix(PAGES)].images_only]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = {**prepare(folder, model, batch, size), "threads": threads}
+        entrants: list[Entrant] = []
+        try:
+            for name in names:
+                if warm_caches:
+                    enter(name, job, folder, precision).give_up("")
+                entrants.append(_admitted(name, job, folder, precision, entrants))
+                print(f"  {name}: {entrants[-1].row.get('refused', 'ready')}", file=sys.stderr, flush=True)
+            _take_turns(entrants, rounds, warmup, turn_seconds)
+        finally:
+            for entrant in entrants:
+                if entrant.contender is not None:
+                    entrant.contender.kill()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "model": model,
+        "batch": batch,
+        "size": size or WORKLOADS[model].size,
+        "precision": precision,
+        "threads": threads,
+        "rounds": rounds,
+        "warm_caches": warm_caches,
+        "optimizer": dict(WORKLOADS[model].optimizer),
+        "machine": {"architecture": platform.machine(), "cores": os.cpu_count(), "processor": _processor()},
+        "contenders": [_finished_row(entrant, batch) for entrant in entrants],
+    }
+
+
+def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, entrants: list[Entrant]) -> Entrant:
+    """Enter a contender and compare its first losses; refuse it where memory for all would not do."""
+    peak = max((entrant.row.get("memory_so_far", 0) for entrant in entrants), default=0)
+    available = _available_memory()
+    if available is not None and available < HEADROOM * peak:
+        entrant = Entrant(name, KINDS[name.removesuffix(PAGES)], {"name": name, "title": KINDS[name.removesuffix(PAGES)].title})
+        entrant.give_up(
+            f"{available / 1e9:.1f} GB of memory are free, too little beside the others: ask for fewer at a time (--peers)"
+        )
+        return entrant
+    entrant = enter(name, job, folder, precision)
+    if entrant.contender is None:
+        return entrant
+    after = _available_memory()
+    entrant.row["memory_so_far"] = max(0, available - after) if available is not None and after is not None else 0
+    reference = entrants[0] if entrants else entrant
+    if reference.contender is None:
+        entrant.give_up(f"there are no losses to compare with: {REFERENCE} failed")
+    elif wrong := disagreement(entrant.row["losses"], reference.row["losses"], TOLERANCES[precision]):
+        entrant.give_up(f"{wrong}: no time counts")
+    return entrant
+
+
+def _take_turns(entrants: list[Entrant], rounds: int, warmup: int, turn_seconds: float) -> None:
+    """Run the interleaved rounds, then stop the contenders and note their peak memory."""
+    for number in range(warmup + rounds):
+        for entrant in entrants:
+            if entrant.contender is None:
+                continue
+            time.sleep(REST)
+            try:
+                seconds = entrant.contender.turn(turn_seconds)
+            except ContenderError as error:
+                entrant.give_up(str(error))
+                continue
+            if number >= warmup:
+                entrant.turns.append(sum(seconds) / len(seconds))
+    for entrant in entrants:
+        if entrant.contender is not None:
+            entrant.row["peak_bytes"] = entrant.contender.finish()["peak_bytes"]
+
+
+def _finished_row(entrant: Entrant, batch: int) -> dict[str, Any]:
+    """The row of a contender, with its statistics where its times count."""
+    row = dict(entrant.row)
+    row.pop("memory_so_far", None)
+    if "refused" in row:
+        return {name: row[name] for name in ("name", "title", "refused")}
+    median = statistics.median(entrant.turns)
+    return row | {
+        "median_seconds": median,
+        "minimum_seconds": min(entrant.turns),
+        "maximum_seconds": max(entrant.turns),
+        "seconds": entrant.turns,
+        "samples_per_second": batch / median,
+    }
+
+
+def _available_memory() -> int | None:
+    """Free memory in bytes; None where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _processor() -> str:
+    """The processor's name, and its widest vector instructions where the system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
+    told = [flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in flags]
+    return f"{name} ({', '.join(told)})" if told else name
+
+
+def wanted_names(peers: str, engines: str) -> list[str]:
+    """The contenders that the options ask for.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    chosen = [f"burnish-{engine}" for engine in engines.split(",") if engine]
+    if peers == "all":
+        chosen += [name for name in ALL if name not in ENGINES]
+    elif peers != "none":
+        chosen += [name for name in peers.split(",") if name]
+    unknown = [name for name in chosen if name.removesuffix(PAGES) not in KINDS]
+    if unknown:
+        raise ValueError(f"there is no contender '{unknown[0]}': choose of {', '.join(KINDS)}, with {PAGES} behind them")
+    return list(dict.fromkeys(chosen))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(WORKLOADS), default="mlp")
+    parser.add_argument("--batch", type=int, nargs="+", help="one comparison for each; default: the model's own")
+    parser.add_argument("--size", type=int, help="height and width of images, or tokens of a sequence")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=tuple(TOLERANCES), nargs="+", default=["float32"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--peers", default="all", help=f"all, none, or names with commas between: {', '.join(ALL)}")
+    parser.add_argument("--engines", default="onnxruntime,torch", help="burnish's engines, with commas between")
+    parser.add_argument("--warm-caches", action="store_true", help="compile once beforehand: the first step finds its caches")
+    parser.add_argument(
+        "--save", action="store_true", help="write the result to benchmarks/results/, and docs/comparison.md anew"
+    )
+    parser.add_argument("--install", action="store_true", help="install the peers into environments of their own, and stop")
+    parser.add_argument("--table", action="store_true", help="write the tables of docs/comparison.md from the results, and stop")
+    arguments = parser.parse_args()
+    if arguments.install:
+        for name, outcome in environments.install().items():
+            print(f"{name}: {outcome}")
+        return
+    if arguments.table:
+        comparison_table.write()
+        return
+    try:
+        names = wanted_names(arguments.peers, arguments.engines)
+    except ValueError as error:
+        parser.error(str(error))
+    failed = False
+    for precision in arguments.precision:
+        for batch in arguments.batch or [WORKLOADS[arguments.model].batch]:
+            case = compare(
+                arguments.model,
+                batch,
+                names,
+                arguments.threads,
+                precision,
+                arguments.rounds,
+                arguments.warmup,
+                arguments.size,
+                arguments.warm_caches,
+            )
+            print(comparison_table.case_text(case), flush=True)
+            if arguments.save:
+                comparison_table.save(case)
+            failed |= any("refused" in row for row in case["contenders"] if row["name"] in ENGINES)
+    if arguments.save:
+        comparison_table.write()
+    if failed:
+        raise SystemExit("burnish itself was refused: see its row")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What the scripts of this folder are told on their command line, and the batches that they train on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+def read_job() -> dict[str, Any]:
+    """The job of this process: what ``workloads.prepare`` returned, ``threads``, ``precision``, and settings of the contender."""
+    return json.loads(sys.argv[1])
+
+
+def read_batches(job: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The batches, (x, labels) each, in the order in which they are trained on, again and again."""
+    with np.load(job["data"]) as data:
+        return [(data[f"x{index}"], data[f"labels{index}"]) for index in range(len(data.files) // 2)]
+
+
+def endless(batches: list[Any]) -> Iterator[Any]:
+    """The batches over and over."""
+    return itertools.cycle(batches)
+
+
+def use_cores(threads: int) -> None:
+    """Let this process use so many cores only: for libraries that make a thread for each core there is, and offer no setting."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])

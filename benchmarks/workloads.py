@@ -1,0 +1,96 @@
+"""What contenders train: models of one seed, their data and their optimizers, written where processes of any kind read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import torch_models
+
+# Batches differ, so that a contender that trains on something else is found out, and are few, so that all fit in memory.
+BATCHES = 3
+VOCABULARY = 30522
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, what a sample of it is, and how it is trained.
+
+    Attributes:
+        build: makes the module, in training mode, from PyTorch's random state.
+        sample: shape of one sample for a size: height and width of an image, or the number of tokens.
+        size: the size where none is asked for.
+        batch: the batch size where none is asked for.
+        classes: number of classes.
+        optimizer: keyword arguments, and ``name``: ``sgd`` or ``adamw``.
+        tokens: whether samples are token numbers, int64, in place of float32 values.
+    """
+
+    build: Callable[[], nn.Module]
+    sample: Callable[[int], tuple[int, ...]]
+    size: int
+    batch: int
+    classes: int
+    optimizer: Mapping[str, Any]
+    tokens: bool = False
+
+    @property
+    def images(self) -> bool:
+        """Whether samples have the form of images, for which a memory format can be chosen."""
+        return len(self.sample(1)) == 3
+
+
+# Rates as high as training allows in small models, so that an update that is wrong shows in the third loss.
+QUICK = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+SLOW = {"name": "sgd", "lr": 0.001, "momentum": 0.9}
+ADAMW = {"name": "adamw", "lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+
+WORKLOADS = {
+    "mlp": Workload(torch_models.mlp, lambda _: (784,), 1, 32, 10, QUICK),
+    "digits-resnet": Workload(torch_models.DigitsResNet, lambda size: (1, size, size), 8, 64, 10, QUICK),
+    "lenet": Workload(torch_models.lenet, lambda _: (1, 28, 28), 28, 64, 10, QUICK),
+    "resnet50": Workload(torch_models.resnet50, lambda size: (3, size, size), 224, 16, 1000, SLOW),
+    "mobilenet_v2": Workload(torch_models.mobilenet_v2, lambda size: (3, size, size), 224, 16, 1000, SLOW),
+    "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=True),
+}
+
+
+def prepare(folder: Path, model: str, batch: int, size: int | None = None) -> dict[str, Any]:
+    """Write a model, its weights and batches into a folder.
+
+    Returns:
+        What every contender's job holds: ``model`` (the name), ``batch``, ``optimizer``, and paths: ``onnx``, ``weights``
+        (of PyTorch), ``arrays`` (the same as npz), ``data``.
+    """
+    workload = WORKLOADS[model]
+    sample = workload.sample(size or workload.size)
+    random = np.random.default_rng(0)
+    torch.manual_seed(0)
+    module = workload.build()
+    arrays: dict[str, np.ndarray] = {}
+    for index in range(BATCHES):
+        if workload.tokens:
+            arrays[f"x{index}"] = random.integers(0, VOCABULARY, (batch, *sample))
+        else:
+            arrays[f"x{index}"] = random.standard_normal((batch, *sample), dtype=np.float32)
+        arrays[f"labels{index}"] = random.integers(0, workload.classes, batch)
+    np.savez(folder / "data.npz", **arrays)
+    torch.save(module.state_dict(), folder / "weights.pt")
+    np.savez(folder / "weights.npz", **{name: tensor.numpy() for name, tensor in module.state_dict().items()})
+    example = torch.from_numpy(arrays["x0"][: min(2, batch)])
+    (folder / "model.onnx").write_bytes(torch_models.export_onnx(module, example).SerializeToString())
+    return {
+        "model": model,
+        "batch": batch,
+        "onnx": str(folder / "model.onnx"),
+        "weights": str(folder / "weights.pt"),
+        "arrays": str(folder / "weights.npz"),
+        "data": str(folder / "data.npz"),
+        "optimizer": dict(workload.optimizer),
+    }

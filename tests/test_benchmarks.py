@@ -1,0 +1,97 @@
+"""The comparison with peers runs, counts no time where losses disagree, and its tables are those of the results."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import compare
+import comparison_table
+from compare import Kind
+
+
+@pytest.fixture(scope="module")
+def case():
+    """The perceptron in PyTorch and burnish, beside a contender that trains at another rate and one that fails."""
+    other_rate = {"engine": "onnxruntime", "optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.9}}
+    kinds = {
+        "burnish-other-rate": Kind("at another rate", "with_burnish.py", other_rate),
+        "broken": Kind("broken", "with_burnish.py", {"engine": "onnxruntime", "onnx": "nowhere.onnx"}),
+        "not-installed": Kind("not installed", "with_jax.py", {}, "an environment that is not there"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "KINDS", compare.KINDS | kinds)
+        names = ["burnish-onnxruntime", *kinds]
+        return compare.compare("mlp", 4, names, threads=1, rounds=2, warmup=1, turn_seconds=0.01)
+
+
+def row(case, name):
+    return next(row for row in case["contenders"] if row["name"] == name)
+
+
+@pytest.mark.parametrize("name", ["eager", "burnish-onnxruntime"])
+def test_a_contender_is_timed(case, name):
+    measured = row(case, name)
+    assert len(measured["seconds"]) == 2
+    assert 0 < measured["minimum_seconds"] <= measured["median_seconds"] <= measured["maximum_seconds"]
+    assert measured["first_step_seconds"] > measured["build_seconds"] > 0
+    assert measured["peak_bytes"] > 10e6
+    assert measured["samples_per_second"] == pytest.approx(4 / measured["median_seconds"])
+
+
+def test_contenders_train_alike(case):
+    losses, expected = row(case, "burnish-onnxruntime")["losses"], row(case, "eager")["losses"]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert len({round(loss, 3) for loss in losses}) == 3
+
+
+def test_no_time_counts_where_losses_disagree(case):
+    refused = row(case, "burnish-other-rate")
+    assert "the loss of step" in refused["refused"]
+    assert "no time counts" in refused["refused"]
+    assert not {"median_seconds", "seconds", "first_step_seconds", "losses"} & set(refused)
+
+
+def test_a_contender_that_fails_says_why(case):
+    assert "nowhere.onnx" in row(case, "broken")["refused"]
+    assert "--install" in row(case, "not-installed")["refused"]
+
+
+def test_the_table_says_who_was_refused(case):
+    text = comparison_table.case_text(case)
+    assert "no time: at another rate: the loss of step" in text
+    ours, theirs = (row(case, name)["median_seconds"] for name in ("burnish-onnxruntime", "eager"))
+    assert f"{theirs / ours:.2f} times as fast as the best of PyTorch" in comparison_table.summary(case)
+    cells = {cells[0]: cells for cells in comparison_table.rows_of(case)}
+    assert set(cells) == {"PyTorch eager", "burnish on onnxruntime"}
+    assert cells["burnish on onnxruntime"][-1] == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"), [([2.0, 1.0, 0.5], None), ([2.0, 1.0011, 0.5], 2), ([2.0, 1.0, math.nan], 3), ([math.inf, 1.0, 0.5], 1)]
+)
+def test_disagreement_names_the_step(losses, step):
+    found = compare.disagreement(losses, [2.0, 1.0, 0.5], 1e-3)
+    assert found is None if step is None else f"step {step}" in found
+
+
+def test_a_result_replaces_the_one_of_the_same_kind(case, tmp_path):
+    comparison_table.save(case, tmp_path)
+    comparison_table.save(case | {"batch": 8}, tmp_path)
+    path = comparison_table.save(case | {"rounds": 9}, tmp_path)
+    saved = comparison_table.latest_cases(tmp_path)
+    assert path.name == f"{case['date']}-mlp.json"
+    assert [(other["batch"], other["rounds"]) for other in saved] == [(8, 2), (4, 9)]
+
+
+def test_unknown_contenders_are_named():
+    assert compare.wanted_names("eager,compile+pages", "torch") == ["burnish-torch", "eager", "compile+pages"]
+    with pytest.raises(ValueError, match="there is no contender 'tensorflow'"):
+        compare.wanted_names("eager,tensorflow", "")
+
+
+def test_the_documentation_has_the_tables_of_the_results():
+    text = comparison_table.DOCUMENT.read_text(encoding="utf-8")
+    between = text.split(comparison_table.BEGIN)[1].split(comparison_table.END)[0]
+    assert between.strip() == comparison_table.tables().strip(), "run `python benchmarks/compare.py --table`"
