@@ -30,7 +30,7 @@ def curves() -> None:
 def no_curves_unasked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the rest of so small a run."""
     if "curves" not in request.fixturenames:
-        monkeypatch.setattr("burnish.training.trainer.draw_curves", lambda rows, path, names: None)
+        monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def rows_without_time(folder: Path) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
 def test_a_hundred_kills_at_random_moments(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.training.trainer.draw_curves", lambda *arguments: None)
+    monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda *arguments: None)
     # Forked before any engine has threads: a child needs no set-up of its own, and most of its time can be hit.
     context = multiprocessing.get_context("fork")
     program = burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.05, momentum=0.9))

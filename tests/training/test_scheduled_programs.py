@@ -19,7 +19,7 @@ import burnish
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.optim import schedules
 from burnish.program import Program, Role
-from burnish.training.trainer import TrainingInterrupted
+from burnish.training import TrainingInterrupted
 
 FEATURES, SAMPLES = 4, 24
 

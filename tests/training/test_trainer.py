@@ -16,10 +16,9 @@ import pytest
 
 from burnish.data import ArrayDataset, Loader
 from burnish.errors import CheckpointError, ConfigurationError, DataError, InputError, NonFiniteLossError
-from burnish.training import Session, read_checkpoint
-from burnish.training import trainer as trainer_module
+from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint, run_folder
+from burnish.training.position import is_better
 from burnish.training.reports import draw_curves
-from burnish.training.trainer import Trainer, TrainingInterrupted
 from oracles.tiny_program import CLASSES, FEATURES, tiny_batch, tiny_program
 
 SAMPLES, BATCH = 23, 5
@@ -41,7 +40,7 @@ def trainer(folder: Path, **options) -> Trainer:
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
     """Drawing takes longer than all of these runs; the tests of the curves bring it back."""
-    monkeypatch.setattr(trainer_module, "draw_curves", lambda rows, path, names: None)
+    monkeypatch.setattr(run_folder, "draw_curves", lambda rows, path, names: None)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -273,13 +272,13 @@ def test_the_best_epoch_is_kept(tmp_path):
 
 
 def test_curves_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_module, "draw_curves", draw_curves)
+    monkeypatch.setattr(run_folder, "draw_curves", draw_curves)
     trainer(tmp_path).run()
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_a_note_takes_the_place_of_the_curves(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_module, "draw_curves", draw_curves)
+    monkeypatch.setattr(run_folder, "draw_curves", draw_curves)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     progress = StopAfter(0)
     trainer(tmp_path, progress=progress).run()
@@ -291,7 +290,7 @@ def test_without_matplotlib_a_note_takes_the_place_of_the_curves(tmp_path, monke
 
 
 def test_a_picture_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_module, "draw_curves", draw_curves)
+    monkeypatch.setattr(run_folder, "draw_curves", draw_curves)
     (tmp_path / "curves.png").mkdir()
     progress = StopAfter(0)
     assert trainer(tmp_path, progress=progress).run().steps == 15
@@ -328,7 +327,7 @@ def test_a_note_on_the_data_is_passed_on(tmp_path):
     ],
 )
 def test_which_figure_is_better(metric, value, than, better):
-    assert trainer_module._is_better(metric, value, than) is better
+    assert is_better(metric, value, than) is better
 
 
 def test_lines_where_there_is_no_terminal(tmp_path, capsys):

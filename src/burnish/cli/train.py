@@ -134,7 +134,9 @@ def train(
     check_schedule(schedule, warmup)
     from burnish.training.checkpoint import read_checkpoint
     from burnish.training.checkpoint_folder import CheckpointFolder
-    from burnish.training.trainer import Trainer, TrainingInterrupted, batches_per_epoch
+    from burnish.training.epoch_length import batches_per_epoch
+    from burnish.training.interruption import TrainingInterrupted
+    from burnish.training.trainer import Trainer
 
     folder = folder or Path("runs") / model.stem
     if not resume and not overwrite and CheckpointFolder(folder / "checkpoints").exists:

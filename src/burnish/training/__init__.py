@@ -4,8 +4,9 @@ What a step computes is the program's; how a graph is run is the engine's; where
 """
 
 from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from burnish.training.interruption import TrainingInterrupted
 from burnish.training.session import Session
-from burnish.training.trainer import Trainer, TrainingInterrupted, TrainingResult
+from burnish.training.trainer import Trainer, TrainingResult
 
 __all__ = [
     "Checkpoint",

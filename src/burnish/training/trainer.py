@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,35 +15,19 @@ from burnish.data import DataSource, Loader, Wanted, as_dataset
 from burnish.data.loader import Augmentation
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError
-from burnish.metrics import higher_is_better
 from burnish.program import Program, Role
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
-from burnish.training.checkpoint_folder import CheckpointFolder
-from burnish.training.inputs import broken_rule
+from burnish.training.epoch_length import samples_left_out
+from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
+from burnish.training.position import Position
 from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.rates import Rates
-from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
+from burnish.training.reports import Row
+from burnish.training.run_folder import RunFolder
 from burnish.training.session import STEP_REPORT, Session
-from burnish.training.totals import Means
 
 ROWS_PER_EPOCH = 10
-DRAW_EVERY_SECONDS = 60.0
-
-
-class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a run, after its state was saved.
-
-    Attributes:
-        checkpoint: the file to resume from.
-    """
-
-    def __init__(self, checkpoint: Path, epoch: int, batch: int):
-        super().__init__(
-            f"Stopped in epoch {epoch + 1} after {batch} of its batches. Everything is saved in '{checkpoint}'; "
-            "resume, and training goes on as if it had not stopped"
-        )
-        self.checkpoint = checkpoint
 
 
 @dataclass(frozen=True)
@@ -70,39 +50,6 @@ class TrainingResult:
     steps: int
     seconds: float
     run_directory: Path
-
-
-@dataclass
-class _Position:
-    """Where a run is; with the session's state, all that it takes to go on.
-
-    Attributes:
-        epoch: the epoch under way, from 0.
-        batch: batches of it that are done.
-        step, samples, seconds: done since the run first started.
-        rate: learning rate of the last step; None before the first, and where there is none.
-        unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
-        since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
-        best: as ``TrainingResult.best``.
-        metrics: as ``TrainingResult.metrics``, after the last whole epoch.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    samples: int = 0
-    seconds: float = 0.0
-    rate: float | None = None
-    unheeded: int = 0
-    since_row: Means = field(default_factory=Means)
-    since_epoch: Means = field(default_factory=Means)
-    best: dict[str, Any] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> _Position:
-        means = {name: Means(**values[name]) for name in ("since_row", "since_epoch")}
-        return cls(**{**values, **means})
 
 
 class Trainer:
@@ -186,9 +133,7 @@ class Trainer:
         self.program = program
         self.epochs = epochs
         self.checkpoint_every = checkpoint_every
-        self.run_directory = Path(run_directory)
-        self.checkpoints = CheckpointFolder(self.run_directory / "checkpoints", keep_checkpoints)
-        rest = _left_out(program, len(train), batch_size)
+        rest = samples_left_out(program, len(train), batch_size)
         self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment)
         self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
@@ -197,37 +142,31 @@ class Trainer:
         if rest:
             self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
-        # What the course of a run depends on, beside the program: a resumed run has to agree.
-        self._course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
-        if not resume and not overwrite and self.checkpoints.exists:
-            raise ConfigurationError(
-                f"'{self.run_directory}' holds a run already: go on with it (resume=True), choose another run_directory, "
-                "or drop it (overwrite=True)"
-            )
+        course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
+        self.run_directory = Path(run_directory)
+        self.run_folder = RunFolder(self.run_directory, course, keep_checkpoints)
+        if not resume and not overwrite:
+            self.run_folder.check_unused()
         self.session = Session(program, engine, state, seed, device, threads)
-        self._position = self._restored() if resume else _Position()
+        self._position = Position()
+        if resume:
+            self._position, passed_over = self.run_folder.restored(self.session)
+            self._notes += passed_over
         self._rates.check_end(self.session.step_count, self.steps - self._position.step)
-        self._table = MetricsTable(
-            _in_folder(self.run_directory) / "metrics.csv",
-            self._names,
-            self._position.step if resume else None,
-            training_only=[entry.name for entry in program.signature["step"].outputs_of(Role.DIAGNOSTIC)],
-        )
-        if not resume:
-            self.checkpoints.clear()
+        diagnostics = [entry.name for entry in program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
+        self.run_folder.begin(self._names, diagnostics, self._position.step if resume else None)
         self._progress: Progress = progress if not isinstance(progress, bool) else automatic() if progress else Silent()
-        self._interrupted = False
-        self._drawn = time.monotonic()
+        self._ctrl_c = CtrlCNoted()
 
     @property
     def latest(self) -> Path:
         """The checkpoint to resume from."""
-        return self.checkpoints.latest
+        return self.run_folder.checkpoints.latest
 
     @property
     def best(self) -> Path:
         """The checkpoint of the best epoch."""
-        return self.checkpoints.best
+        return self.run_folder.checkpoints.best
 
     @property
     def steps(self) -> int:
@@ -261,7 +200,7 @@ class Trainer:
                 f"(--epochs) above {self._position.epoch}"
             )
         try:
-            with self._ctrl_c_noted():
+            with self._ctrl_c:
                 while not self.finished:
                     self._run_epoch()
         except BurnishError as error:
@@ -271,7 +210,7 @@ class Trainer:
             self._progress.close()
         position = self._position
         return TrainingResult(
-            position.metrics, self._table.rows, position.best, position.step, position.seconds, self.run_directory
+            position.metrics, self.run_folder.rows, position.best, position.step, position.seconds, self.run_directory
         )
 
     def _run_epoch(self) -> None:
@@ -286,18 +225,14 @@ class Trainer:
             if position.unheeded and not results.get("skipped"):
                 position.unheeded -= 1
             samples = min(self.loader.batch_size, len(self.loader.dataset) - position.batch * self.loader.batch_size)
-            position.batch += 1
-            position.step += 1
-            position.samples += samples
+            position.add_step(metrics, samples)
             now = time.monotonic()
             position.seconds += now - begin
             begin = now
-            position.since_row.add(metrics, samples)
-            position.since_epoch.add(metrics, samples)
             self._progress.step(self._reached())
             if position.batch < len(self.loader):
                 if position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
-                    self._add_row({})
+                    self.run_folder.add_row(position, {})
                 if self.checkpoint_every and position.step % self.checkpoint_every == 0:
                     self._save()
             self._stop_if_interrupted()
@@ -312,12 +247,11 @@ class Trainer:
         position.metrics = evaluation or averages
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
-        self._add_row(evaluation)
-        position.epoch += 1
-        position.batch = 0
+        self.run_folder.add_row(position, evaluation)
+        position.end_epoch()
         position.unheeded = self._rates.every
-        position.since_epoch = Means()
-        self._keep_best()
+        if position.take_best(self._watched):
+            self.run_folder.save_best(self.session, position)
         self._save()
         self._draw()
         if position.epoch < self.epochs:
@@ -328,53 +262,8 @@ class Trainer:
         means = position.since_epoch.values()
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
-    def _add_row(self, evaluation: Mapping[str, float]) -> None:
-        position = self._position
-        self._table.append(
-            {
-                "step": position.step,
-                "epoch": position.epoch + 1,
-                "samples": position.samples,
-                "seconds": round(position.seconds, 3),
-                "lr": position.rate,
-                **position.since_row.values(),
-                **{EVALUATION_PREFIX + name: value for name, value in evaluation.items()},
-            }
-        )
-        position.since_row = Means()
-
-    def _keep_best(self) -> None:
-        position = self._position
-        value = position.metrics[self._watched]
-        if position.best is None or _is_better(self._watched, value, position.best["value"]):
-            position.best = {"epoch": position.epoch, "metric": self._watched, "value": value}
-            self.checkpoints.save_best(self.session, self._extra())
-
     def _save(self) -> None:
-        self.checkpoints.save(self.session, self._extra())
-
-    def _extra(self) -> dict[str, Any]:
-        return {"course": self._course, "position": asdict(self._position)}
-
-    def _restored(self) -> _Position:
-        if not self.checkpoints.exists:
-            raise CheckpointError(f"There is nothing to resume in '{self.run_directory}': start the run without resume")
-        extra, path, passed_over = self.checkpoints.restore(self.session)
-        self._notes += passed_over
-        try:
-            course, position = extra["course"], _Position.from_dict(extra["position"])
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"'{path}' was not written by a Trainer and does not say where in the data it was: "
-                "load it with Session.restore, or start a new run from its state"
-            ) from error
-        for name, value in self._course.items():
-            if course.get(name) != value:
-                raise CheckpointError(
-                    f"The run in '{self.run_directory}' was started with {name}={course.get(name)}, and is now to go on with "
-                    f"{name}={value}: give it what it was started with, or start a new run"
-                )
-        return position
+        self.run_folder.save(self.session, self._position)
 
     def _stopped_by(self, error: BurnishError) -> BurnishError:
         """Save what there is; return the error with where that is and, for a loss that is not finite, how to go on."""
@@ -396,43 +285,14 @@ class Trainer:
                 )
         return type(error)(text)
 
-    @contextlib.contextmanager
-    def _ctrl_c_noted(self) -> Iterator[None]:
-        """Let Ctrl-C finish the step under way. A second one stops at once.
-
-        Python delivers signals to the main thread alone: elsewhere KeyboardInterrupt stays the caller's.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        earlier = signal.getsignal(signal.SIGINT)
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._interrupted = True
-            signal.signal(signal.SIGINT, earlier)
-
-        signal.signal(signal.SIGINT, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, earlier)
-
     def _stop_if_interrupted(self) -> None:
-        if self._interrupted:
-            self._interrupted = False
+        if self._ctrl_c.taken():
             self._save()
             raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch)
 
     def _draw(self, at_once: bool = False) -> None:
-        if not self._table.rows or (not at_once and time.monotonic() - self._drawn < DRAW_EVERY_SECONDS):
-            return
-        self._drawn = time.monotonic()
-        try:
-            reason = draw_curves(self._table.rows, self.run_directory / "curves.png", self._names)
-        except CheckpointError as error:
-            # A picture that cannot be written must not hide why a run stopped, nor stop one.
-            reason = str(error)
-        if reason is not None and at_once:
+        reason = self.run_folder.draw(at_once)
+        if reason is not None:
             self._progress.note(reason)
 
 
@@ -450,37 +310,3 @@ def _watched(program: Program, best_metric: str | None) -> str:
             "Name one of these, or compile with metrics=[...]"
         )
     return best_metric
-
-
-def batches_per_epoch(program: Program, samples: int, batch_size: int) -> int:
-    """Return how many steps an epoch over so many samples has, without the last batch where the program takes none of its size.
-
-    Raises:
-        ConfigurationError: the program takes no batch of ``batch_size``.
-    """
-    rest = _left_out(program, samples, batch_size)
-    return (samples - rest) // batch_size if rest else -(-samples // batch_size)
-
-
-def _left_out(program: Program, samples: int, batch_size: int) -> int:
-    """Return how many samples are left at the end of an epoch that make no batch which the program takes."""
-    signature = program.signature["step"]
-    rule = broken_rule(signature, batch_size)
-    if rule is not None and samples >= batch_size:
-        raise ConfigurationError(f"batch_size={batch_size}: {rule.reason}; give another batch_size, or {rule.remedy}")
-    rest = samples % batch_size
-    return rest if samples > batch_size and rest and broken_rule(signature, rest) is not None else 0
-
-
-def _is_better(metric: str, value: float, than: float) -> bool:
-    if math.isnan(value) or math.isnan(than):
-        return not math.isnan(value)
-    return value > than if higher_is_better(metric) else value < than
-
-
-def _in_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"The folder '{path}' cannot be made: {error}. Choose a folder you can write to") from error
-    return path

@@ -1,0 +1,78 @@
+"""Where a run is: what a checkpoint of the trainer holds beside the session's state, so that it goes on as if never stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.metrics import higher_is_better
+from burnish.training.totals import Means
+
+
+@dataclass
+class Position:
+    """Where a run is; with the session's state, all that it takes to go on.
+
+    Attributes:
+        epoch: the epoch under way, from 0.
+        batch: batches of it that are done.
+        step, samples, seconds: done since the run first started.
+        rate: learning rate of the last step; None before the first, and where there is none.
+        unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
+        since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
+        best: as ``TrainingResult.best``.
+        metrics: as ``TrainingResult.metrics``, after the last whole epoch.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    rate: float | None = None
+    unheeded: int = 0
+    since_row: Means = field(default_factory=Means)
+    since_epoch: Means = field(default_factory=Means)
+    best: dict[str, Any] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Position:
+        """Return the position that ``dataclasses.asdict`` gave.
+
+        Raises:
+            KeyError, TypeError: these are not the values of a position.
+        """
+        means = {name: Means(**values[name]) for name in ("since_row", "since_epoch")}
+        return cls(**{**values, **means})
+
+    def add_step(self, metrics: Mapping[str, float], samples: int) -> None:
+        """Count a step that is done: its loss and metrics, and the samples of its batch."""
+        self.batch += 1
+        self.step += 1
+        self.samples += samples
+        self.since_row.add(metrics, samples)
+        self.since_epoch.add(metrics, samples)
+
+    def end_epoch(self) -> None:
+        """Move on to the first batch of the next epoch."""
+        self.epoch += 1
+        self.batch = 0
+        self.since_epoch = Means()
+
+    def take_best(self, watched: str) -> bool:
+        """Enter the epoch that ended as the best where ``watched``, loss or a metric, is better; returns whether it is."""
+        value = self.metrics[watched]
+        if self.best is not None and not is_better(watched, value, self.best["value"]):
+            return False
+        self.best = {"epoch": self.epoch, "metric": watched, "value": value}
+        return True
+
+
+def is_better(metric: str, value: float, than: float) -> bool:
+    """Whether a figure is better than another: for metrics as they say, for the loss the smaller one; NaN is worse than all."""
+    if math.isnan(value) or math.isnan(than):
+        return not math.isnan(value)
+    return value > than if higher_is_better(metric) else value < than

@@ -1,0 +1,149 @@
+"""The folder of a run: the table of its figures, their curves, and checkpoints that say where the run was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.training.checkpoint_folder import CheckpointFolder
+from burnish.training.position import Position
+from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
+from burnish.training.session import Session
+from burnish.training.totals import Means
+
+DRAW_EVERY_SECONDS = 60.0
+
+
+class RunFolder:
+    """``metrics.csv``, ``curves.png`` and ``checkpoints/`` of a run.
+
+    Args:
+        path: the folder.
+        course: what the course of the run depends on, beside the program: a resumed run has to agree.
+        keep: as ``CheckpointFolder`` takes it.
+    """
+
+    def __init__(self, path: Path, course: Mapping[str, Any], keep: int = 1):
+        self.path = path
+        self.checkpoints = CheckpointFolder(path / "checkpoints", keep)
+        self._course = dict(course)
+        self._names: Sequence[str] = ()
+        self._table: MetricsTable | None = None
+        self._drawn = time.monotonic()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of ``metrics.csv``."""
+        return [] if self._table is None else self._table.rows
+
+    def check_unused(self) -> None:
+        """Check that there is no run in the folder.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        if self.checkpoints.exists:
+            raise ConfigurationError(
+                f"'{self.path}' holds a run already: go on with it (resume=True), choose another run_directory, "
+                "or drop it (overwrite=True)"
+            )
+
+    def restored(self, session: Session) -> tuple[Position, list[str]]:
+        """Restore the newest checkpoint that is whole.
+
+        Returns:
+            Where the run was, and why newer checkpoints were passed over, a sentence each.
+
+        Raises:
+            CheckpointError: there is none that is whole, it is no trainer's, or the run was started with other options.
+        """
+        if not self.checkpoints.exists:
+            raise CheckpointError(f"There is nothing to resume in '{self.path}': start the run without resume")
+        extra, path, passed_over = self.checkpoints.restore(session)
+        try:
+            course, position = extra["course"], Position.from_dict(extra["position"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"'{path}' was not written by a Trainer and does not say where in the data it was: "
+                "load it with Session.restore, or start a new run from its state"
+            ) from error
+        for name, value in self._course.items():
+            if course.get(name) != value:
+                raise CheckpointError(
+                    f"The run in '{self.path}' was started with {name}={course.get(name)}, and is now to go on with "
+                    f"{name}={value}: give it what it was started with, or start a new run"
+                )
+        return position, passed_over
+
+    def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
+        """Make the folder and its table; a new run drops the checkpoints of an earlier one.
+
+        Args:
+            names: the figures that a step reports.
+            training_only: those of them that evaluation does not.
+            last_step: the step that a resumed run goes on from; None for a new run.
+
+        Raises:
+            CheckpointError: the folder or the table cannot be written, or the table is not this run's.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"The folder '{self.path}' cannot be made: {error}. Choose a folder you can write to"
+            ) from error
+        self._names = names
+        self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only=training_only)
+        if last_step is None:
+            self.checkpoints.clear()
+
+    def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:
+        """Append what was reached to the table; its averages begin anew."""
+        assert self._table is not None
+        self._table.append(
+            {
+                "step": position.step,
+                "epoch": position.epoch + 1,
+                "samples": position.samples,
+                "seconds": round(position.seconds, 3),
+                "lr": position.rate,
+                **position.since_row.values(),
+                **{EVALUATION_PREFIX + name: value for name, value in evaluation.items()},
+            }
+        )
+        position.since_row = Means()
+
+    def save(self, session: Session, position: Position) -> None:
+        """Write the latest checkpoint.
+
+        Raises:
+            CheckpointError: as ``CheckpointFolder.save``.
+        """
+        self.checkpoints.save(session, self._extra(position))
+
+    def save_best(self, session: Session, position: Position) -> None:
+        """Write the checkpoint of the best epoch."""
+        self.checkpoints.save_best(session, self._extra(position))
+
+    def draw(self, at_once: bool = False) -> str | None:
+        """Draw the curves, once a minute at most unless it is to be at once.
+
+        Returns:
+            None, or why they were not drawn although they were to be at once.
+        """
+        if not self.rows or (not at_once and time.monotonic() - self._drawn < DRAW_EVERY_SECONDS):
+            return None
+        self._drawn = time.monotonic()
+        try:
+            reason = draw_curves(self.rows, self.path / "curves.png", self._names)
+        except CheckpointError as error:
+            # A picture that cannot be written must not hide why a run stopped, nor stop one.
+            reason = str(error)
+        return reason if at_once else None
+
+    def _extra(self, position: Position) -> dict[str, Any]:
+        return {"course": self._course, "position": asdict(position)}
