@@ -112,13 +112,25 @@ def _fuse_gradient(
     names = {RELU: "ReluGrad", CLIPPED: "ClipGrad"}
     masked = producer if activation and producer is not None and producer.op_type == names[activation] else None
     builder = Builder(graph, before=node)
-    if masked is not None and masked.inputs[1] is activated and _is_first_to_read(graph, node, flow):
+    if masked is not None and masked.inputs[1] is activated:
         read_by_others = len(flow.uses()) > 1 or flow.is_graph_output()
-        source = masked.inputs[0]
-        operands = [source, x, scale, inverse_std, saved, y]
+        source, more = masked.inputs[0], None
+        # Where a block's input forks, the gradients of its branches are added up right here.
+        addition = None if source is None else source.producer()
+        if (
+            source is not None
+            and addition is not None
+            and addition.op_type == "Add"
+            and addition.domain == ""
+            and len(source.uses()) == 1
+        ):
+            one, other = addition.inputs
+            if one is not None and other is not None and _same_extents(one, source) and _same_extents(other, source):
+                source, more = one, other
+        operands = [source, x, scale, inverse_std, saved, y, more]
         kind, bound = activation, limit
     else:
-        masked, read_by_others = None, False
+        masked, read_by_others, more = None, False, None
         operands = [flow, x, scale, inverse_std, saved]
         kind, bound = 0, 0.0
     tensors = [builder.tensor(value) for value in operands if value is not None]
@@ -134,6 +146,8 @@ def _fuse_gradient(
         if read_by_others:
             flow.replace_all_uses_with(results[3].value, replace_graph_outputs=True)
         graph.remove(masked, safe=True)
+        if more is not None:
+            graph.remove(addition, safe=True)  # type: ignore[arg-type]
 
 
 def _activation(value: ir.Value) -> tuple[ir.Node, int, float] | None:
@@ -160,12 +174,6 @@ def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
 
 def _same_extents(one: ir.Value, other: ir.Value) -> bool:
     return one.shape is not None and other.shape is not None and one.shape == other.shape
-
-
-def _is_first_to_read(graph: ir.Graph, node: ir.Node, value: ir.Value) -> bool:
-    """Whether no node before this one reads a value: what takes its producer in comes after its other readers otherwise."""
-    readers = {user for user, _ in value.uses()}
-    return next(candidate for candidate in graph if candidate in readers) is node
 
 
 def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:

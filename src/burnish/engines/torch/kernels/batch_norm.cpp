@@ -176,11 +176,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_nor
 template <int64_t activation>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& dy, const Rows& x, const at::Tensor& scale,
                                                                     const at::Tensor& inverse_std, const at::Tensor& saved,
-                                                                    const float* y, float limit, bool keep) {
+                                                                    const float* y, const float* more, float limit, bool keep) {
   int64_t channels = x.channels, rows = x.rows;
   const float* pilot = saved.const_data_ptr<float>();
   const float* shift = pilot + channels;
   // The gradient before the activation is what the addition passes on; where it is asked for it is written once and read again.
+  keep = keep || more;
   at::Tensor before = keep ? empty_like_rows(x.tensor) : at::Tensor();
   float* kept = keep ? before.mutable_data_ptr<float>() : nullptr;
   std::vector<double> first, second;
@@ -190,8 +191,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
     const float* result = activation == kNone ? nullptr : y + row * channels;
     if (kept) {
       float* target = kept + row * channels;
+      const float* branch = more ? more + row * channels : nullptr;
       for (int64_t c = 0; c < channels; ++c) {
-        float value = masked<activation>(flow[c], activation == kNone ? 0.f : result[c], limit);
+        float total = branch ? flow[c] + branch[c] : flow[c];
+        float value = masked<activation>(total, activation == kNone ? 0.f : result[c], limit);
         target[c] = value;
         one[c] += value;
         other[c] += value * ((source[c] - pilot[c]) - shift[c]);
@@ -237,16 +240,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
   return {dx, dscale, dbias, before};
 }
 
-// (dy, x, scale, inverse_std, saved, y) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`).
+// (dy, x, scale, inverse_std, saved, y, more) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`). The
+// gradient of the output is dy + more.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_gradient(
     const at::Tensor& dy_given, const at::Tensor& x_given, const at::Tensor& scale, const at::Tensor& inverse_std,
-    const at::Tensor& saved, const c10::optional<at::Tensor>& y_given, int64_t activation, double limit, bool keep) {
+    const at::Tensor& saved, const c10::optional<at::Tensor>& y_given, const c10::optional<at::Tensor>& more_given,
+    int64_t activation, double limit, bool keep) {
   Rows dy = rows_of(dy_given), x = rows_of(x_given);
   Rows y = y_given.has_value() ? rows_of(*y_given) : Rows{at::Tensor(), nullptr, 0, 0};
+  Rows more = more_given.has_value() ? rows_of(*more_given) : Rows{at::Tensor(), nullptr, 0, 0};
   float bound = static_cast<float>(limit);
-  auto result = activation == kRelu      ? gradient<kRelu>(dy, x, scale, inverse_std, saved, y.data, bound, keep)
-                : activation == kClipped ? gradient<kClipped>(dy, x, scale, inverse_std, saved, y.data, bound, keep)
-                                         : gradient<kNone>(dy, x, scale, inverse_std, saved, nullptr, bound, false);
+  auto result = activation == kRelu      ? gradient<kRelu>(dy, x, scale, inverse_std, saved, y.data, more.data, bound, keep)
+                : activation == kClipped ? gradient<kClipped>(dy, x, scale, inverse_std, saved, y.data, more.data, bound, keep)
+                                         : gradient<kNone>(dy, x, scale, inverse_std, saved, nullptr, more.data, bound, false);
   if (!std::get<3>(result).defined()) std::get<3>(result) = at::empty({0}, x.tensor.options());
   return result;
 }
@@ -258,7 +264,7 @@ TORCH_LIBRARY_FRAGMENT(burnish, library) {
       "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, int activation, float limit, "
+      "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more, int activation, float limit, "
       "bool keep) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 

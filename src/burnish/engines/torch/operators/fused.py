@@ -33,6 +33,7 @@ def batch_norm_gradient(op: Call) -> Any:
         op.tensor(3),
         op.tensor(4),
         op.optional(5),
+        op.optional(6),
         op.attribute("activation"),
         op.attribute("limit"),
         bool(op.attribute("keep")),
