@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from burnish import __version__
 from burnish.cli.check import check
+from burnish.cli.compare import compare
 from burnish.cli.compile import compile
 from burnish.cli.console import errors
 from burnish.cli.demo import demo
@@ -65,5 +66,5 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-for command in (train, compile, inspect, check, export, demo):
+for command in (train, compile, inspect, check, compare, export, demo):
     app.command()(command)

@@ -4,16 +4,19 @@ What a step computes is the program's; how a graph is run is the engine's; where
 """
 
 from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from burnish.training.engine_comparison import Comparison, compare_engines
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.session import Session
 from burnish.training.trainer import Trainer, TrainingResult
 
 __all__ = [
     "Checkpoint",
+    "Comparison",
     "Session",
     "Trainer",
     "TrainingInterrupted",
     "TrainingResult",
+    "compare_engines",
     "read_checkpoint",
     "write_checkpoint",
 ]

@@ -1,0 +1,199 @@
+"""``burnish compare``: the same steps on several engines, and the node where they part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from burnish.cli.console import counted, errors, output, split
+from burnish.cli.options import (
+    LossOption,
+    MetricsOption,
+    MomentumOption,
+    NormOption,
+    OptimizerOption,
+    OutputsOption,
+    PrecisionOption,
+    RateOption,
+    TrainableOption,
+    compile_model,
+)
+
+if TYPE_CHECKING:
+    from burnish.program import Program
+    from burnish.training import Comparison
+
+COMPARISON = "Comparison"
+SHOWN = 12
+
+
+def compare(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or a program's folder.", show_default=False)],
+    engines: Annotated[
+        list[str],
+        typer.Option(
+            "--engines",
+            help="Two or more, with commas between; the others are compared with the first.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = ["onnxruntime", "reference"],  # noqa: B006  # typer copies it
+    steps: Annotated[int, typer.Option("--steps", min=1, rich_help_panel=COMPARISON)] = 24,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="As train takes it; by default random numbers that fit.", rich_help_panel=COMPARISON),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=COMPARISON)] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COMPARISON)] = 4,
+    extent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--extent",
+            metavar="NAME=N",
+            help="Extent of another symbolic dimension of random data, 8 by default; may be given again.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COMPARISON)] = 0,
+    rtol: Annotated[
+        float | None, typer.Option("--rtol", help="By default by dtype: 1.2e-4 of float32.", rich_help_panel=COMPARISON)
+    ] = None,
+    atol: Annotated[
+        float, typer.Option("--atol", help="What an entry may differ by beside that.", rich_help_panel=COMPARISON)
+    ] = 0.0,
+    against_float64: Annotated[
+        bool,
+        typer.Option(
+            "--float64", help="Also tell how far each engine is from float64, which is slow.", rich_help_panel=COMPARISON
+        ),
+    ] = False,
+    own_state: Annotated[
+        bool,
+        typer.Option(
+            "--own-state",
+            help="Let every engine go on from its own state, not each step from the first engine's.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="By default each engine's choice.", rich_help_panel=COMPARISON)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.", rich_help_panel=COMPARISON)
+    ] = None,
+    loss: LossOption = "cross_entropy",
+    optimizer: OptimizerOption = "sgd",
+    lr: RateOption = None,
+    momentum: MomentumOption = None,
+    trainable: TrainableOption = None,
+    norm: NormOption = None,
+    metrics: MetricsOption = None,
+    outputs: OutputsOption = None,
+    precision: PrecisionOption = "float32",
+) -> None:
+    """Run the same steps on several engines and name the node where they part; exits with 1 where they do.
+
+    A program's folder is compared as it was compiled, whatever the options of compilation say.
+    """
+    from burnish.program import Program
+    from burnish.program.persistence import MANIFEST
+    from burnish.training import compare_engines
+
+    extents = _extents(extent or [])
+    if extents and data is not None:
+        raise typer.BadParameter("--extent is for random data; with --data, leave it out")
+    if (model / MANIFEST).is_file():
+        program = Program.load(model)
+    else:
+        program = compile_model(model, loss, optimizer, lr, momentum, None, trainable, norm, metrics, outputs, precision, None)
+    comparison = compare_engines(
+        program,
+        split(engines),
+        _batches(program, data, label, batch_size, seed, extents),
+        steps=steps,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        against_float64=against_float64,
+        own_state=own_state,
+        threads=threads,
+    )
+    _print(comparison)
+    if report is not None:
+        report.write_text(json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if not comparison.agrees:
+        errors().print(f"error: {comparison.message()}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+    output().print(comparison.message(), markup=False)
+
+
+def _batches(
+    program: Program, data: str | None, label: str | None, batch_size: int, seed: int, extents: Mapping[str, int]
+) -> Iterable[Mapping[str, Any]]:
+    """Random batches, or those of epoch after epoch of a data set."""
+    if data is None:
+        from burnish.data.random_batches import random_batches
+
+        return random_batches(program, batch_size, seed, extents)
+    from burnish.data import Loader, Wanted, open_dataset
+
+    dataset = open_dataset(data, Wanted.by(program), label=label)
+    loader = Loader(dataset, min(batch_size, len(dataset)), seed, drop_last=True)
+    return (batch for epoch in count() for batch in loader.epoch(epoch))
+
+
+def _extents(given: list[str]) -> dict[str, int]:
+    """Return {name: extent} of ``NAME=N``.
+
+    Raises:
+        typer.BadParameter: something else.
+    """
+    extents = {}
+    for text in split(given):
+        name, _, size = text.partition("=")
+        if not name or not size.isdigit() or int(size) < 1:
+            raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
+        extents[name] = int(size)
+    return extents
+
+
+def _print(comparison: Comparison) -> None:
+    console = output()
+    losses = Table(title="loss", title_justify="left", box=None)
+    for name in ("step", *comparison.engines):
+        losses.add_column(name, justify="right")
+    for step, found in enumerate(comparison.losses):
+        losses.add_row(str(step), *(f"{found[name]:.7g}" if name in found else "-" for name in comparison.engines))
+    console.print(losses)
+    for report in comparison.reports:
+        console.print(f"\n{report.engine} beside {comparison.engines[0]}", markup=False)
+        table = Table(box=None)
+        for name in ("tensor", "kind", "by norm", "by max", "tolerance", "step", ""):
+            table.add_column(name, justify="left" if name in ("tensor", "kind", "") else "right", overflow="fold")
+        for name in comparison.engines if comparison.errors else ():
+            table.add_column(f"{name} error", justify="right")
+        tensors = sorted(
+            report.tensors.values(), key=lambda tensor: (tensor.agrees, not tensor.by_rounding, -tensor.worst.relative)
+        )
+        shown = tensors[:SHOWN]
+        for tensor in shown:
+            verdict = "differs" if not tensor.agrees else "rounding" if tensor.by_rounding else ""
+            figures = (f"{tensor.worst.by_norm:.1e}", f"{tensor.worst.by_max:.1e}", f"{tensor.tolerance:.1e}", str(tensor.step))
+            exact = [f"{comparison.errors[name].get(tensor.name, 0.0):.1e}" for name in comparison.engines if comparison.errors]
+            table.add_row(tensor.name, tensor.kind, *figures, verdict, *exact)
+        console.print(table)
+        if len(tensors) > len(shown):
+            hidden = tensors[len(shown) :]
+            differing = sum(not tensor.agrees for tensor in hidden)
+            among = f", {differing:,} of which differ" if differing else ""
+            console.print(f"and {counted(len(hidden), 'tensor')} more{among} (--json has all)", markup=False)
+        if report.grown is not None:
+            console.print(
+                f"Marked rounding: every node, run alone on the same inputs, agrees; rounding grows from {report.grown} on",
+                markup=False,
+            )

@@ -1,0 +1,73 @@
+"""Batches of random numbers that fit a program, for comparing and for timing: nothing is to be learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from burnish.errors import ConfigurationError
+from burnish.program import Entry, Program, Role
+
+DEFAULT_EXTENT = 8
+
+
+def random_batches(
+    program: Program, batch_size: int = 4, seed: int = 0, extents: Mapping[str, int] | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield batches without end, each a function of the seed and its number alone.
+
+    Floating-point data are normal; labels lie in the range that the loss takes; integer data are 0 or 1, which indices of a table
+    and masks both take.
+
+    Args:
+        program: what the batches are for.
+        batch_size: the extent of the symbolic first dimensions; raised to the next one that the normalization layers take.
+        seed: a number of 0 or more.
+        extents: of the other symbolic dimensions, by name; 8 where one is not given.
+
+    Raises:
+        ConfigurationError: a size below 1, a seed below 0, or an extent of a dimension that the inputs do not have.
+    """
+    given = dict(extents or {})
+    for name, size in {"batch_size": batch_size, **given}.items():
+        if size < 1:
+            raise ConfigurationError(f"{name}={size}: give a size of 1 or more")
+    if seed < 0:
+        raise ConfigurationError(f"seed={seed}: give a seed of 0 or more")
+    signature = program.signature["step"]
+    entries = signature.inputs_of(Role.DATA, Role.LABEL)
+    first = {entry.extents[0] for entry in entries if entry.extents and isinstance(entry.extents[0], str)}
+    names = {extent for entry in entries for extent in entry.extents if isinstance(extent, str)}
+    for name in given.keys() - names:
+        raise ConfigurationError(f"extent: no input has a dimension '{name}'; symbolic are {', '.join(sorted(names)) or 'none'}")
+    sizes = {name: batch_size if name in first else DEFAULT_EXTENT for name in names} | given
+    for rule in signature.extents:
+        while rule.dimension in sizes and not rule.allows(sizes[rule.dimension]):
+            sizes[rule.dimension] += 1
+    return _batches(entries, sizes, seed)
+
+
+def _batches(entries: tuple[Entry, ...], sizes: Mapping[str, int], seed: int) -> Iterator[dict[str, np.ndarray]]:
+    number = 0
+    while True:
+        generator = np.random.default_rng((seed, number))
+        yield {entry.name: _random(entry, sizes, generator) for entry in entries}
+        number += 1
+
+
+def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generator) -> np.ndarray:
+    shape = [
+        extent if isinstance(extent, int) else DEFAULT_EXTENT if extent is None else sizes[extent] for extent in entry.extents
+    ]
+    low, high = entry.minimum, entry.maximum
+    if not entry.dtype.is_floating_point():
+        return np.asarray(generator.integers(low or 0, 1 if high is None else high, shape, endpoint=True)).astype(
+            entry.numpy_dtype
+        )
+    if low is not None and high is not None:
+        return np.asarray(generator.uniform(low, high, shape)).astype(entry.numpy_dtype)
+    values = generator.normal(size=shape)
+    if low is not None or high is not None:  # one side is open: on this side of the bound
+        values = low + np.abs(values) if low is not None else (high or 0) - np.abs(values)
+    return np.asarray(values).astype(entry.numpy_dtype)

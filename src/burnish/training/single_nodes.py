@@ -1,0 +1,69 @@
+"""One node of a graph as a model of its own, with arrays that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from burnish.graph import constant_array
+
+
+def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """Return a model that computes one node, and its inputs.
+
+    Constants that the node reads stay constants of the model; all else, also what a body of the node reads from around it,
+    becomes an input of a static shape. Every output that has a name becomes an output.
+
+    Args:
+        node: a node of a graph whose values have dtypes.
+        values: the values that it reads, by name.
+
+    Raises:
+        KeyError: a value that it reads is not among them.
+    """
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    read: dict[str, ir.Value] = {value.name or "": value for value in _values_read(node)}
+    inputs, constants, feeds = [], [], {}
+    for name, value in read.items():
+        array = constant_array(value)
+        if array is not None:
+            constants.append(_renamed(ir.to_proto(ir.tensor(array)), name))
+            continue
+        feeds[name] = np.asarray(values[name])
+        inputs.append(_described(value, list(feeds[name].shape)))
+    outputs = [_described(value, None) for value in node.outputs if value.name and value.dtype is not None]
+    proto = onnx.GraphProto(name="node", node=[ir.to_proto(node)], input=inputs, output=outputs, initializer=constants)
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
+    model = ir.from_proto(onnx.helper.make_model(proto, opset_imports=opsets, ir_version=10))
+    for own, original in zip((value for value in node.outputs if value.name), model.graph.outputs, strict=False):
+        original.shape = None if own.shape is None else ir.Shape(own.shape.dims)
+    return model, feeds
+
+
+def _values_read(node: ir.Node) -> Iterator[ir.Value]:
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            bodies: tuple[ir.Graph, ...] = (attribute.as_graph(),)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            bodies = tuple(attribute.as_graphs())
+        else:
+            continue
+        for body in bodies:
+            own = {*body.inputs, *body.initializers.values(), *(output for inner in body.all_nodes() for output in inner.outputs)}
+            inside = (value for inner in body.all_nodes() for value in _values_read(inner))
+            yield from (value for value in (*inside, *body.outputs) if value not in own)
+
+
+def _described(value: ir.Value, shape: list[int] | None) -> onnx.ValueInfoProto:
+    assert value.dtype is not None
+    return onnx.helper.make_tensor_value_info(value.name or "", int(value.dtype), shape)
+
+
+def _renamed(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+    tensor.name = name
+    return tensor

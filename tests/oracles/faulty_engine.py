@@ -1,0 +1,49 @@
+"""An engine that computes some nodes wrong: what a comparison of engines must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.engines.base import Arrays, ProgramRunner
+from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.graph import insert_behind
+from burnish.program import Program
+
+
+class FaultyEngine:
+    """ONNX Runtime, but for nodes whose first output is multiplied.
+
+    Args:
+        is_faulty: whether a node is computed wrong.
+        factor: what its first output is multiplied by.
+    """
+
+    name = "faulty"
+
+    def __init__(self, is_faulty: Callable[[ir.Node], bool], factor: float = 1.01):
+        self.is_faulty = is_faulty
+        self.factor = factor
+
+    def open(
+        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+    ) -> ProgramRunner:
+        broken = {name: self._broken(model) for name, model in program.graphs.items()}
+        return OnnxRuntimeEngine("none").open(replace(program, **broken), state, device=device, threads=threads)
+
+    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        return OnnxRuntimeEngine("none").run(self._broken(model), inputs)
+
+    def _broken(self, model: ir.Model) -> ir.Model:
+        copy = model.clone()
+        for node in [node for node in copy.graph if self.is_faulty(node)]:
+            constant = ir.node("Constant", [], {"value": ir.tensor(np.asarray(self.factor, node.outputs[0].dtype.numpy()))})
+            constant.outputs[0].name = f"{node.outputs[0].name}:factor"
+            copy.graph.insert_before(node, constant)
+            following = ir.node("Mul", [node.outputs[0], constant.outputs[0]])
+            following.outputs[0].name = f"{node.outputs[0].name}:wrong"
+            insert_behind(node, following)
+        return copy
