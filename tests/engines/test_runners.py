@@ -10,12 +10,13 @@ from onnx import TensorProto, helper
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
+from burnish.engines.torch import TorchEngine
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.graph import Builder
 from burnish.program import persistence
 from oracles.tiny_program import CLASSES, FEATURES, LR, TRAINED, numpy_step, tiny_batch, tiny_program
 
-ENGINES = [OnnxRuntimeEngine, ReferenceEngine]
+ENGINES = [OnnxRuntimeEngine, ReferenceEngine, TorchEngine]
 
 
 def opened(engine, program, **options):
@@ -140,7 +141,7 @@ def test_states_are_copies(make_engine):
     np.testing.assert_array_equal(runner.state()["param/weight"], program.weights["param/weight"])
 
 
-@pytest.mark.parametrize("make_engine", ENGINES)
+@pytest.mark.parametrize("make_engine", [OnnxRuntimeEngine, ReferenceEngine])
 def test_another_device_is_refused(make_engine):
     program = tiny_program()
     with pytest.raises(EngineError, match=r"device 'cpu' only, not on 'cuda'"):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torch")
-
 import numpy as np
 import onnx
+import pytest
 
 import oracles.gradient_harness as harness
 from burnish.engines.torch import TorchEngine

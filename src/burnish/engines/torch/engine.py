@@ -11,10 +11,10 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.base import Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, check_finite_loss
 from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.dtypes import array_of, tensor_of
+from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import EngineError
@@ -75,6 +75,9 @@ class TorchEngine:
         """
         device = _device(self.device)
         fed = {value.name or "": value for value in model.graph.inputs}
+        for name, value in fed.items():
+            if value.dtype is not None:
+                torch_dtype(value.dtype, f"The input '{name}'")
         tensors = {name: _placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()}
         results = _call(translate(model, device), [tensors[name] for name in fed], "model")
         outputs = {}
@@ -111,11 +114,11 @@ class TorchRunner:
         self._state |= {name: results[output] for name, output in signature.updates.items()}
         return outputs
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._arrays("evaluate", inputs)
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._arrays("evaluate", inputs, instead)
 
-    def predict(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._arrays("predict", inputs)
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._arrays("predict", inputs, instead)
 
     def state(self) -> Arrays:
         return {name: self.state_entry(name) for name in self._state}
@@ -143,11 +146,11 @@ class TorchRunner:
         graphs = self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | (FUSED if fused else set()))
         return {name: fuse(model, fused) for name, model in graphs.items()}
 
-    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        results = self._run(graph, inputs)
+    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        results = self._run(graph, inputs, instead)
         return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
 
-    def _run(self, graph: str, inputs: Mapping[str, np.ndarray]) -> Tensors:
+    def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
         module = self._modules.get(graph)
         if module is None:
             module = self._modules[graph] = translate(self._graphs[graph], self._device)
@@ -155,7 +158,9 @@ class TorchRunner:
             torch.set_num_threads(self._threads)
         signature = self._program.signature[graph]
         fed = [
-            self._state[entry.name] if entry.is_state else self._laid_out(_placed(inputs[entry.name], entry.dtype, self._device))
+            self._state[instead.get(entry.name, entry.name)]
+            if entry.is_state
+            else self._laid_out(_placed(inputs[entry.name], entry.dtype, self._device))
             for entry in signature.inputs
         ]
         results = _call(module, fed, graph)
@@ -168,9 +173,14 @@ def _call(module: fx.GraphModule, inputs: list[torch.Tensor], graph: str) -> tup
             return module(*inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in reason or "out of memory" in reason:
+            remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
+        elif isinstance(error, NotImplementedError):
+            remedy = "This device has no kernel for these elements: use a float32 model, another device, or engine='onnxruntime'"
+        else:
+            remedy = "Compare with engine='onnxruntime'"
         raise EngineError(
-            f"PyTorch {torch.__version__} failed in the {graph} graph: {reason}. No state has changed. If memory ran out, use a "
-            "smaller batch; otherwise compare with engine='onnxruntime'"
+            f"PyTorch {torch.__version__} failed in the {graph} graph: {reason}. No state has changed. {remedy}"
         ) from error
 
 

@@ -1,0 +1,89 @@
+"""What the torch engine refuses, and what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from burnish.engines.torch import TorchEngine
+from burnish.errors import EngineError
+from oracles.tiny_program import tiny_program
+
+
+def model_of(nodes, inputs, outputs, opset: int = 18) -> ir.Model:
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in inputs],
+        [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in outputs],
+    )
+    return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10))
+
+
+def test_an_operator_without_a_translation_is_named() -> None:
+    node = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"], name="narrow")
+    scalar = ("scale", TensorProto.FLOAT, [])
+    model = model_of([node], [("x", TensorProto.FLOAT, ["n"]), scalar], [("y", TensorProto.UINT8, ["n"])])
+    with pytest.raises(EngineError, match=r"QuantizeLinear 'narrow'.*has no translation to PyTorch.*use engine='onnxruntime'"):
+        TorchEngine().run(model, {"x": np.zeros(2, np.float32), "scale": np.float32(1)})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_named() -> None:
+    program = tiny_program()
+    message = r"cannot use the device 'cuda': .*Leave device out for the CPU"
+    with pytest.raises(EngineError, match=message):
+        TorchEngine().open(program, program.initial_state(0), device="cuda")
+    with pytest.raises(EngineError, match=message):
+        TorchEngine("cuda").open(program, program.initial_state(0))
+
+
+def test_a_device_that_does_not_exist_is_named() -> None:
+    program = tiny_program()
+    with pytest.raises(EngineError, match=r"cannot use the device 'abacus'"):
+        TorchEngine().open(program, program.initial_state(0), device="abacus")
+
+
+@pytest.mark.parametrize("threads", [0, True, 1.5])
+def test_threads_that_are_no_number_of_threads(threads: object) -> None:
+    program = tiny_program()
+    with pytest.raises(EngineError, match=r"threads=.*whole number of at least one"):
+        TorchEngine().open(program, program.initial_state(0), threads=threads)  # type: ignore[arg-type]
+
+
+def test_elements_that_pytorch_lacks_are_named() -> None:
+    node = helper.make_node("Identity", ["text"], ["same"], name="copy")
+    model = model_of([node], [("text", TensorProto.STRING, ["n"])], [("same", TensorProto.STRING, ["n"])])
+    with pytest.raises(EngineError, match=r"The input 'text' holds elements of type STRING.*use engine='onnxruntime'"):
+        TorchEngine().run(model, {"text": np.array(["a"], object)})
+
+
+def test_a_dtype_without_a_kernel_on_the_device_is_named() -> None:
+    node = helper.make_node("ReduceMax", ["x"], ["y"], name="largest", keepdims=0)
+    model = model_of([node], [("x", TensorProto.UINT64, ["n"])], [("y", TensorProto.UINT64, [])])
+    with pytest.raises(EngineError, match=r"not implemented for 'UInt64'.*no kernel for these elements: use a float32 model"):
+        TorchEngine().run(model, {"x": np.zeros(2, np.uint64)})
+
+
+def test_running_out_of_memory_says_what_to_do() -> None:
+    node = helper.make_node("Expand", ["x", "shape"], ["wide"])
+    added = helper.make_node("Add", ["wide", "wide"], ["y"])
+    model = model_of(
+        [node, added],
+        [("x", TensorProto.FLOAT, [1, 1]), ("shape", TensorProto.INT64, [2])],
+        [("y", TensorProto.FLOAT, ["a", "b"])],
+    )
+    with pytest.raises(
+        EngineError, match=r"failed in the model graph: .*No state has changed\. Memory ran out: use a smaller batch"
+    ):
+        TorchEngine().run(model, {"x": np.zeros((1, 1), np.float32), "shape": np.array([2**30, 2**26])})
+
+
+def test_a_failing_operator_leaves_a_remedy() -> None:
+    node = helper.make_node("MatMul", ["x", "x"], ["y"], name="squared")
+    model = model_of([node], [("x", TensorProto.FLOAT, ["a", "b"])], [("y", TensorProto.FLOAT, None)])
+    with pytest.raises(EngineError, match=r"failed in the model graph: .*Compare with engine='onnxruntime'"):
+        TorchEngine().run(model, {"x": np.zeros((2, 3), np.float32)})
