@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeRunner
-from burnish.norms import training
+from burnish.norm_policies import training
 from burnish.ops import registry
 from burnish.ops.normalization import batch, standardize
 from oracles.normalization_layers import Configuration, check, check_that_evaluation_leaves_the_state
@@ -158,8 +158,8 @@ FUNCTIONS: dict[str, tuple[Any, str, str, str]] = {
     "statistics updated in evaluation": (
         OnnxRuntimeRunner,
         "evaluate",
-        'return self._graph("evaluate").run(self._current, inputs)',
-        'self.step({**inputs, "lr": np.ones((), np.float32)}); return self._graph("evaluate").run(self._current, inputs)',
+        'return self._graph("evaluate", instead)',
+        'self.step({**inputs, "lr": np.ones((), np.float32)}); return self._graph("evaluate", instead)',
     ),
 }
 

@@ -238,7 +238,7 @@ def norm_policies(given: list[str]) -> str | dict[str, str]:
     parts = split(given)
     if not parts:
         return "train"
-    from burnish.norms.policies import POLICIES, setting_names
+    from burnish.norm_policies.policies import POLICIES, setting_names
 
     settings = {name for policy in POLICIES.values() for name in setting_names(policy)}
     values: list[str] = []

@@ -1,13 +1,13 @@
-"""Normalization policies: what each batch normalization layer does during training, and what can be done to the layers.
+"""Normalization layers for users: the policies that they train by, and what else can be done to the layers of a model.
 
-The mathematics of the layers is in ``burnish.ops.normalization``; a policy is put into a graph by ``burnish.modes``.
+Here live the tools, and the public names of the policies, which are made in ``burnish.norm_policies``. The mathematics of the
+layers is in ``burnish.ops.normalization``.
 """
 
-from burnish.norms.convert import convert
-from burnish.norms.insert import insert, unfold
-from burnish.norms.policies import (
+from burnish.norm_policies import (
     POLICIES,
     BatchStatistics,
+    ExtentRule,
     Frozen,
     Ghost,
     NormPolicy,
@@ -15,14 +15,17 @@ from burnish.norms.policies import (
     RunningVariance,
     Sync,
     Train,
+    check_layer,
     default_running_variance,
+    extent_rules,
     get,
     layer_name,
     layer_names,
     resolve_policies,
 )
+from burnish.norms.convert import convert
+from burnish.norms.insert import insert, unfold
 from burnish.norms.recalibrate import recalibrate
-from burnish.norms.requirements import ExtentRule, check_layer, extent_rules
 from burnish.norms.weight_normalization import weight_normalize
 
 __all__ = [

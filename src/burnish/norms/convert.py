@@ -15,7 +15,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread, replace_node, static_dimension
 from burnish.importer import Source, load
-from burnish.norms.policies import layer_name
+from burnish.norm_policies.policies import layer_name
 from burnish.norms.selection import Patterns, select_layers
 from burnish.ops.normalization.statistics import per_channel
 

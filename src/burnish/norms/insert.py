@@ -11,8 +11,8 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import add_initializer, describe_node, insert_behind, static_shape, unused_name
 from burnish.importer import Source, load
+from burnish.norm_policies.policies import layer_name
 from burnish.norms.measuring import Batch, Engine, Moments, measure_values
-from burnish.norms.policies import layer_name
 from burnish.norms.selection import Patterns, listed_layers, select_layers
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")

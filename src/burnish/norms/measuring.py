@@ -19,6 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from burnish.errors import ConfigurationError, EngineError, InputError
 from burnish.graph import Builder, Tensor
+from burnish.modes import bind_inference
 from burnish.ops.normalization.statistics import channel_mean, per_channel
 
 Batch = Mapping[str, Any]
@@ -166,9 +167,6 @@ def measure_values(
     Returns:
         The moments by name of the value.
     """
-    # Here and not at the top, because burnish.modes imports this package.
-    from burnish.modes import bind_inference
-
     copy = model.clone()
     graph = copy.graph
     values = {output.name: output for node in graph for output in node.outputs if output.name in layers}

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
+from burnish.norm_policies.policies import RunningVariance, layer_name
 from burnish.norms.measuring import Batch, Engine, Measurement, Moments, Statistics, emit_statistics
-from burnish.norms.policies import RunningVariance, layer_name
 from burnish.ops.normalization.statistics import channel_affine
 
 PREFIX = "stat/"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.norms.policies import layer_name, matches_layer
+from burnish.norm_policies.policies import layer_name, matches_layer
 
 Patterns = str | Sequence[str]
 SHOWN = 8

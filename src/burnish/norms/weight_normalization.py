@@ -21,8 +21,8 @@ from burnish.graph import (
     unused_name,
 )
 from burnish.importer import Source, load
+from burnish.norm_policies.policies import layer_name
 from burnish.norms.measuring import Batch, Engine, check_data, measure_values
-from burnish.norms.policies import layer_name
 from burnish.norms.selection import Patterns, select_layers
 
 

@@ -16,7 +16,7 @@ from burnish.graph import Tensor, name_sources
 from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
-from burnish.norms import (
+from burnish.norm_policies import (
     NormPolicy,
     RunningVariance,
     default_running_variance,

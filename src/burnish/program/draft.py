@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
-from burnish.norms import ExtentRule
+from burnish.norm_policies import ExtentRule
 from burnish.passes import merge_casts, remove_unused, widen_reductions
 from burnish.program.signature import Entry, GraphSignature, Role
 

@@ -22,7 +22,7 @@ from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training
-from burnish.norms import RunningVariance
+from burnish.norm_policies import RunningVariance
 from burnish.passes import draw_dropout, expand_gradients, remove_unused
 from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.given_update import GivenUpdate

@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING
 from burnish.importer import InitializerKind, classify_initializers
 from burnish.losses import Activation, Reading
-from burnish.norms import Frozen, NormPolicy, layer_name
+from burnish.norm_policies import Frozen, NormPolicy, layer_name
 from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
 
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.norms.requirements import ExtentRule
+from burnish.norm_policies.requirements import ExtentRule
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
 

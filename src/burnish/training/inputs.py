@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import ConfigurationError, InputError
-from burnish.norms import ExtentRule
+from burnish.norm_policies import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
 
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError
 from burnish.graph import describe_node, static_dimension
-from burnish.norms.policies import BatchStatistics, Ghost, NormPolicy, layer_name
+from burnish.norm_policies.policies import BatchStatistics, Ghost, NormPolicy, layer_name
 
 
 @dataclass(frozen=True)

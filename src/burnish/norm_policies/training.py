@@ -9,8 +9,8 @@ from functools import partial
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
-from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
-from burnish.norms.schedules import linear
+from burnish.norm_policies.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
+from burnish.norm_policies.schedules import linear
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.ops.normalization.ghost import ghost_batch_norm_training
 from burnish.ops.normalization.renorm import batch_renorm_training

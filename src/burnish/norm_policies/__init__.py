@@ -1,0 +1,45 @@
+"""What each batch normalization layer does during training: policies, what they ask of a batch, and how statistics move on.
+
+The mathematics of the layers is in ``burnish.ops.normalization``; a policy is put into a graph by ``burnish.modes``. Users find
+policies in ``burnish.norms``, together with the tools for normalization layers.
+"""
+
+from burnish.norm_policies.policies import (
+    POLICIES,
+    BatchStatistics,
+    Frozen,
+    Ghost,
+    NormPolicy,
+    Renorm,
+    RunningVariance,
+    Sync,
+    Train,
+    default_running_variance,
+    get,
+    layer_name,
+    layer_names,
+    matches_layer,
+    resolve_policies,
+)
+from burnish.norm_policies.requirements import ExtentRule, check_layer, extent_rules
+
+__all__ = [
+    "POLICIES",
+    "BatchStatistics",
+    "ExtentRule",
+    "Frozen",
+    "Ghost",
+    "NormPolicy",
+    "Renorm",
+    "RunningVariance",
+    "Sync",
+    "Train",
+    "check_layer",
+    "default_running_variance",
+    "extent_rules",
+    "get",
+    "layer_name",
+    "layer_names",
+    "matches_layer",
+    "resolve_policies",
+]
