@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -14,8 +15,11 @@ from torch import fx
 from burnish.engines.base import NOTHING, Arrays, check_finite_loss
 from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
+from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
+from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from burnish.program import Program
 
 Tensors = dict[str, torch.Tensor]
+Executable = Callable[..., tuple[torch.Tensor, ...]]
+Compilation = Literal["regions", "inductor", "none"]
+Result = TypeVar("Result")
 
 
 class TorchEngine:
@@ -31,20 +38,40 @@ class TorchEngine:
 
     Args:
         device: where to run when a session does not say: ``cpu``, ``cuda``, ``cuda:1``.
-        fused: run the engine's own kernels where a program has their form; they are built once (``kernels``). Without a compiler,
-            or with False, ATen's operators alone.
+        compile: what is compiled. ``regions``: parts of a graph, as the engine's own kernels, where a program has their form;
+            they are built once (``kernels``), and without a compiler ATen's operators run in their place. ``inductor``: each
+            graph as a whole, by Inductor, when it is first run. ``none``: nothing, ATen's operators alone.
         channels_last: hold images and the kernels of convolutions with their channels last, where PyTorch's convolutions are
             fastest.
         keep_pages: keep the memory of a step for the next, in the whole process (``memory``).
+        tf32: on CUDA, multiply float32 matrices and images in TensorFloat-32, with 10 bits of mantissa.
+        capture: on CUDA, record the step as one CUDA graph per shape of the batch (``capture``).
+
+    Raises:
+        EngineError: ``compile`` is none of these.
     """
 
     name = "torch"
 
-    def __init__(self, device: str = "cpu", *, fused: bool = True, channels_last: bool = True, keep_pages: bool = True):
+    def __init__(
+        self,
+        device: str = "cpu",
+        *,
+        compile: Compilation = "regions",
+        channels_last: bool = True,
+        keep_pages: bool = True,
+        tf32: bool = False,
+        capture: bool = True,
+    ):
+        if compile not in get_args(Compilation):
+            choices = ", ".join(map(repr, get_args(Compilation)))
+            raise EngineError(f"compile={compile!r}: the torch engine compiles one of {choices}; leave it out for 'regions'")
         self.device = device
-        self.fused = fused
+        self.compile = compile
         self.channels_last = channels_last
         self.keep_pages = keep_pages
+        self.tf32 = tf32
+        self.capture = capture
 
     def open(
         self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
@@ -58,11 +85,14 @@ class TorchEngine:
             threads: threads inside one operator, of the whole process; None leaves PyTorch's setting.
 
         Raises:
-            EngineError: there is no such device, or ``threads`` is no whole number of at least one.
+            EngineError: there is no such device, ``threads`` is no whole number of at least one, or ``compile="inductor"`` finds
+                no compiler.
         """
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
         place = _device(device or self.device)
+        if self.compile == "inductor":
+            check_compiler(place, "compile='inductor'")
         if self.keep_pages and place.type == "cpu":
             memory.keep_pages()
         return TorchRunner(self, program, state, place, threads)
@@ -79,7 +109,7 @@ class TorchEngine:
             if value.dtype is not None:
                 torch_dtype(value.dtype, f"The input '{name}'")
         tensors = {name: _placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()}
-        results = _call(translate(model, device), [tensors[name] for name in fed], "model")
+        results = _call(_without_autograd(translate(model, device)), [tensors[name] for name in fed], "model")
         outputs = {}
         for value, tensor in zip(model.graph.outputs, results, strict=True):
             assert value.dtype is not None
@@ -104,14 +134,24 @@ class TorchRunner:
         self._threads = threads
         self._entries = {entry.name: entry for entry in program.signature.state}
         self._state = self._held(state)
-        self._modules: dict[str, fx.GraphModule] = {}
+        self._executables: dict[str, Executable] = {}
+        self._recorder: Recorder | None = CudaRecorder(device) if device.type == "cuda" and engine.capture else None
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        results = self._run("step", inputs)
         signature = self._program.signature["step"]
+        if self._recorder is not None:
+            with self._settings():
+                outputs = _guarded("step", lambda: self._recorded.run(inputs))
+            check_finite_loss(signature, outputs, self.state)
+            self._recorded.commit()
+            return outputs
+        results = self._run("step", inputs)
         outputs = {entry.name: array_of(results[entry.name], entry.dtype) for entry in signature.outputs if entry.updates is None}
         check_finite_loss(signature, outputs, self.state)
-        self._state |= {name: results[output] for name, output in signature.updates.items()}
+        moved = {name: results[output] for name, output in signature.updates.items()}
+        if self._engine.compile == "inductor":
+            moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
+        self._state |= moved
         return outputs
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
@@ -127,7 +167,8 @@ class TorchRunner:
         return array_of(self._state[name], self._entries[name].dtype)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._state = self._held(state)
+        for name, tensor in self._held(state).items():
+            self._state[name] = self._state[name].copy_(tensor) if self._recorder is not None else tensor
 
     def _held(self, state: Mapping[str, np.ndarray]) -> Tensors:
         """Copies of the state on the device."""
@@ -142,20 +183,22 @@ class TorchRunner:
 
     @cached_property
     def _graphs(self) -> dict[str, ir.Model]:
-        fused = self._engine.fused and self._device.type == "cpu" and kernels.available()
+        fused = self._engine.compile == "regions" and self._device.type == "cpu" and kernels.available()
         graphs = self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | (FUSED if fused else set()))
         return {name: fuse(model, fused) for name, model in graphs.items()}
 
-    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+    @cached_property
+    def _recorded(self) -> RecordedStep:
+        assert self._recorder is not None
+        signature = self._program.signature["step"]
+        return RecordedStep(self._executable("step"), signature, self._state, self._device, self._laid_out, self._recorder)
+
+    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str]) -> Arrays:
         results = self._run(graph, inputs, instead)
         return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
-        module = self._modules.get(graph)
-        if module is None:
-            module = self._modules[graph] = translate(self._graphs[graph], self._device)
-        if self._threads is not None and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        executable = self._executable(graph)
         signature = self._program.signature[graph]
         fed = [
             self._state[instead.get(entry.name, entry.name)]
@@ -163,14 +206,44 @@ class TorchRunner:
             else self._laid_out(_placed(inputs[entry.name], entry.dtype, self._device))
             for entry in signature.inputs
         ]
-        results = _call(module, fed, graph)
+        with self._settings():
+            results = _call(executable, fed, graph)
         return {entry.name: tensor for entry, tensor in zip(signature.outputs, results, strict=True)}
 
+    def _executable(self, graph: str) -> Executable:
+        """A graph as something to call; translated when it is first asked for."""
+        found = self._executables.get(graph)
+        if found is None:
+            module = translate(self._graphs[graph], self._device)
+            whole = self._engine.compile == "inductor"
+            inputs = self._program.signature[graph].inputs
+            found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
+            self._executables[graph] = found
+        return found
 
-def _call(module: fx.GraphModule, inputs: list[torch.Tensor], graph: str) -> tuple[torch.Tensor, ...]:
-    try:
+    def _settings(self) -> AbstractContextManager[None]:
+        """The settings of the process that a graph runs under."""
+        if self._threads is not None and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        return tensor_float(self._engine.tf32) if self._device.type == "cuda" else nullcontext()
+
+
+def _without_autograd(module: fx.GraphModule) -> Executable:
+    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode():
             return module(*inputs)
+
+    return call
+
+
+def _call(executable: Executable, inputs: list[torch.Tensor], graph: str) -> tuple[torch.Tensor, ...]:
+    return _guarded(graph, lambda: executable(*inputs))
+
+
+def _guarded(graph: str, run: Callable[[], Result]) -> Result:
+    """Run a graph, and say which it was where PyTorch refuses."""
+    try:
+        return run()
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in reason or "out of memory" in reason:

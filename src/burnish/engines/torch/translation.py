@@ -319,11 +319,19 @@ class Translator:
             raise EngineError(
                 f"The value '{value.name}' is read before it is computed: the graph is not in order; load the model again"
             )
-        elements = numbers.elements[0] if numbers.rank == 0 else list(numbers.elements)
         dtype = torch_dtype(numbers.dtype)
-        node = self.graph.call_function(torch.tensor, (_nodes(elements),), {"dtype": dtype, "device": self.device})
-        self._values[value] = self._proxy(node)
+        if numbers.is_known:
+            elements = numbers.elements[0] if numbers.rank == 0 else list(numbers.elements)
+            self._values[value] = self._buffer(torch.tensor(elements, dtype=dtype, device=self.device))
+        else:
+            # Filled where the tensor lies: a copy from the host could not be part of a CUDA graph.
+            filled = [self._filled(element, dtype) for element in numbers.elements]
+            self._values[value] = filled[0] if numbers.rank == 0 else cast(fx.Proxy, torch.stack(cast(Any, filled)))
         return self._values[value]
+
+    def _filled(self, element: Number, dtype: torch.dtype) -> fx.Proxy:
+        options: dict[str, Any] = {"dtype": dtype, "device": self.device}
+        return self._proxy(self.graph.call_function(torch.full, ([], _nodes(element)), options))
 
     def host(self, value: ir.Value) -> Host | None:
         """The value as host numbers, or None for what is a tensor alone."""

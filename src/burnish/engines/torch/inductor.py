@@ -1,0 +1,114 @@
+"""Whole graphs through Inductor, PyTorch's own compiler: ``TorchEngine(compile="inductor")``.
+
+A translated graph is a pure function of state and batch, so that it is compiled as it is, without autograd. Dimensions that the
+signature leaves open are compiled as symbols: another batch size runs what is there. Only a batch of one is compiled apart, as a
+size of one broadcasts; the compiler's guards see to that, and to whatever else it assumed of a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+
+from burnish.errors import EngineError
+from burnish.program.signature import Entry
+
+Call = Callable[..., tuple[torch.Tensor, ...]]
+
+
+class CompiledGraph:
+    """A translated graph that is compiled when it is first called.
+
+    Args:
+        module: the graph.
+        inputs: its inputs as the signature has them, in their order.
+        graph: its name, for messages.
+    """
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Entry], graph: str):
+        self._graph = graph
+        self._call: Call = torch.compile(module, fullgraph=True)
+        self._open = [
+            (position, [axis for axis, extent in enumerate(entry.extents) if not isinstance(extent, int)])
+            for position, entry in enumerate(inputs)
+            if not entry.is_state
+        ]
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the graph; inputs must not be inference tensors, which the compiler tells from others.
+
+        Raises:
+            EngineError: the compiler cannot compile it.
+        """
+        for position, axes in self._open:
+            for axis in axes:
+                torch._dynamo.maybe_mark_dynamic(inputs[position], axis)
+        try:
+            with torch.no_grad():
+                return self._call(*inputs)
+        except _compiler_errors() as error:
+            reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
+            raise EngineError(
+                f"Inductor of PyTorch {torch.__version__} cannot compile the {self._graph} graph: {reason}. No state has "
+                "changed. Leave compile='inductor' out; the results are the same"
+            ) from error
+
+
+def _compiler_errors() -> tuple[type[Exception], ...]:
+    """What the compiler raises of its own; an error of the graph that it meets while it traces is none of these."""
+    from torch._dynamo import exc as tracing
+    from torch._inductor import exc as building
+
+    return (
+        tracing.BackendCompilerFailed,
+        tracing.Unsupported,
+        tracing.FailOnRecompileLimitHit,
+        building.InvalidCxxCompiler,
+        building.CppCompileError,
+    )
+
+
+def check_compiler(device: torch.device, purpose: str) -> None:
+    """Check that what Inductor generates can be built: a C++ compiler for the CPU, Triton for CUDA.
+
+    Args:
+        device: where the compiled graph runs.
+        purpose: what asks for it, for the message.
+
+    Raises:
+        EngineError: there is none.
+    """
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise EngineError(
+                f"{purpose} needs Triton on '{device}', and it is not there or does not know this GPU: install it "
+                "(pip install triton), or leave compile out"
+            )
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError) as error:
+        raise EngineError(
+            f"{purpose} needs a C++ compiler, and none was found: install one (g++ or clang++) or name it in the environment "
+            "variable CXX; training without it needs none: leave compile out"
+        ) from error
+
+
+def laid_out_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor with the strides of another of its shape: a view where they address the same memory alike, else a copy.
+
+    A compiled graph is guarded by the strides of its inputs, of dimensions of extent 1 too, where they mean nothing.
+    """
+    if tensor.stride() == like.stride():
+        return tensor
+    strides = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    if all(extent == 1 or one == other for extent, one, other in strides):
+        return tensor.as_strided(like.shape, like.stride())
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -1,0 +1,26 @@
+"""What the tests of the PyTorch engine need of the machine; what it lacks is said by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.engines.torch.inductor import check_compiler
+from burnish.errors import EngineError
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """A CUDA GPU, or the test is skipped."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU, and PyTorch finds none")
+    return torch.device("cuda")
+
+
+@pytest.fixture
+def inductor() -> None:
+    """A compiler for what Inductor generates, or the test is skipped."""
+    try:
+        check_compiler(torch.device("cpu"), "this test")
+    except EngineError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,103 @@
+"""Whole graphs compiled by Inductor give what the uncompiled ones give, and are compiled once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch._inductor import config
+
+import burnish
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.inductor import laid_out_as
+from burnish.errors import EngineError, NonFiniteLossError
+from burnish.models import residual_network
+from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
+
+pytestmark = pytest.mark.usefixtures("inductor")
+
+
+def with_lr(batch):
+    return {**batch, "lr": np.float32(LR)}
+
+
+@pytest.mark.slow
+def test_steps_follow_the_closed_form_and_other_batch_sizes_compile_nothing():
+    program = tiny_program()
+    runner = TorchEngine(compile="inductor").open(program, program.initial_state(0))
+    state = program.initial_state(0)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for number, size in enumerate((8, 8, 5, 2, 64)):
+            batch = tiny_batch(size, seed=number)
+            outputs = runner.step(with_lr(batch))
+            loss, state = numpy_step(state, batch)
+            np.testing.assert_allclose(outputs["loss"], loss, rtol=2e-6)
+    for name, array in state.items():
+        np.testing.assert_allclose(runner.state()[name], array, rtol=5e-6, atol=2e-6, err_msg=name)
+
+    before = runner.state()
+    broken = tiny_batch(8, seed=2)
+    broken["x"][3, 1] = np.nan
+    with pytest.raises(NonFiniteLossError, match=r"The loss at step 5 is nan"):
+        runner.step(with_lr(broken))
+    with pytest.raises(EngineError, match=r"failed in the step graph"):
+        runner.step(with_lr({**tiny_batch(8), "labels": np.zeros(7, np.int64)}))
+    for name, array in runner.state().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+    single = tiny_batch(1, seed=9)
+    loss, _ = numpy_step(before, single)
+    np.testing.assert_allclose(runner.step(with_lr(single))["loss"], loss, rtol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_residual_network_trains_and_evaluates_as_uncompiled():
+    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=burnish.optim.sgd(lr=0.05, momentum=0.9))
+    compiled, plain = (burnish.Session(program, TorchEngine(compile=kind), threads=1) for kind in ("inductor", "none"))
+    rng = np.random.default_rng(0)
+    for size in (4, 6, 4):
+        batch = {"x": rng.normal(size=(size, 1, 8, 8)).astype(np.float32), "labels": rng.integers(0, 10, size)}
+        assert compiled.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], rel=2e-5)
+    expected = plain.state()
+    for name, array in compiled.state().items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-3, atol=1e-4 * np.abs(expected[name]).max(), err_msg=name)
+    assert compiled.evaluate(batch)["loss"] == pytest.approx(plain.evaluate(batch)["loss"], rel=1e-4)
+
+
+def test_a_missing_compiler_is_named():
+    program = tiny_program()
+    with (
+        config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(EngineError, match=r"compile='inductor' needs a C\+\+ compiler, and none was found: install one"),
+    ):
+        TorchEngine(compile="inductor").open(program, program.initial_state(0))
+
+
+def test_what_the_compiler_refuses_is_named(monkeypatch):
+    def refuse(*arguments, **options):
+        raise NotImplementedError("no such loop")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", refuse)
+    program = tiny_program()
+    runner = TorchEngine(compile="inductor").open(program, program.initial_state(0))
+    with pytest.raises(
+        EngineError, match=r"cannot compile the step graph: .*no such loop.*No state has changed\. Leave compile="
+    ):
+        runner.step(with_lr(tiny_batch()))
+
+
+def test_an_unknown_compilation_is_refused():
+    with pytest.raises(EngineError, match=r"compile='all': the torch engine compiles one of 'regions', 'inductor', 'none'"):
+        TorchEngine(compile="all")
+
+
+def test_a_layout_is_kept_without_a_copy_where_it_addresses_the_same_memory():
+    like = torch.empty_strided((5, 3, 1, 1), (3, 1, 3, 3))
+    single = torch.arange(15.0).reshape(5, 3, 1, 1)
+    kept = laid_out_as(single, like)
+    assert kept.stride() == like.stride()
+    assert kept.data_ptr() == single.data_ptr()
+    image = torch.arange(120.0).reshape(2, 3, 4, 5)
+    turned = laid_out_as(image, image.contiguous(memory_format=torch.channels_last))
+    assert turned.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(turned, image)
