@@ -102,7 +102,7 @@ def test_a_residual_network_is_fused_whole():
 def test_fused_and_unfused_programs_train_alike(optimizer):
     program = burnish.compile(residual_network(), optimizer=optimizer)
     generator = np.random.default_rng(0)
-    sessions = [burnish.Session(program, TorchEngine(fused=fused), threads=1) for fused in (True, False)]
+    sessions = [burnish.Session(program, TorchEngine(compile=kind), threads=1) for kind in ("regions", "none")]
     for size in (6, 6, 3):
         batch = {"x": generator.normal(size=(size, 1, 8, 8)).astype(np.float32), "labels": generator.integers(0, 10, size)}
         losses = [session.step(batch, lr=1e-3)["loss"] for session in sessions]
