@@ -11,7 +11,9 @@ import onnx_ir as ir
 from burnish.engines.base import Arrays, ProgramRunner
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import insert_behind
+from burnish.lowering import TARGETS
 from burnish.program import Program
+from burnish.program.draft import settle
 
 
 class FaultyEngine:
@@ -47,3 +49,26 @@ class FaultyEngine:
             following.outputs[0].name = f"{node.outputs[0].name}:wrong"
             insert_behind(node, following)
         return copy
+
+
+class FaultyKernel(FaultyEngine):
+    """An engine with a kernel of its own for a semantic operator, which is wrong; all else runs on ONNX Runtime.
+
+    Args:
+        operator: of the domain ``burnish``.
+        factor: what the kernel's first output is multiplied by.
+    """
+
+    name = "kernel"
+
+    def __init__(self, operator: str, factor: float = 1.01):
+        super().__init__(lambda node: node.op_type == operator, factor)
+        self.operator = operator
+
+    def open(
+        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+    ) -> ProgramRunner:
+        broken = {name: self._broken(model) for name, model in program.kernel_graphs({self.operator}).items()}
+        for model in broken.values():
+            settle(model, TARGETS["onnxruntime"])  # what stands for the kernel is its lowering, with the factor behind it
+        return OnnxRuntimeEngine("none").open(replace(program, **broken), state, device=device, threads=threads)

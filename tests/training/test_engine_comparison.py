@@ -20,7 +20,7 @@ from burnish.graph import source_of
 from burnish.models import residual_network
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.training import compare_engines
-from oracles.faulty_engine import FaultyEngine
+from oracles.faulty_engine import FaultyEngine, FaultyKernel
 
 MODEL = residual_network((1, 4, 4), classes=3, width=2, blocks=(1,))
 
@@ -110,6 +110,41 @@ def test_a_wrong_backward_operator_is_found_inside_the_lowering(program):
     assert fault.within.startswith("Conv ")
     assert fault.place().startswith(f"{fault.within} in the lowering of burnish.Conv")
     assert fault.place().endswith(f" of the {second}")
+
+
+def test_a_wrong_kernel_of_a_semantic_operator_is_named_itself(program):
+    comparison = compare_engines(program, ["onnxruntime", FaultyKernel("ConvWeightGrad")], steps=1, threads=1)
+    fault = comparison.reports[0].fault
+    # The reverse pass comes to the last layer first.
+    assert fault.source == f"gradient of {source_of(nodes(program.predict, 'Conv')[-1])}"
+    assert (fault.operator, fault.within) == ("burnish.ConvWeightGrad", None)
+    assert 1e-3 < fault.alone.relative < 0.01 / 1.01 * 1.001  # less where the terms of its sums cancel
+    assert fault.errors["onnxruntime"] < 1e-6
+    assert fault.errors["kernel"] == pytest.approx(fault.alone.relative, rel=1e-2)
+
+
+def test_a_wrong_operator_with_a_body_is_found():
+    """The alignments of the CTC loss are summed by a Scan."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        network (float[N, T, 3] x) => (float[N, T, 4] logits) <float[3, 4] w> { logits = MatMul (x, w) }"""
+    )
+    weight = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    program = burnish.compile(model, loss="ctc")
+    batch = {
+        "x": np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32),
+        "labels": np.array([[1, 2], [3, 3]]),
+        "input_lengths": np.array([5, 4]),
+        "target_lengths": np.array([2, 2]),
+    }
+    assert compare_engines(program, ["onnxruntime", "reference"], [batch], threads=1).agrees
+    comparison = compare_engines(program, ["onnxruntime", FaultyEngine(lambda node: node.op_type == "Scan")], [batch], threads=1)
+    fault = comparison.reports[0].fault
+    assert fault.operator == "burnish.AlignmentLikelihood"
+    assert fault.within.startswith("Scan ")
+    assert fault.alone is not None
+    assert fault.errors["onnxruntime"] < 1e-5
 
 
 def test_a_wrong_operator_of_the_loss_is_found(program):

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.data.random_batches import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
-from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.ops import semantic_operators
 from burnish.passes.compute_in_float64 import compute_in_float64
@@ -308,10 +307,10 @@ class _Run:
     def _measure(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, Arrays]) -> None:
         """Note every engine's error against the step in float64."""
         wide = {name: np.asarray(array).astype(np.float64) if _is_floating(array) else array for name, array in inputs.items()}
-        outputs: Arrays = {}
+        reference, outputs = registry.get("reference"), Arrays()
         for graph in ("grad", "step"):
             model = compute_in_float64(self.program.graphs[graph])
-            outputs |= ReferenceEngine().run(model, {value.name or "": wide[value.name or ""] for value in model.graph.inputs})
+            outputs |= reference.run(model, {value.name or "": wide[value.name or ""] for value in model.graph.inputs})
         exact = {**outputs, **{entry: outputs[output] for entry, output in self.signature.updates.items()}}
         for name, found in results.items():
             errors = self.errors.setdefault(name, {})

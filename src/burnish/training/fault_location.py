@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from burnish import engines as registry
 from burnish.engines import Arrays, Engine
-from burnish.engines.reference import ReferenceEngine
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, describe_node, source_of
 from burnish.passes.compute_in_float64 import compute_in_float64
@@ -93,7 +93,7 @@ class FaultLocator:
 
     tolerance: Tolerance
     threads: int | None = None
-    _reference: ReferenceEngine = field(default_factory=ReferenceEngine)
+    _reference: Engine = field(default_factory=lambda: registry.get("reference"))
 
     def locate(
         self,
