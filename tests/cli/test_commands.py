@@ -427,6 +427,12 @@ def test_momentum_reaches_every_optimizer_that_has_one(run, folder):
     assert Program.load(folder / "program").options["optimizer"]["momentum"] == 0.5
 
 
+def test_settings_of_an_optimizer_stand_behind_its_name(run, folder):
+    run("compile", "model.onnx", "-o", "program", "--optimizer", "sgd:nesterov=true", "--lr", "0.2")
+    options = Program.load(folder / "program").options["optimizer"]
+    assert (options["nesterov"], options["momentum"], options["lr"]) == (True, 0.9, 0.2)
+
+
 def test_debug_raises_the_error_itself_wherever_it_stands(run):
     for arguments in (
         ("--debug", "compile", "model.onnx", "-o", "program", "--norm", "whiten"),
@@ -445,6 +451,7 @@ def test_debug_raises_the_error_itself_wherever_it_stands(run):
         ((*TRAIN, "--epochs", "0"), "Invalid value for '--epochs'"),
         ((*TRAIN, "--epochs", "many"), "Invalid value for '--epochs'"),
         ((*TRAIN, "--optimizer", "adam", "--momentum", "0.9"), "adam takes no --momentum"),
+        ((*TRAIN, "--optimizer", "adamw:lr=0.1", "--lr", "0.2"), "--lr and 'adamw:lr=0.1' both give the lr of adamw"),
         ((*TRAIN, "--optimizer", "adagrad", "--momentum", "0.9", "--weight-decay", "0.1"), "adagrad takes no --momentum"),
         ((*TRAIN, "--resume", "--overwrite"), "--resume goes on with a run"),
         (

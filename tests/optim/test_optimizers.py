@@ -127,6 +127,7 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
     assert optim.get("sgd") == optim.sgd()
     assert optim.get("adam") == optim.adam()
     assert optim.get("adamw") == optim.adamw()
+    assert optim.get("adamw:lr=0.1,betas=[0.8, 0.9],amsgrad=true") == optim.adamw(0.1, betas=(0.8, 0.9), amsgrad=True)
     for optimizer in (optim.sgd(0.3, 0.9, nesterov=True), optim.adam(betas=(0.8, 0.9)), optim.adamw(amsgrad=True)):
         assert optim.get(optimizer) is optimizer
         assert optim.get(json.loads(json.dumps(optimizer.options()))) == optimizer
@@ -153,9 +154,18 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
             lambda: optim.sgd(lr="fast"),
             "sgd: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, not 'fast'",
         ),
-        (lambda: optim.get("sdg"), "there is no optimizer 'sdg'; there is " + ", ".join(sorted(optim.OPTIMIZERS))),
+        (
+            lambda: optim.get("sdg"),
+            r"there is no optimizer 'sdg' \(did you mean 'sgd'\?\); there is " + ", ".join(sorted(optim.OPTIMIZERS)),
+        ),
         (lambda: optim.get({"name": "sgd", "beta": 1}), "optimizer 'sgd': .*'beta'"),
         (lambda: optim.get({"lr": 1}), "there is no optimizer 'None'"),
+        (lambda: optim.get("ema"), r"optimizer 'ema' goes around another one: give the object, burnish.optim.ema\("),
+        (lambda: optim.get("sgd:nesterov"), "optimizer 'sgd:nesterov': settings are written name=value, .* not 'nesterov'"),
+        (lambda: optim.get("sgd:lr=1,lr=2"), "optimizer 'sgd:lr=1,lr=2' gives lr twice"),
+        (lambda: optim.get("sgd:momentum=fast"), "sgd: momentum must be a finite number .* not 'fast'"),
+        (lambda: optim.get(optim.AdamW), r"not the type 'AdamW': call it, as in burnish.optim.adamw\(\)"),
+        (lambda: optim.get(optim.adamw), r"not the function 'adamw': call it, as in burnish.optim.adamw\(\)"),
         (lambda: optim.get(0.1), "optimizer must be a name or an optimizer of burnish.optim, not float"),
     ],
 )

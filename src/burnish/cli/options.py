@@ -30,7 +30,11 @@ LossOption = Annotated[
 ]
 OptimizerOption = Annotated[
     str,
-    typer.Option("--optimizer", help="sgd, adamw or another name of docs/optimizers.md.", rich_help_panel=COMPILATION),
+    typer.Option(
+        "--optimizer",
+        help="sgd, adamw or another name of docs/optimizers.md; settings behind a colon (rmsprop:centered=true).",
+        rich_help_panel=COMPILATION,
+    ),
 ]
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=COMPILATION)
@@ -200,22 +204,30 @@ def export_line(path: Path, what: str, steps: int, program: Program, fold: bool)
     return line
 
 
-def build_optimizer(name: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:
-    """Return the optimizer; sgd has a momentum of 0.9 unless another is given.
+def build_optimizer(text: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:
+    """Return the optimizer of a name, with settings behind a colon or without; sgd has a momentum of 0.9 unless another is given.
 
     Raises:
-        typer.BadParameter: a momentum or a weight decay for an optimizer that has none.
+        typer.BadParameter: a momentum or a weight decay for an optimizer that has none, or a setting that is given twice.
     """
     from burnish import optim
+    from burnish.settings import read_settings
 
-    if momentum is None and name == "sgd":
-        momentum = 0.9
-    settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    given = {key: value for key, value in settings.items() if value is not None}
-    for key in sorted(given.keys() - optim.get(name).options().keys()):
+    name, settings = read_settings("optimizer", text)
+    known = optim.get(name).options()
+    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    for key, value in options.items():
+        if value is None:
+            continue
         option = f"--{key.replace('_', '-')}"
-        raise typer.BadParameter(f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd")
-    return optim.get({"name": name, **given})
+        if key not in known:
+            raise typer.BadParameter(f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd")
+        if key in settings:
+            raise typer.BadParameter(f"{option} and '{text}' both give the {key} of {name}: give one of them")
+        settings[key] = value
+    if name == "sgd":
+        settings.setdefault("momentum", 0.9)
+    return optim.get({"name": name, **settings})
 
 
 def metric_names(given: list[str]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +22,7 @@ from burnish.losses.given import OnnxLoss, from_onnx, from_options, output
 from burnish.losses.hinge import hinge, hinge_embedding, multi_margin
 from burnish.losses.likelihood import kl_divergence, nll
 from burnish.losses.regression import huber, l1, mean_squared_error, smooth_l1
+from burnish.settings import read_settings, suggestion
 
 LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss
 
@@ -77,8 +76,7 @@ def get(loss: LossLike) -> Loss:
     if isinstance(loss, os.PathLike | onnx.ModelProto | ir.Model) or (isinstance(loss, str) and loss.endswith(".onnx")):
         return from_onnx(loss)
     if isinstance(loss, str):
-        name, _, settings = loss.partition(":")
-        return _built(name, _read_settings(loss, settings))
+        return _built(*read_settings("loss", loss))
     if isinstance(loss, Mapping):
         return _built(str(loss.get("name")), {key: value for key, value in loss.items() if key != "name"})
     if isinstance(loss, Loss):
@@ -91,25 +89,9 @@ def get(loss: LossLike) -> Loss:
 def _built(name: str, settings: Mapping[str, Any]) -> Loss:
     make = (LOSSES | NEED_SETTINGS).get(name)
     if make is None:
-        close = difflib.get_close_matches(name, LOSSES, n=1)
-        suggestion = f" (did you mean '{close[0]}'?)" if close else ""
-        raise ConfigurationError(f"there is no loss '{name}'{suggestion}; there is {', '.join(sorted(LOSSES))}")
+        raise ConfigurationError(f"there is no loss '{name}'{suggestion(name, LOSSES)}; there is {', '.join(sorted(LOSSES))}")
     try:
         return make(**settings)
     except TypeError as error:
         given = f"it was given the options {dict(settings)}" if settings else "it was given no options"
         raise ConfigurationError(f"loss '{name}': {error}; {given}") from error
-
-
-def _read_settings(loss: str, text: str) -> dict[str, Any]:
-    """Read ``delta=0.5,reduction=sum``; a value is JSON where it can be read as such, else text."""
-    settings = {}
-    for part in filter(None, text.split(",")):
-        name, separator, value = part.partition("=")
-        if not separator:
-            raise ConfigurationError(f"loss '{loss}': settings are written name=value, with commas between, not '{part}'")
-        try:
-            settings[name.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[name.strip()] = value.strip()
-    return settings

@@ -6,16 +6,15 @@ is the text. Settings are separated by commas: ``ghost:32``, ``train:momentum=cu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.settings import is_number, is_whole, matches_pattern
 
 CUMULATIVE: Literal["cumulative"] = "cumulative"
 
@@ -104,7 +103,7 @@ class Ghost(BatchStatistics):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_whole(self.size) or self.size < 1:
+        if not is_whole(self.size) or self.size < 1:
             raise ConfigurationError(
                 f"norm: ghost: size must be a whole number of samples, 1 or more, not {self.size!r}: write 'ghost:32'"
             )
@@ -133,11 +132,11 @@ class Renorm(BatchStatistics):
         super().__post_init__()
         for name, lowest in (("r_max", 1), ("d_max", 0)):
             number = getattr(self, name)
-            if not _is_number(number) or number < lowest:
+            if not is_number(number) or number < lowest:
                 raise ConfigurationError(f"norm: renorm: {name} must be a finite number of {lowest} or more, not {number!r}")
         for name in ("start", "r_max_step", "d_max_step"):
             number = getattr(self, name)
-            if not _is_whole(number) or number < 0:
+            if not is_whole(number) or number < 0:
                 raise ConfigurationError(f"norm: renorm: {name} must be a whole number of steps, 0 or more, not {number!r}")
         for name in ("r_max_step", "d_max_step"):
             number = getattr(self, name)
@@ -195,7 +194,7 @@ def layer_name(node: ir.Node) -> str:
 
 def matches_layer(node: ir.Node, pattern: str) -> bool:
     """Whether a layer has this name, or one that fits it as a shell-style pattern; its node's name counts, too."""
-    return any(name == pattern or fnmatchcase(name, pattern) for name in (layer_name(node), node.name or ""))
+    return any(matches_pattern(name, pattern) for name in (layer_name(node), node.name or ""))
 
 
 def layer_names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
@@ -276,16 +275,8 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_fraction(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
 
 
 def _text(value: float | str) -> str:

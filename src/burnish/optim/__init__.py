@@ -6,6 +6,7 @@ What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.pro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from burnish.errors import ConfigurationError
@@ -41,6 +42,7 @@ from burnish.optim.transforms import (
     clip_by_value,
 )
 from burnish.optim.wrappers import WRAPPERS, wrapper_of
+from burnish.settings import read_settings, suggestion
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adadelta": adadelta,
@@ -64,23 +66,24 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     """Return the optimizer of a name, of the options that an optimizer gave (``Optimizer.options``), or the object itself.
 
+    Args:
+        optimizer: a name, with settings behind a colon (``rmsprop:momentum=0.9,centered=true``); options; or an optimizer.
+
     Raises:
         ConfigurationError: there is no optimizer of that name, or no such option.
     """
     if isinstance(optimizer, str):
-        return _named(optimizer)()
+        name, settings = read_settings("optimizer", optimizer)
+        return _built(name, settings)
     if isinstance(optimizer, Mapping):
         settings = {key: value for key, value in optimizer.items() if key != "name"}
-        if optimizer.get("name") in WRAPPERS:
-            return wrapper_of(str(optimizer["name"]), settings, get)
-        if isinstance(settings.get("lr"), Mapping):
-            settings["lr"] = schedules.get(settings["lr"])
-        try:
-            return _named(str(optimizer.get("name")))(**settings)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"optimizer '{optimizer.get('name')}': {error}; it was given the options {settings}"
-            ) from error
+        name = str(optimizer.get("name"))
+        return wrapper_of(name, settings, get) if name in WRAPPERS else _built(name, settings)
+    if isinstance(optimizer, type | FunctionType):
+        raise ConfigurationError(
+            f"optimizer must be a name or an optimizer of burnish.optim, not the {type(optimizer).__name__} "
+            f"'{optimizer.__name__}': call it, as in burnish.optim.{optimizer.__name__.lower()}()"
+        )
     if isinstance(optimizer, Optimizer):
         return optimizer
     raise ConfigurationError(
@@ -89,12 +92,19 @@ def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     )
 
 
-def _named(name: str) -> Callable[..., Optimizer]:
+def _built(name: str, settings: Mapping[str, Any]) -> Optimizer:
     if name in WRAPPERS:
         raise ConfigurationError(f"optimizer '{name}' goes around another one: give the object, burnish.optim.{name}(...)")
     if name not in OPTIMIZERS:
-        raise ConfigurationError(f"there is no optimizer '{name}'; there is {', '.join(sorted(OPTIMIZERS))}")
-    return OPTIMIZERS[name]
+        raise ConfigurationError(
+            f"there is no optimizer '{name}'{suggestion(name, OPTIMIZERS)}; there is {', '.join(sorted(OPTIMIZERS))}"
+        )
+    lr = settings.get("lr")
+    built = {**settings, "lr": schedules.get(lr)} if isinstance(lr, Mapping) else settings
+    try:
+        return OPTIMIZERS[name](**built)
+    except TypeError as error:
+        raise ConfigurationError(f"optimizer '{name}': {error}; it was given the options {dict(settings)}") from error
 
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, zeros_like
+from burnish.settings import is_number, is_whole
 
 Tensors = dict[str, Tensor]
 
@@ -250,7 +250,7 @@ def penalized(gradient: Tensor, parameter: Tensor, weight_decay: float) -> Tenso
 def check_rate(optimizer: str, lr: object) -> None:
     """Raise ConfigurationError for what is neither a schedule nor a finite number that is not negative."""
     if not isinstance(lr, Schedule):
-        if not _is_number(lr):
+        if not is_number(lr):
             raise ConfigurationError(
                 f"{optimizer}: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, "
                 f"not {lr!r}"
@@ -275,37 +275,33 @@ def power(builder: Builder, base: float, exponent: Tensor) -> Tensor:
 def check_finite(optimizer: str, **numbers: float) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a finite number."""
     for name, number in numbers.items():
-        if not _is_number(number):
+        if not is_number(number):
             raise ConfigurationError(f"{optimizer}: {name} must be a finite number, not {number!r}")
 
 
 def check_not_negative(optimizer: str, **numbers: float) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a finite number or is negative."""
     for name, number in numbers.items():
-        if not _is_number(number) or number < 0.0:
+        if not is_number(number) or number < 0.0:
             raise ConfigurationError(f"{optimizer}: {name} must be a finite number that is not negative, not {number!r}")
 
 
 def check_positive(optimizer: str, **numbers: float) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a finite number or is not above 0."""
     for name, number in numbers.items():
-        if not _is_number(number) or number <= 0.0:
+        if not is_number(number) or number <= 0.0:
             raise ConfigurationError(f"{optimizer}: {name} must be a finite number above 0, not {number!r}")
 
 
 def check_fraction(optimizer: str, **numbers: float) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a number in [0, 1)."""
     for name, number in numbers.items():
-        if not _is_number(number) or not 0.0 <= number < 1.0:
+        if not is_number(number) or not 0.0 <= number < 1.0:
             raise ConfigurationError(f"{optimizer}: {name} must be at least 0 and less than 1, not {number!r}")
 
 
 def check_count(optimizer: str, **numbers: int) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a whole number of at least 1."""
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        if not is_whole(number) or number < 1:
             raise ConfigurationError(f"{optimizer}: {name} must be a whole number of at least 1, not {number!r}")
-
-
-def _is_number(number: object) -> bool:
-    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar, runtime_checkable
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.settings import matches_pattern, nearest
 
 
 class ParameterKind(StrEnum):
@@ -90,17 +89,15 @@ def frozen_parameters(optimizer: object) -> frozenset[str]:
 
 def matching(pattern: str, names: Collection[str]) -> tuple[str, ...]:
     """Return the names that a shell-style pattern matches, or that it is."""
-    return tuple(name for name in names if name == pattern or fnmatchcase(name, pattern))
+    return tuple(name for name in names if matches_pattern(name, pattern))
 
 
 def check_matches(owner: str, pattern: str, names: Collection[str]) -> None:
     """Raise ConfigurationError, with what comes near, for a pattern that matches none of the parameters."""
     if matching(pattern, names):
         return
-    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or list(names)[:3]
-    hint = ", ".join(f"'{name}'" for name in close)
     raise ConfigurationError(
-        f"{owner}: the pattern '{pattern}' matches no parameter that trains; did you mean {hint}? "
+        f"{owner}: the pattern '{pattern}' matches no parameter that trains; did you mean {nearest(pattern, names)}? "
         "`burnish inspect` lists them all"
     )
 

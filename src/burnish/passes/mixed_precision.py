@@ -5,9 +5,7 @@ What is done with an operator is read off the table below; an operator that is n
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
 from functools import cache
 
 import numpy as np
@@ -17,6 +15,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, constant_array
 from burnish.graph.versions import raise_opset
+from burnish.settings import matches_pattern, nearest
 
 COMPUTED = frozenset("Conv ConvTranspose Einsum Gemm MatMul".split())
 """Computed in sixteen bits whatever they read: products whose terms an engine sums in float32."""
@@ -201,11 +200,10 @@ def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[s
     names = {node: _names(node, weights) for node in graph}
     kept: set[ir.Node] = set()
     for pattern in keep:
-        matched = {node for node, given in names.items() if any(name == pattern or fnmatchcase(name, pattern) for name in given)}
+        matched = {node for node, given in names.items() if any(matches_pattern(name, pattern) for name in given)}
         if not matched:
             known = sorted({name for given in names.values() for name in given})
-            close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
-            hint = ", ".join(f"'{name}'" for name in close)
+            hint = nearest(pattern, known)
             raise ConfigurationError(f"precision: keep: '{pattern}' matches no layer of the model; did you mean {hint}?")
         kept |= matched
     return kept

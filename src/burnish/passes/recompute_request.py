@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import ORIGIN_METADATA
+from burnish.settings import matches_pattern
 
 RecomputeOption = str | int | Sequence[str] | None
 
@@ -106,5 +106,5 @@ def matching_nodes(nodes: Sequence[ir.Node], pattern: str) -> list[int]:
     return [
         index
         for index, node in enumerate(nodes)
-        if any(name and fnmatchcase(name, pattern) for name in node.metadata_props.get(ORIGIN_METADATA, "").split("\n"))
+        if any(name and matches_pattern(name, pattern) for name in node.metadata_props.get(ORIGIN_METADATA, "").split("\n"))
     ]

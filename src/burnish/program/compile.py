@@ -72,7 +72,8 @@ def compile(
         loss: a name out of ``burnish.losses.LOSSES``, with settings behind a colon (``huber:delta=0.5``); an object of
             ``burnish.losses``; or an ONNX graph (path, ``ModelProto`` or ``onnx_ir.Model``) whose inputs are named as the model's
             outputs, or else are labels.
-        optimizer: a name out of ``burnish.optim.OPTIMIZERS``, or an object of ``burnish.optim``.
+        optimizer: a name out of ``burnish.optim.OPTIMIZERS``, with settings behind a colon (``rmsprop:centered=true``), or an
+            object of ``burnish.optim``.
         trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
         norm: policy of batch normalization layers, or {pattern: policy}: ``train``, ``frozen`` (scale and bias train),
             ``frozen:all`` (they do not either), ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.

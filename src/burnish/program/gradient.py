@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
@@ -14,6 +13,7 @@ from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
 from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
+from burnish.settings import nearest
 
 
 def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
@@ -98,9 +98,7 @@ def _choose_output(names: Sequence[str], of: str | None) -> str:
 def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
     value = values.get(name)
     if value is None:
-        close = difflib.get_close_matches(name, values, n=3, cutoff=0.4) or list(values)[:3]
-        hint = ", ".join(f"'{other}'" for other in close)
-        raise ConfigurationError(f"wrt: the model has no input or initializer '{name}'; did you mean {hint}?")
+        raise ConfigurationError(f"wrt: the model has no input or initializer '{name}'; did you mean {nearest(name, values)}?")
     if value.dtype not in FLOATING:
         raise ConfigurationError(f"wrt: '{name}' is {value.dtype}, and only floating-point values have gradients")
     return value

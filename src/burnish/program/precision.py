@@ -13,6 +13,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim.loss_scale import LossScaled
 from burnish.passes import mix_precision
+from burnish.settings import is_number, is_whole
 
 FULL = "float32"
 MIXED = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -105,14 +106,13 @@ def get(precision: Precision) -> MixedPrecision | None:
 
 
 def _check_number(name: str, number: object, above: float, below: float) -> None:
-    is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-    if not is_number or not above < number < below:  # type: ignore[operator]
+    if not is_number(number) or not above < number < below:  # type: ignore[operator]
         limits = f"above {above:g}" + (f" and below {below:g}" if math.isfinite(below) else "")
         raise ConfigurationError(f"precision: {name} must be a finite number {limits}, not {number!r}")
 
 
 def _check_interval(interval: object) -> None:
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+    if not is_whole(interval) or interval < 1:  # type: ignore[operator]
         raise ConfigurationError(
             f"precision: growth_interval must be a whole number of at least 1, or None for a scale that never changes, not "
             f"{interval!r}"

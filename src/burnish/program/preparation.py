@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +15,7 @@ from burnish.importer import InitializerKind, classify_initializers
 from burnish.losses import Activation, Reading
 from burnish.norm_policies import Frozen, NormPolicy, layer_name
 from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
+from burnish.settings import matches_pattern, nearest
 
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
 
@@ -65,7 +64,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
         selected = tuple(name for name in parameters if trainable(name, _array(initializers[name])))
     else:
         patterns = _patterns(trainable)
-        asked_for = {pattern: tuple(name for name in parameters if _matches(name, pattern)) for pattern in patterns}
+        asked_for = {pattern: tuple(name for name in parameters if matches_pattern(name, pattern)) for pattern in patterns}
         for pattern, matches in asked_for.items():
             if not matches:
                 raise ConfigurationError(_no_match(pattern, model, parameters, statistics))
@@ -202,24 +201,19 @@ def _patterns(trainable: str | Sequence[str]) -> list[str]:
     return patterns
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
-
-
 def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...]) -> str:
-    if any(_matches(name, pattern) for name in statistics):
+    if any(matches_pattern(name, pattern) for name in statistics):
         return (
             f"trainable: '{pattern}' names a running statistic of a batch normalization, which is updated, never trained; "
             "select its scale or bias instead"
         )
-    constants = [(name, value) for name, value in model.graph.initializers.items() if _matches(name, pattern)]
+    constants = [(name, value) for name, value in model.graph.initializers.items() if matches_pattern(name, pattern)]
     if constants:
         found = reasons([(name, why_no_weight(model.graph, value)) for name, value in constants])
         return f"trainable: '{pattern}' selects only what stays as it is ({found}); `burnish inspect` lists the weights"
     if not parameters:
         return f"trainable: '{pattern}' matches no weight: {why_nothing_trains(model)}"
-    close = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.4) or list(parameters[:3])
-    hint = ", ".join(f"'{name}'" for name in close)
+    hint = nearest(pattern, parameters)
     return f"trainable: '{pattern}' matches no weight of the model; did you mean {hint}? `burnish inspect` lists them all"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from burnish.errors import ConfigurationError, InputError
 from burnish.norm_policies import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.settings import suggestion
 
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 
@@ -81,7 +81,7 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
             )
         if name not in entries:
             raise ConfigurationError(
-                f"There is no hyperparameter '{name}'{_suggestion(name, entries)}; "
+                f"There is no hyperparameter '{name}'{suggestion(name, entries)}; "
                 f"a step of this program takes {', '.join(entries) or 'none'}"
             )
     values = {}
@@ -124,14 +124,9 @@ def _check_names(expected: Mapping[str, Entry], batch: Mapping[str, Any], ignore
     if unexpected:
         name = unexpected[0]
         raise InputError(
-            f"The batch has an unexpected input {name!r}{_suggestion(name, expected)}: "
+            f"The batch has an unexpected input {name!r}{suggestion(str(name), expected)}: "
             f"expected {', '.join(repr(known) for known in expected)}; leave it out"
         )
-
-
-def _suggestion(name: object, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def _described(entry: Entry) -> str:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Schedule, Tensors, check_not_negative
+from burnish.settings import is_whole
 
 PAST_END = ("error", "hold")
 
@@ -153,7 +154,3 @@ def check_positive(schedule: str, **numbers: float) -> None:
         check_not_negative(schedule, **{name: value})
         if value == 0:
             raise ConfigurationError(f"{schedule}: {name} must be above 0, not {value!r}")
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -12,7 +12,8 @@ import numpy as np
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors, check_fraction, check_not_negative
-from burnish.optim.schedules.base import check_choice, check_positive, double, is_whole, number, options_of
+from burnish.optim.schedules.base import check_choice, check_positive, double, number, options_of
+from burnish.settings import is_whole
 
 MONITORED = "monitored"
 RATE, BEST, SEEN, BAD, COOLING = "plateau_rate", "plateau_best", "plateau_seen", "plateau_bad", "plateau_cooling"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
-from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors
 
@@ -73,14 +72,6 @@ class StatelessTransform:
         return {"name": self.name} | {
             name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()
         }
-
-
-def check_positive(transform: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a finite number above 0."""
-    for name, number in numbers.items():
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not 0.0 < number < float("inf"):
-            raise ConfigurationError(f"{transform}: {name} must be a finite number above 0, not {number!r}")
 
 
 def shrinking_factor(builder: Builder, norm: Tensor, max_norm: float) -> Tensor:

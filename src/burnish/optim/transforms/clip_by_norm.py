@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Tensors
+from burnish.optim.base import Tensors, check_positive
 from burnish.optim.norms import euclidean_norm
-from burnish.optim.transforms.base import StatelessTransform, check_positive, shrinking_factor
+from burnish.optim.transforms.base import StatelessTransform, shrinking_factor
 
 
 @dataclass(frozen=True)

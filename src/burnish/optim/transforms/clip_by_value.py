@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Tensors
-from burnish.optim.transforms.base import StatelessTransform, check_positive
+from burnish.optim.base import Tensors, check_positive
+from burnish.optim.transforms.base import StatelessTransform
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""What is read the same way whatever option it stands in."""
+
+from __future__ import annotations
+
+import pytest
+
+from burnish.errors import ConfigurationError
+from burnish.settings import is_number, is_whole, matches_pattern, nearest, read_settings, suggestion
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "settings"),
+    [
+        ("sgd", "sgd", {}),
+        ("huber:delta=0.5,reduction=sum", "huber", {"delta": 0.5, "reduction": "sum"}),
+        ("adam: betas=[0.8, 0.9], amsgrad = true", "adam", {"betas": [0.8, 0.9], "amsgrad": True}),
+        ("cross_entropy:weight=null", "cross_entropy", {"weight": None}),
+        ("a:b=c=d", "a", {"b": "c=d"}),
+    ],
+)
+def test_settings_behind_a_name(text, name, settings):
+    assert read_settings("option", text) == (name, settings)
+
+
+def test_settings_that_cannot_be_read_are_named():
+    with pytest.raises(ConfigurationError, match="loss 'huber:0.5': settings are written name=value, .*, not '0.5'"):
+        read_settings("loss", "huber:0.5")
+    with pytest.raises(ConfigurationError, match="loss 'huber:delta=1,delta=2' gives delta twice: give it once"):
+        read_settings("loss", "huber:delta=1,delta=2")
+
+
+def test_what_counts_as_a_number():
+    assert [is_number(value) for value in (1, 0.5, True, "1", None, float("nan"), float("inf"))] == [True, True, *[False] * 5]
+    assert [is_whole(value) for value in (1, 1.0, False)] == [True, False, False]
+
+
+def test_patterns_and_what_comes_near():
+    assert matches_pattern("layer1.weight", "layer1*")
+    assert matches_pattern("w[0]", "w[0]")
+    assert not matches_pattern("Layer1", "layer1")
+    assert nearest("stem.wieght", ["head.bias", "stem.weight"]) == "'stem.weight'"
+    assert nearest("zzz", ["a", "b", "c", "d"]) == "'a', 'b', 'c'"
+    assert suggestion("adma", ["adam", "sgd"]) == " (did you mean 'adam'?)"
+    assert suggestion("zzz", ["adam", "sgd"]) == ""
