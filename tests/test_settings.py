@@ -23,7 +23,7 @@ def test_settings_behind_a_name(text, name, settings):
 
 
 def test_settings_that_cannot_be_read_are_named():
-    with pytest.raises(ConfigurationError, match="loss 'huber:0.5': settings are written name=value, .*, not '0.5'"):
+    with pytest.raises(ConfigurationError, match=r"loss 'huber:0.5': settings are written name=value, .*, not '0.5'"):
         read_settings("loss", "huber:0.5")
     with pytest.raises(ConfigurationError, match="loss 'huber:delta=1,delta=2' gives delta twice: give it once"):
         read_settings("loss", "huber:delta=1,delta=2")
