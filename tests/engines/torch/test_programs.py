@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -40,7 +41,7 @@ NETWORKS: dict[str, Callable[[], ir.Model]] = {
 def gradients(engine: TorchEngine | OnnxRuntimeEngine | ReferenceEngine, program: Program, state, batch) -> dict[str, np.ndarray]:
     """All outputs of ``grad``, by the engine's own kernels where it has some."""
     if isinstance(engine, TorchEngine):
-        return engine.open(program, state, threads=1)._arrays("grad", batch)
+        return engine.open(program, state, threads=1)._arrays("grad", batch, {})
     values = {**state, **batch}
     return engine.run(program.grad, {entry.name: values[entry.name] for entry in program.signature["grad"].inputs})
 
@@ -91,11 +92,11 @@ def batches(model: ir.Model) -> list[dict[str, np.ndarray]]:
     return [batch_of(model, seed) for seed in range(STEPS)]
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "aten"])
+@pytest.mark.parametrize("compiled", ["regions", "none"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str, fused: bool) -> None:
+def test_networks(name: str, compiled: Literal["regions", "none"]) -> None:
     model = NETWORKS[name]()
-    compare(burnish.compile(model, metrics=("accuracy",)), batches(model), TorchEngine(fused=fused))
+    compare(burnish.compile(model, metrics=("accuracy",)), batches(model), TorchEngine(compile=compiled))
 
 
 @pytest.mark.parametrize("norm", ["frozen", "ghost:4", "renorm", "train"])

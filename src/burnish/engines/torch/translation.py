@@ -310,9 +310,10 @@ class Translator:
             return found
         array = self.constant(value)
         if array is not None:
-            assert value.dtype is not None
-            torch_dtype(value.dtype, f"The constant '{value.name}'")
-            self._values[value] = self._buffer(tensor_of(array, value.dtype).to(self.device))
+            declared = self.dtype(value)
+            assert declared is not None
+            torch_dtype(declared, f"The constant '{value.name}'")
+            self._values[value] = self._buffer(tensor_of(array, declared).to(self.device))
             return self._values[value]
         numbers = self._hosts.get(value)
         if numbers is None:
@@ -337,7 +338,8 @@ class Translator:
         """The value as host numbers, or None for what is a tensor alone."""
         if value not in self._hosts:
             array = self.constant(value)
-            self._hosts[value] = None if array is None or value.dtype is None else Host.of_array(array, value.dtype)
+            dtype = self.dtype(value)
+            self._hosts[value] = None if array is None or dtype is None else Host.of_array(array, dtype)
         return self._hosts[value]
 
     def number(self, value: ir.Value) -> Number | None:
@@ -354,6 +356,8 @@ class Translator:
         return self._constants[value]
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
+        if value.dtype is None and (constant := ir.convenience.get_const_tensor(value)) is not None:
+            return constant.dtype
         return value.dtype
 
     def extents(self, value: ir.Value) -> list[Any] | None:
