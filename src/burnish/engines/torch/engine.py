@@ -193,7 +193,7 @@ class TorchRunner:
         signature = self._program.signature["step"]
         return RecordedStep(self._executable("step"), signature, self._state, self._device, self._laid_out, self._recorder)
 
-    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str]) -> Arrays:
+    def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         results = self._run(graph, inputs, instead)
         return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
 
