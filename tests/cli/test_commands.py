@@ -363,6 +363,13 @@ def write_model_without_gradient(path: Path, off_the_path: bool) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
 
 
+def test_inspect_of_a_program_in_one_file(run):
+    run("compile", "model.onnx", "-o", "whole.onnx", "--optimizer", "lion")
+    text = run("inspect", "whole.onnx").stdout
+    assert text.startswith("whole.onnx: a training program; ")
+    assert '"name": "lion"' in text
+
+
 def test_inspect_and_check_name_what_lacks_a_gradient(run, folder):
     write_model_without_gradient(folder / "det.onnx", off_the_path=False)
     text = run("inspect", "det.onnx").stdout

@@ -24,13 +24,25 @@ def test_what_is_given_is_read(given, read):
     assert read_recompute(given) == read
 
 
+def test_a_budget_is_for_the_batch_that_the_run_has(run):
+    assert read_recompute(["1.5GB"], 32) == "1.5GB:batch=32"
+    assert read_recompute(["1.5GB:batch=16"], 32) == "1.5GB:batch=16"
+    assert read_recompute(["layers"], 32) == "layers"
+    train = ("train", "model.onnx", "--data", "data.npz", "--batch-size", "16", "-o", "again")
+    text = run(*train, "--recompute", "18KB").stdout
+    assert "planned peak of a step at batch 16: " in text
+    planned = json.loads(run("inspect", "again", "--json").stdout)["planned_peak"]
+    assert planned["batch"] == 16
+    assert planned["bytes"] <= 18_000 < planned["without_recompute"]
+
+
 def test_compile_and_inspect_print_the_planned_peak(run):
     plain = run("compile", "model.onnx", "-o", "plain").stdout.splitlines()[-1]
     assert plain.startswith("planned peak of a step at batch 1: ")
     assert "without recomputation" not in plain
     line = run("compile", "model.onnx", "-o", "again", "--recompute", "layers:batch=64").stdout.splitlines()[-1]
     assert line.startswith("planned peak of a step at batch 64: ")
-    assert line.endswith(" MB without recomputation")
+    assert line.endswith("B without recomputation")
     assert line in run("inspect", "again").stdout
     planned = json.loads(run("inspect", "again", "--json").stdout)["planned_peak"]
     assert planned["batch"] == 64

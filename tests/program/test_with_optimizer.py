@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -305,3 +306,8 @@ def test_accumulated_micro_batches_are_one_large_batch() -> None:
 def test_an_optimizer_that_does_not_fit(program: Program, optimizer: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         program.with_optimizer(optimizer)
+
+
+def test_a_program_is_described_in_one_line() -> None:
+    program = burnish.compile(residual_network((1, 4, 4), classes=3, width=2, blocks=(1,)))
+    assert re.fullmatch(r"Program\(init: \d+ nodes, step: \d+ nodes, grad: .*, predict: \d+ nodes\)", repr(program))

@@ -15,15 +15,15 @@ CONSTANTS_SHOWN = 10
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or a program's folder.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An ONNX file, a program, or the folder of a run.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
-    from burnish.cli.summary import summarize, summarize_program
-    from burnish.program.persistence import MANIFEST
+    from burnish.cli.summary import program_at, summarize, summarize_program
 
-    # The folder of a run holds its program in a folder.
-    program = next((folder for folder in (model, model / "program") if (folder / MANIFEST).is_file()), None)
+    program = program_at(model)
     summary = summarize(model) if program is None else summarize_program(program)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))

@@ -97,7 +97,7 @@ RecomputeOption = Annotated[
         "--recompute",
         metavar="WHAT",
         help="Compute activations again in the backward to save memory: layers, or a budget such as 1.5GB, either also for a "
-        "batch, as in 1.5GB:batch=16; or a pattern of node names, which may be given again.",
+        "batch, as in 1.5GB:batch=16 (by default the run's, else 1); or a pattern of node names, which may be given again.",
         rich_help_panel=COMPILATION,
     ),
 ]
@@ -133,8 +133,9 @@ def compile_model(
     outputs: str | None,
     precision: str,
     recompute: list[str] | None,
+    batch_size: int | None = None,
 ) -> Program:
-    """Compile a model with what was given on the command line.
+    """Compile a model with what was given on the command line; ``batch_size`` is that of its steps, where it is known.
 
     Raises:
         typer.BadParameter: options that contradict each other.
@@ -154,23 +155,30 @@ def compile_model(
             metrics=metric_names(metrics) if metrics else None,
             outputs=read_outputs(outputs),
             precision=precision,
-            recompute=read_recompute(recompute or []),
+            recompute=read_recompute(recompute or [], batch_size),
         )
 
 
-def read_recompute(given: list[str]) -> str | list[str] | None:
-    """Return ``layers`` or a budget, with a batch or without, as it is, and anything else as patterns."""
-    if len(given) == 1 and (given[0].partition(":")[0] == "layers" or given[0][:1].isdigit()):
-        return given[0]
-    return given or None
+def read_recompute(given: list[str], batch_size: int | None = None) -> str | list[str] | None:
+    """Return ``layers`` or a budget as it is, and anything else as patterns; a budget without a batch is for ``batch_size``."""
+    if len(given) != 1:
+        return given or None
+    what, _, setting = given[0].partition(":")
+    if what[:1].isdigit():
+        return given[0] if setting or batch_size is None else f"{what}:batch={batch_size}"
+    return given[0] if what == "layers" else given
 
 
-def planned_line(program: Program) -> str:
+def planned_line(program: Program, batch: int | None = None) -> str:
     """Return what a step is planned to need, and what it would need if nothing were computed again."""
-    batch = planned_batch(program)
+    batch = batch or planned_batch(program)
     peak = program.planned_peak(batch)
-    saved = f", {peak.without_recompute / 1e6:,.1f} MB without recomputation" if program.options.get("recompute") else ""
-    return f"planned peak of a step at batch {batch}: {peak.bytes / 1e6:,.1f} MB{saved}"
+    saved = f", {_size(peak.without_recompute)} without recomputation" if program.options.get("recompute") else ""
+    return f"planned peak of a step at batch {batch}: {_size(peak.bytes)}{saved}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
 def planned_batch(program: Program) -> int:

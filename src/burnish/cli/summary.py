@@ -15,9 +15,10 @@ from burnish.cli.options import planned_batch, planned_line
 from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
-from burnish.importer import InitializerKind, classify_initializers, load, untrained_scalars
+from burnish.importer import InitializerKind, classify_initializers, load, read_proto, untrained_scalars
 from burnish.ops import has_gradient
 from burnish.program import Program, Role
+from burnish.program.persistence import MANIFEST
 from burnish.program.preparation import find_predictions, why_nothing_trains
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
@@ -67,18 +68,30 @@ def summarize(path: Path) -> dict[str, Any]:
     }
 
 
-def summarize_program(folder: Path) -> dict[str, Any]:
+def program_at(path: Path) -> Path | None:
+    """Return where the program of a path is saved: a program's folder, a run's, or an ONNX file that holds its training.
+
+    Raises:
+        ModelError: the path leads to no folder, and to no ONNX file.
+    """
+    for folder in (path, path / "program"):
+        if (folder / MANIFEST).is_file():
+            return folder
+    return path if len(read_proto(path)[0].training_info) else None
+
+
+def summarize_program(path: Path) -> dict[str, Any]:
     """Return, as JSON-compatible values, what a saved program was compiled with, its state and its graphs.
 
     Raises:
         CheckpointError: the program is damaged.
     """
-    program = Program.load(folder)
+    program = Program.load(path)
     signature = program.signature["step"]
     fed = (Role.DATA, Role.LABEL, Role.HYPERPARAMETER)
     batch = planned_batch(program)
     return {
-        "program": str(folder),
+        "program": str(path),
         "options": program.options,
         "inputs": [
             {"name": entry.name, "role": entry.role.value, "dtype": entry.dtype.name.lower(), "shape": list(entry.extents)}

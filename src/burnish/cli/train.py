@@ -32,6 +32,7 @@ from burnish.cli.options import (
     WarmupOption,
     compile_model,
     export_line,
+    planned_line,
 )
 from burnish.errors import ConfigurationError
 
@@ -147,9 +148,11 @@ def train(
     console = output()
     begin = time.monotonic()
     program = compile_model(
-        model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision, recompute
+        model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision, recompute, batch_size
     )
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
+    if recompute:
+        console.print(planned_line(program, batch_size), markup=False)
     from burnish.data import Wanted, open_dataset
 
     wanted = Wanted.by(program)

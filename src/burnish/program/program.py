@@ -29,7 +29,7 @@ from burnish.program.update import update_graphs
 __all__ = ["GRAPH_NAMES", "Program"]
 
 
-@dataclass
+@dataclass(repr=False)
 class Program:
     """A training program: pure graphs over explicit state, in standard ONNX operators.
 
@@ -61,6 +61,11 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     semantic: Mapping[str, ir.Model] = field(default_factory=dict, repr=False)
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        """The graphs by their numbers of nodes: whole, they are pages of text."""
+        nodes = ", ".join(f"{name}: {sum(1 for _ in graph.graph)} nodes" for name, graph in self.graphs.items())
+        return f"Program({nodes})"
 
     @property
     def graphs(self) -> dict[str, ir.Model]:
