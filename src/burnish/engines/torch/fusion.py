@@ -1,7 +1,8 @@
 """Fusion of a program's graph into the kernels that this engine has beyond ATen's.
 
 Batch normalization in training takes in the addition and the activation behind it, and its gradient the gradients of these; max
-pooling keeps the places of its maxima as PyTorch counts them. What is not of a form that a kernel has is left as it is.
+pooling keeps the places of its maxima as PyTorch counts them. Normalization of rows and elementwise arithmetic have modules of
+their own. What is not of a form that a kernel has is left as it is.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
+from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
 from burnish.lowering import lower_semantic_operators
 
-FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"})
+FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | STANDARDIZED
 """The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
 RELU, CLIPPED = 1, 2
 
@@ -33,6 +35,8 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
             _fuse_pool(graph, node)
         elif kernels and node.domain == BURNISH_DOMAIN and node.op_type == "BatchNormTraining":
             _fuse_batch_norm(graph, node)
+    if kernels:
+        fuse_normalization(graph)
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED

@@ -41,6 +41,37 @@ def batch_norm_gradient(op: Call) -> Any:
     return tuple(results[index] for index in range(4))
 
 
+@translates("FusedStandardize", domain=BURNISH_DOMAIN)
+def standardize(op: Call) -> Any:
+    results = torch.ops.burnish.standardize.default(
+        op.tensor(0),
+        op.optional(1),
+        op.optional(2),
+        op.attribute("axis"),
+        op.attribute("epsilon"),
+        op.attribute("offset"),
+        bool(op.attribute("centered")),
+    )
+    return tuple(results[index] for index in range(4))
+
+
+@translates("FusedStandardizeGrad", domain=BURNISH_DOMAIN)
+def standardize_gradient(op: Call) -> Any:
+    results = torch.ops.burnish.standardize_gradient.default(
+        op.tensor(0),
+        op.tensor(1),
+        op.optional(2),
+        op.optional(3),
+        op.tensor(4),
+        op.optional(5),
+        op.attribute("axis"),
+        op.attribute("offset"),
+        bool(op.attribute("centered")),
+        bool(op.attribute("parameters")),
+    )
+    return tuple(results[index] for index in range(3))
+
+
 def _window(op: Call) -> tuple[Any, ...]:
     names = ("kernel_shape", "strides", "pads", "dilations")
     return (*(list(op.attribute(name)) for name in names), bool(op.attribute("ceil_mode")))
