@@ -98,6 +98,26 @@ def test_the_same_as_onnxruntime(name: str) -> None:
         np.testing.assert_allclose(actual[output], array, rtol=1e-5, atol=1e-6, err_msg=output)
 
 
+def test_determinants() -> None:
+    x = GENERATOR.normal(size=(5, 3, 3)).astype(np.float32)
+    actual = TorchEngine().run(model_of("(float[5, 3, 3] x) => (float[5] y) { y = Det(x) }"), {"x": x})["y"]
+    np.testing.assert_allclose(actual, np.linalg.det(x.astype(np.float64)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_cumulative_products(exclusive: int, reverse: int) -> None:
+    x = GENERATOR.normal(size=(4, 6))
+    text = f"""(double[4, 6] x) => (double[4, 6] y)
+        {{ axis = Constant <value_int = 1> ()  y = CumProd <exclusive = {exclusive}, reverse = {reverse}> (x, axis) }}"""
+    factors = x[:, ::-1] if reverse else x
+    if exclusive:
+        factors = np.concatenate([np.ones((4, 1)), factors[:, :-1]], 1)
+    expected = np.cumprod(factors, 1)
+    actual = TorchEngine().run(model_of(text, opset=26), {"x": x})["y"]
+    np.testing.assert_allclose(actual, expected[:, ::-1] if reverse else expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("node", "mean", "deviation"),
     [

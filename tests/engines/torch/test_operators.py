@@ -30,7 +30,7 @@ WITHOUT_TRANSLATION = {
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
     "no gradient here, so met in inference alone": "AffineGrid Attention BitCast BlackmanWindow CausalConvWithState "
-    "CenterCropPad Col2Im CumProd DFT DeformConv Det GRU GridSample "
+    "CenterCropPad Col2Im DFT DeformConv GRU GridSample "
     "HammingWindow HannWindow LSTM LinearAttention MaxRoiPool MelWeightMatrix "
     "NonMaxSuppression RNN RoiAlign RotaryEmbedding STFT SwiGLU TensorScatter Unique",
     "forms the importer converts": "Scatter Upsample",

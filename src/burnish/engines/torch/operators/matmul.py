@@ -30,3 +30,8 @@ def general_matmul(op: Call) -> Any:
 @translates("Einsum")
 def einsum(op: Call) -> Any:
     return torch.einsum(op.attribute("equation").replace(" ", ""), *op.tensors())
+
+
+@translates("Det")
+def determinant(op: Call) -> Any:
+    return torch.linalg.det(op.tensor())

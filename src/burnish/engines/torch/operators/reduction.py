@@ -65,6 +65,18 @@ def cumulative_sum(op: Call) -> Any:
     return torch.flip(total, [axis]) if reverse else total
 
 
+@translates("CumProd")
+def cumulative_product(op: Call) -> Any:
+    x, axis = op.tensor(), op.known_integers(1, ())[0]
+    reverse = bool(op.attribute("reverse", 0))
+    x = torch.flip(x, [axis]) if reverse else x
+    if op.attribute("exclusive", 0):
+        first = torch.narrow(x, axis, 0, 1)
+        x = torch.narrow(torch.cat([torch.ones_like(first), x], axis), axis, 0, op.extents()[axis])
+    product = torch.cumprod(x, axis, dtype=op.torch_dtype(0))
+    return torch.flip(product, [axis]) if reverse else product
+
+
 @translates("TopK", since=10)
 def top_k(op: Call) -> Any:
     (count,) = op.integers(1)
