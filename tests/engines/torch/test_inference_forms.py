@@ -60,6 +60,8 @@ def test_layer_normalization_stages_in_single_precision(dtype: str) -> None:
 
 
 EQUAL = {
+    "l1_norm": "(float[3, 4, 5] x) => (float[3, 4, 5] y) { y = LpNormalization <axis = 1, p = 1> (x) }",
+    "l2_norm": "(float[3, 4, 5] x) => (float[3, 4, 5] y) { y = LpNormalization (x) }",
     "indices_behind_uneven_pads": (
         "(float[2, 3, 7, 6] x) => (float[2, 3, a, b] y, int64[2, 3, a, b] places) "
         "{ y, places = MaxPool <kernel_shape = [3, 2], strides = [2, 1], pads = [0, 1, 2, 0]> (x) }"
@@ -96,6 +98,29 @@ def test_the_same_as_onnxruntime(name: str) -> None:
     expected, actual = (engine.run(model, {"x": x}) for engine in (OnnxRuntimeEngine(), TorchEngine()))
     for output, array in expected.items():
         np.testing.assert_allclose(actual[output], array, rtol=1e-5, atol=1e-6, err_msg=output)
+
+
+def test_scale_and_bias_hold_one_value_per_group_before_version_21() -> None:
+    text = (
+        "(float[2, 4, 5] x, float[2] s, float[2] b) => (float[2, 4, 5] y) { y = GroupNormalization <num_groups = 2> (x, s, b) }"
+    )
+    inputs = {"x": GENERATOR.normal(size=(2, 4, 5)), "s": np.array([1.5, -2.0]), "b": np.array([0.5, 3.0])}
+    inputs = {name: array.astype(np.float32) for name, array in inputs.items()}
+    model = model_of(text, opset=18)
+    expected, actual = (engine.run(model, inputs)["y"] for engine in (OnnxRuntimeEngine(), TorchEngine()))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_root_mean_square_normalization(axis: int) -> None:
+    text = f"""(float[2, 3, 8] x, float[8] scale) => (float[2, 3, 8] y)
+        {{ y = RMSNormalization <axis = {axis}, epsilon = 0.001> (x, scale) }}"""
+    x, scale = (GENERATOR.normal(size=shape).astype(np.float32) for shape in ((2, 3, 8), 8))
+    axes = (1, 2) if axis == 1 else (2,)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + np.float64(np.float32(0.001))) * scale
+    actual = TorchEngine().run(model_of(text, opset=23), {"x": x, "scale": scale})["y"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_determinants() -> None:
