@@ -93,7 +93,7 @@ class BurnishBackend(Backend):
         if not cls.supports_device(device):
             raise EngineError(f"The backend runs on device 'CPU' only, not on '{device}': leave device out")
         lowered = lower(model, seed=seed)
-        session = OnnxRuntimeEngine().load(lowered, "model", None)
+        session = OnnxRuntimeEngine().inference_session(lowered)
         inputs, outputs = ([value.name or "" for value in values] for values in (lowered.graph.inputs, lowered.graph.outputs))
         return PreparedModel(session, inputs, outputs)
 

@@ -257,6 +257,20 @@ def test_a_model_is_run_once(make_engine):
     np.testing.assert_array_equal(make_engine().run(model, {"x": np.float32([1, -2])})["y"], [-1, 2])
 
 
+@pytest.mark.parametrize("make_engine", ENGINES)
+def test_a_loaded_model_runs_on_batch_after_batch(make_engine):
+    nodes = [helper.make_node("Neg", ["x"], ["negative"]), helper.make_node("Mul", ["x", "negative"], ["y"])]
+    floats = [(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y", "negative")]
+    model = model_of(nodes, floats[:1], floats[1:])
+    run = make_engine().load(model)
+    for size in (3, 1, 4):
+        x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+        outputs = run({"x": x})
+        assert [*outputs] == ["y", "negative"]
+        np.testing.assert_array_equal(outputs["y"], -x * x)
+        np.testing.assert_array_equal(outputs["negative"], -x)
+
+
 def test_a_failing_node_is_named(capfd):
     model = model_of(
         [helper.make_node("MatMul", ["x", "x"], ["y"], name="squared")],

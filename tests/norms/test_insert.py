@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -196,6 +197,19 @@ def test_layers_that_are_normalized_already_are_left_out() -> None:
     assert "conv1.norm.weight" in again.graph.initializers
 
 
+def test_the_model_is_loaded_once_however_many_batches_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(onnxruntime.InferenceSession):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Counted)
+    burnish.norms.insert(small_network(), data=batches((5, 2, 9)))
+    assert len(made) == 1
+
+
 def test_another_engine_measures_the_same() -> None:
     data = batches()
     expected = burnish.norms.insert(small_network(), data=data)
@@ -299,7 +313,10 @@ def test_a_model_that_cannot_be_run() -> None:
         helper.make_node("Conv", ["b", "conv.weight"], ["y"]),
     ]
     weights["back"] = np.asarray([-1, 3, 8, 8], np.int64)
-    with pytest.raises(EngineError, match=r"ONNX Runtime cannot run the model on a batch.*Check the shapes of the batch"):
+    with pytest.raises(
+        EngineError,
+        match=r"Batch 1 cannot be measured; check the shapes of its arrays\. ONNX Runtime .* failed in the model graph",
+    ):
         burnish.norms.insert(build(nodes, weights), data=[{"x": random(1, 3, 8, 8)}])
 
 

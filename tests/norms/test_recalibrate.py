@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.errors import ConfigurationError, InputError
+from burnish.errors import ConfigurationError, EngineError, InputError
 from torch_models import ResNet, export_onnx
 
 torch.set_num_threads(1)
@@ -204,8 +204,8 @@ def test_what_is_no_session_and_no_engine() -> None:
     session = dense_session()
     with pytest.raises(ConfigurationError, match=r"a Program holds none: give burnish\.Session\(program\)"):
         burnish.norms.recalibrate(session.program, [])  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"engine='reference' is not an engine: give an object.*engines\.get"):
-        burnish.norms.recalibrate(session, [{"x": np.ones((2, 2), np.float32)}], engine="reference")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"engine=3 is not an engine: give one of onnxruntime, reference.*or an object"):
+        burnish.norms.recalibrate(session, [{"x": np.ones((2, 2), np.float32)}], engine=3)  # type: ignore[arg-type]
 
 
 def failing() -> Iterator[dict[str, np.ndarray]]:

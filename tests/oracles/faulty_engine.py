@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.base import Arrays, ProgramRunner
+from burnish.engines.base import Arrays, LoadedModel, ProgramRunner
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import insert_behind
 from burnish.lowering import TARGETS
@@ -36,8 +36,11 @@ class FaultyEngine:
         broken = {name: self._broken(model) for name, model in program.graphs.items()}
         return OnnxRuntimeEngine("none").open(replace(program, **broken), state, device=device, threads=threads)
 
+    def load(self, model: ir.Model) -> LoadedModel:
+        return OnnxRuntimeEngine("none").load(self._broken(model))
+
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return OnnxRuntimeEngine("none").run(self._broken(model), inputs)
+        return self.load(model)(inputs)
 
     def _broken(self, model: ir.Model) -> ir.Model:
         copy = model.clone()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from burnish.program import Program
 
 Arrays = dict[str, np.ndarray]
+LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]
+"""A model loaded once, to be run any number of times: inputs by name in, outputs by name out."""
+
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -83,8 +86,16 @@ class Engine(Protocol):
         """
         ...
 
+    def load(self, model: ir.Model) -> LoadedModel:
+        """Load a model, to be run any number of times; it has no state, and is not to be changed while it is in use.
+
+        Raises:
+            EngineError: the model cannot be loaded; and from what is returned: it cannot be run on these inputs.
+        """
+        ...
+
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run a model once; returns its outputs by name."""
+        """Load a model and run it once; returns its outputs by name."""
         ...
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.base import NOTHING, Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.errors import EngineError
 from burnish.program.persistence import fits_one_file, model_bytes, save_model
 from burnish.program.signature import Entry, GraphSignature, Role
@@ -107,21 +107,35 @@ class OnnxRuntimeEngine:
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
         return OnnxRuntimeRunner(self, program, state, threads)
 
+    def load(self, model: ir.Model) -> LoadedModel:
+        """Load a model, to be run any number of times.
+
+        Raises:
+            EngineError: ONNX Runtime cannot load the model, or, from what is returned, cannot run it.
+        """
+        session = self.inference_session(model)
+        names = [output.name for output in session.get_outputs()]
+
+        def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+            try:
+                results = session.run(names, dict(inputs))
+            except Exception as error:  # ONNX Runtime's errors share no base class of their own
+                raise _run_failure("model", error) from error
+            return dict(zip(names, results, strict=True))
+
+        return run
+
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run a model once; returns its outputs by name.
 
         Raises:
             EngineError: ONNX Runtime cannot load or run the model.
         """
-        session = self.load(model, "model", None)
-        names = [output.name for output in session.get_outputs()]
-        try:
-            results = session.run(names, dict(inputs))
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
-            raise _run_failure("model", error) from error
-        return dict(zip(names, results, strict=True))
+        return self.load(model)(inputs)
 
-    def load(self, model: ir.Model, graph: str, threads: int | None) -> onnxruntime.InferenceSession:
+    def inference_session(
+        self, model: ir.Model, graph: str = "model", threads: int | None = None
+    ) -> onnxruntime.InferenceSession:
         """Load a model into an ONNX Runtime session with this engine's options; ``graph`` names it in errors."""
         options = self._session_options(threads)
         try:
@@ -206,7 +220,9 @@ class OnnxRuntimeRunner:
         if bound is None:
             session = self._sessions.get(graph)
             if session is None:
-                session = self._sessions[graph] = self._engine.load(self._program.graphs[graph], graph, self._threads)
+                session = self._sessions[graph] = self._engine.inference_session(
+                    self._program.graphs[graph], graph, self._threads
+                )
             updates = self._updates if graph == "step" else {}
             bound = _BoundGraph(graph, session, self._program.signature[graph], self._sets, updates, instead)
             self._graphs[key] = bound

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
 from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
-from burnish.engines.base import NOTHING, Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.errors import EngineError
 
 if TYPE_CHECKING:
@@ -63,13 +63,22 @@ class ReferenceEngine:
             raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
         return ReferenceRunner(program, state)
 
+    def load(self, model: ir.Model) -> LoadedModel:
+        """Load a model, to be run any number of times.
+
+        Raises:
+            EngineError: the evaluator lacks an operator, or, from what is returned, fails in one.
+        """
+        evaluator = _load(model, "model")
+        return lambda inputs: _evaluate(evaluator, inputs, "model")
+
     def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run a model once; returns its outputs by name.
 
         Raises:
             EngineError: the evaluator lacks an operator, or fails in one.
         """
-        return _evaluate(_load(model, "model"), inputs, "model")
+        return self.load(model)(inputs)
 
 
 class ReferenceRunner:

@@ -39,7 +39,7 @@ def get(engine: str | Engine = "auto") -> Engine:
         if isinstance(engine, type) or not isinstance(engine, Engine):
             raise EngineError(
                 f"engine={engine!r} is not an engine: give one of {', '.join(available())}, "
-                "or an object with name, open and run (burnish.engines.Engine)"
+                "or an object with name, open, load and run (burnish.engines.Engine)"
             )
         return engine
     name = DEFAULT_ENGINE if engine == "auto" else engine
@@ -47,7 +47,7 @@ def get(engine: str | Engine = "auto") -> Engine:
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Engine):
         raise EngineError(
-            f"The engine '{name}' is registered as {found!r}, which lacks name, open or run (burnish.engines.Engine): "
+            f"The engine '{name}' is registered as {found!r}, which lacks name, open, load or run (burnish.engines.Engine): "
             f"update the package that provides it, or choose another of {', '.join(available())}"
         )
     return made

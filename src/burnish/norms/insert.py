@@ -8,11 +8,12 @@ from typing import NoReturn
 import numpy as np
 import onnx_ir as ir
 
+from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.graph import add_initializer, describe_node, insert_behind, static_shape, unused_name
 from burnish.importer import Source, load
 from burnish.norm_policies.policies import layer_name
-from burnish.norms.measuring import Batch, Engine, Moments, measure_values
+from burnish.norms.measuring import Batch, Moments, measure_values
 from burnish.norms.selection import Patterns, listed_layers, select_layers
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")
@@ -26,7 +27,7 @@ def insert(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
-    engine: Engine | None = None,
+    engine: str | Engine | None = None,
 ) -> ir.Model:
     """Put a batch normalization behind layers, set so that the model's inference outputs stay as they are, up to rounding.
 
@@ -42,7 +43,7 @@ def insert(
         data: batches, dicts of arrays by input name; other names, such as labels, are not read.
         epsilon: of the new layers.
         momentum: of the new layers: the part of the running statistics that a training step retains.
-        engine: what runs the model on ``data``, an engine of ``burnish.engines``; ONNX Runtime by default.
+        engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
 
     Returns:
         A canonical model. The initializers of the layer behind ``conv1`` are ``conv1.norm.weight``, ``conv1.norm.bias``,

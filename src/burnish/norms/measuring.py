@@ -6,37 +6,22 @@ merged in float64 (Chan, Golub, LeVeque 1983).
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from burnish.errors import ConfigurationError, EngineError, InputError
+from burnish import engines
+from burnish.engines import Engine
+from burnish.errors import EngineError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.modes import bind_inference
 from burnish.ops.normalization.statistics import channel_mean, per_channel
 
 Batch = Mapping[str, Any]
-Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-
-LARGEST_MESSAGE = 1 << 30
-"""Bytes of weights from which a model is handed to the runtime as a file: a protobuf message ends at 2 GiB."""
-
-SILENT = 4
-
-
-class Engine(Protocol):
-    """What runs a model: an engine of ``burnish.engines``."""
-
-    name: str
-
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]: ...
 
 
 @dataclass
@@ -117,7 +102,7 @@ class Measurement:
             self.model.graph.outputs.append(output)
 
     def run(
-        self, data: Iterable[Batch], inputs: Sequence[ir.Value], fixed: Mapping[str, np.ndarray], engine: Engine | None
+        self, data: Iterable[Batch], inputs: Sequence[ir.Value], fixed: Mapping[str, np.ndarray], engine: str | Engine | None
     ) -> dict[str, Moments]:
         """Run over a data set.
 
@@ -125,18 +110,23 @@ class Measurement:
             data: batches, dicts of arrays by input name.
             inputs: the inputs that batches give; what else a batch holds is not read.
             fixed: the other inputs, the same for every batch.
-            engine: what runs the graph; None or the onnxruntime engine loads it once, any other once a batch.
+            engine: what runs the graph, which it loads once; None is the default engine.
 
         Raises:
             InputError: there is no batch, one lacks an input or does not fit the model, or what was measured is not finite.
+            EngineError: no engine, or one that cannot load the graph or run it on a batch.
         """
         RemoveUnusedNodesPass()(self.model)
-        run = _opened(self.model, engine)
+        run = engines.get("auto" if engine is None else engine).load(self.model)
         results: dict[str, Moments] = {}
         batches = 0
         for batch in check_data(data):
-            outputs = run({**fixed, **batch_inputs(batch, inputs)})
+            fed = {**fixed, **batch_inputs(batch, inputs)}
             batches += 1
+            try:
+                outputs = run(fed)
+            except EngineError as error:
+                raise EngineError(f"Batch {batches} cannot be measured; check the shapes of its arrays. {error}") from error
             for index, (key, layer) in enumerate(self._places):
                 size, mean, shift, variance = (outputs[f"measured:{index}:{part}"] for part in _PARTS)
                 moments = _moments(layer, int(size), mean, shift, variance)
@@ -153,7 +143,7 @@ _PARTS = ("size", "mean", "shift", "variance")
 
 
 def measure_values(
-    model: ir.Model, layers: Mapping[str, str], data: Iterable[Batch], engine: Engine | None, *, channels_last: bool = False
+    model: ir.Model, layers: Mapping[str, str], data: Iterable[Batch], engine: str | Engine | None, *, channels_last: bool = False
 ) -> dict[str, Moments]:
     """Measure values of a model at inference.
 
@@ -161,7 +151,7 @@ def measure_values(
         model: a canonical model; left as it is.
         layers: for the name of each value, the name of its layer, for errors.
         data: batches, dicts of arrays by input name.
-        engine: what runs the model; None is ONNX Runtime.
+        engine: what runs the model, by name or as it is; None is the default engine.
         channels_last: whether the values are [..., C] and not [N, C, ...].
 
     Returns:
@@ -259,48 +249,3 @@ def _converted(value: ir.Value, array: np.ndarray) -> np.ndarray:
             f"The input '{value.name}' has dtype {array.dtype}, expected {wanted}: convert it with .astype('{wanted}')"
         )
     return np.asarray(array, dtype=wanted, order="C")
-
-
-def _opened(model: ir.Model, engine: Engine | None) -> Run:
-    if engine is not None and not callable(getattr(engine, "run", None)):
-        raise ConfigurationError(f"engine={engine!r} is not an engine: give an object, such as burnish.engines.get('reference')")
-    if engine is not None and engine.name != "onnxruntime":
-        return lambda inputs: engine.run(model, inputs)
-    session = _load(model)
-    names = [output.name for output in session.get_outputs()]
-
-    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        try:
-            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
-            raise EngineError(
-                f"ONNX Runtime cannot run the model on a batch: {_reason(error)}. Check the shapes of the batch"
-            ) from error
-
-    return run
-
-
-def _load(model: ir.Model) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = SILENT
-    options.use_deterministic_compute = True
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    try:
-        if size <= LARGEST_MESSAGE:
-            return onnxruntime.InferenceSession(
-                ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        with tempfile.TemporaryDirectory(prefix="burnish-") as directory:
-            path = Path(directory, "model.onnx")
-            ir.save(model, path, external_data="model.data")
-            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's errors share no base class of their own
-        raise EngineError(
-            f"ONNX Runtime cannot load the model to measure it: {_reason(error)}. "
-            "Give another engine, such as burnish.engines.get('reference')"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """The message of an error on one line, without its full stop."""
-    return " ".join(str(error).split()).rstrip(" .")

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
+from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norm_policies.policies import RunningVariance, layer_name
-from burnish.norms.measuring import Batch, Engine, Measurement, Moments, Statistics, emit_statistics
+from burnish.norms.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
 from burnish.ops.normalization.statistics import channel_affine
 
 PREFIX = "stat/"
@@ -29,7 +30,7 @@ class TrainingSession(Protocol):
     def load_state(self, state: Mapping[str, np.ndarray]) -> None: ...
 
 
-def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: Engine | None = None) -> dict[str, np.ndarray]:
+def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str | Engine | None = None) -> dict[str, np.ndarray]:
     """Replace the running statistics of a session by those of a data set, and load them back into it.
 
     Running statistics are an average over the steps behind, whose weights were others. Here every layer's mean and variance
@@ -45,7 +46,7 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: Engi
     Args:
         session: an open ``burnish.Session``.
         data: batches, dicts of arrays by input name; labels are not read.
-        engine: what runs the layers, by default the session's.
+        engine: what runs the layers, an engine or its name; by default the session's.
 
     Returns:
         The new running statistics by state name, ``stat/...``. The variance is divided by N, or under the rule ``pytorch`` by

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import (
     FLOATING,
@@ -22,12 +23,12 @@ from burnish.graph import (
 )
 from burnish.importer import Source, load
 from burnish.norm_policies.policies import layer_name
-from burnish.norms.measuring import Batch, Engine, check_data, measure_values
+from burnish.norms.measuring import Batch, check_data, measure_values
 from burnish.norms.selection import Patterns, select_layers
 
 
 def weight_normalize(
-    source: Source, layers: Patterns = "*", data: Iterable[Batch] | None = None, *, engine: Engine | None = None
+    source: Source, layers: Patterns = "*", data: Iterable[Batch] | None = None, *, engine: str | Engine | None = None
 ) -> ir.Model:
     """Give weights as w = g v / ‖v‖, with a length g for every output channel (Salimans and Kingma 2016, section 2).
 
@@ -46,7 +47,7 @@ def weight_normalize(
         layers: names or shell-style patterns of Conv, Gemm and MatMul layers with weights of their own, called after their
             weight (``conv1`` for ``conv1.weight``) or as their node.
         data: batches, dicts of arrays by input name, kept in memory; other names, such as labels, are not read.
-        engine: what runs the model on ``data``, an engine of ``burnish.engines``; ONNX Runtime by default.
+        engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
 
     Returns:
         A canonical model.
@@ -144,7 +145,7 @@ def _reparametrize(graph: ir.Graph, layer: _Layer) -> ir.Value:
     return g
 
 
-def _initialize(model: ir.Model, layer: _Layer, length: ir.Value, data: list[Batch], engine: Engine | None) -> None:
+def _initialize(model: ir.Model, layer: _Layer, length: ir.Value, data: list[Batch], engine: str | Engine | None) -> None:
     """Scale and shift a layer so that its output has mean 0 and variance 1 per channel over the data."""
     bias, output = _own_bias(model.graph, layer)
     title = layer_name(layer.node)

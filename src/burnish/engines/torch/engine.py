@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.base import NOTHING, Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
@@ -97,24 +97,37 @@ class TorchEngine:
             memory.keep_pages()
         return TorchRunner(self, program, state, place, threads)
 
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run a model once; returns its outputs by name.
+    def load(self, model: ir.Model) -> LoadedModel:
+        """Translate a model, to be run any number of times.
 
         Raises:
-            EngineError: an operator has no translation, or fails.
+            EngineError: an operator or a dtype has no translation, or, from what is returned, an operator fails.
         """
         device = _device(self.device)
         fed = {value.name or "": value for value in model.graph.inputs}
         for name, value in fed.items():
             if value.dtype is not None:
                 torch_dtype(value.dtype, f"The input '{name}'")
-        tensors = {name: _placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()}
-        results = _call(_without_autograd(translate(model, device)), [tensors[name] for name in fed], "model")
-        outputs = {}
-        for value, tensor in zip(model.graph.outputs, results, strict=True):
-            assert value.dtype is not None
-            outputs[value.name or ""] = array_of(tensor, value.dtype)
-        return outputs
+        module = _without_autograd(translate(model, device))
+
+        def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+            tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()]
+            results = _call(module, tensors, "model")
+            outputs = {}
+            for value, tensor in zip(model.graph.outputs, results, strict=True):
+                assert value.dtype is not None
+                outputs[value.name or ""] = array_of(tensor, value.dtype)
+            return outputs
+
+        return run
+
+    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run a model once; returns its outputs by name.
+
+        Raises:
+            EngineError: an operator has no translation, or fails.
+        """
+        return self.load(model)(inputs)
 
 
 class TorchRunner:
