@@ -12,11 +12,11 @@ from burnish.engines.torch.translation import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
 
-def _window(op: Call, weight: int) -> tuple[list[int], list[int], list[int], list[int], int]:
+def _window(op: Call, weight: int) -> tuple[list[Any], list[int], list[int], list[int], int]:
     """Kernel extents, strides, dilations, pads (begins, then ends) and group of a convolution."""
     kernel = op.attribute("kernel_shape")
     if kernel is None:
-        kernel = op.known_extents(weight)[2:]
+        kernel = op.extents(weight)[2:]
     rank = len(kernel)
     return (
         list(kernel),
