@@ -35,11 +35,12 @@ PAGES = "+pages"
 CHECKED_STEPS = 3
 # Of the loss, relative. bfloat16 keeps 8 bits: 1.6e-2 is what PyTorch's own comparisons allow it.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1.6e-2}
+DISAGREES = "no time counts"
 # A turn shorter than this is many steps: a single short step measures how fast threads wake up.
 TURN_SECONDS = 0.3
 # Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
 REST = 0.05
-# Share of the largest peak so far that must be free before another contender starts.
+# Times the largest peak so far that must be free before another contender starts.
 HEADROOM = 1.3
 
 # Folders of a machine have no place in results.
@@ -55,7 +56,7 @@ class Kind:
         script: in ``benchmarks/peers``.
         settings: what its job holds beside the workload.
         environment: the environment of its own that it runs in; None is this one.
-        images_only: whether it differs from another one only for images.
+        images: whether it is for images (True) or for other samples (False) only; None is for both.
         precisions: in which it exists.
     """
 
@@ -63,7 +64,7 @@ class Kind:
     script: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
-    images_only: bool = False
+    images: bool | None = None
     precisions: tuple[str, ...] = ("float32",)
 
 
@@ -75,8 +76,14 @@ ENGINES = {
 # What PyTorch does unasked, and what someone who tunes it asks for: one call for the update of all parameters, too.
 PYTORCH = {
     "eager": Kind("PyTorch eager", "with_pytorch.py", precisions=BOTH),
+    "fused": Kind("PyTorch eager, fused optimizer", "with_pytorch.py", {"fused": True}, None, False, BOTH),
     "channels_last": Kind(
-        "PyTorch eager, channels_last", "with_pytorch.py", {"channels_last": True, "fused": True}, None, True, BOTH
+        "PyTorch eager, channels_last, fused optimizer",
+        "with_pytorch.py",
+        {"channels_last": True, "fused": True},
+        None,
+        True,
+        BOTH,
     ),
     "compile": Kind(
         "PyTorch compile", "with_pytorch.py", {"channels_last": True, "compiled": True, "fused": True}, precisions=BOTH
@@ -195,8 +202,7 @@ def compare(
         turn_seconds: how long a turn is at the least.
     """
     names = [REFERENCE, *(name for name in names if name != REFERENCE)]
-    if not WORKLOADS[model].images:
-        names = [name for name in names if not KINDS[name.removesuffix(PAGES)].images_only]
+    names = [name for name in names if KINDS[name.removesuffix(PAGES)].images in (None, WORKLOADS[model].images)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = {**prepare(folder, model, batch, size), "threads": threads}
@@ -229,24 +235,27 @@ def compare(
 
 def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, entrants: list[Entrant]) -> Entrant:
     """Enter a contender and compare its first losses; refuse it where memory for all would not do."""
-    peak = max((entrant.row.get("memory_so_far", 0) for entrant in entrants), default=0)
+    peak = 0
+    for other in entrants:
+        if other.contender is not None:
+            try:
+                peak = max(peak, other.contender.memory())
+            except ContenderError as error:
+                other.give_up(str(error))
     available = _available_memory()
     if available is not None and available < HEADROOM * peak:
-        entrant = Entrant(name, KINDS[name.removesuffix(PAGES)], {"name": name, "title": KINDS[name.removesuffix(PAGES)].title})
-        entrant.give_up(
-            f"{available / 1e9:.1f} GB of memory are free, too little beside the others: ask for fewer at a time (--peers)"
-        )
+        kind = KINDS[name.removesuffix(PAGES)]
+        entrant = Entrant(name, kind, {"name": name, "title": kind.title})
+        entrant.give_up(f"{available / 1e9:.1f} GB are free, too little beside the others: ask for fewer at a time (--peers)")
         return entrant
     entrant = enter(name, job, folder, precision)
     if entrant.contender is None:
         return entrant
-    after = _available_memory()
-    entrant.row["memory_so_far"] = max(0, available - after) if available is not None and after is not None else 0
     reference = entrants[0] if entrants else entrant
     if reference.contender is None:
         entrant.give_up(f"there are no losses to compare with: {REFERENCE} failed")
     elif wrong := disagreement(entrant.row["losses"], reference.row["losses"], TOLERANCES[precision]):
-        entrant.give_up(f"{wrong}: no time counts")
+        entrant.give_up(f"{wrong}: {DISAGREES}")
     return entrant
 
 
@@ -266,13 +275,15 @@ def _take_turns(entrants: list[Entrant], rounds: int, warmup: int, turn_seconds:
                 entrant.turns.append(sum(seconds) / len(seconds))
     for entrant in entrants:
         if entrant.contender is not None:
-            entrant.row["peak_bytes"] = entrant.contender.finish()["peak_bytes"]
+            try:
+                entrant.row["peak_bytes"] = entrant.contender.finish()["peak_bytes"]
+            except ContenderError as error:
+                entrant.give_up(str(error))
 
 
 def _finished_row(entrant: Entrant, batch: int) -> dict[str, Any]:
     """The row of a contender, with its statistics where its times count."""
-    row = dict(entrant.row)
-    row.pop("memory_so_far", None)
+    row = entrant.row
     if "refused" in row:
         return {name: row[name] for name in ("name", "title", "refused")}
     median = statistics.median(entrant.turns)
@@ -369,11 +380,13 @@ def main() -> None:
             print(comparison_table.case_text(case), flush=True)
             if arguments.save:
                 comparison_table.save(case)
-            failed |= any("refused" in row for row in case["contenders"] if row["name"] in ENGINES)
+            ours = [row for row in case["contenders"] if row["name"] in ENGINES]
+            failed |= any(DISAGREES in row.get("refused", "") for row in ours)
+            failed |= bool(ours) and all("refused" in row for row in ours)
     if arguments.save:
         comparison_table.write()
     if failed:
-        raise SystemExit("burnish itself was refused: see its row")
+        raise SystemExit("no time of burnish's counts, or its losses are not PyTorch's: see above")
 
 
 if __name__ == "__main__":

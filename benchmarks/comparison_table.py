@@ -70,7 +70,7 @@ def refusals(case: dict[str, Any]) -> list[str]:
 
 def summary(case: dict[str, Any]) -> str:
     """How burnish stands beside PyTorch: the best configuration there is, and what an imported model gets."""
-    ours, theirs = best(case, "burnish"), best(case, ("eager", "channels_last", "compile"))
+    ours, theirs = best(case, "burnish"), best(case, ("eager", "fused", "channels_last", "compile"))
     if ours is None or theirs is None:
         return ""
     default = next(row for row in case["contenders"] if row["name"] == "eager")

@@ -88,6 +88,10 @@ class Contender:
         """Let it run steps until so much time has passed, one at the least; returns the time of each step."""
         return self._ask(f"turn {seconds}")["seconds"]
 
+    def memory(self) -> int:
+        """Its peak resident memory so far, in bytes."""
+        return self._ask("memory")["peak_bytes"]
+
     def finish(self) -> dict[str, Any]:
         """Stop it; returns its peak resident memory in bytes."""
         answer = self._ask("finish")

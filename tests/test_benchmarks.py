@@ -85,6 +85,18 @@ def test_a_result_replaces_the_one_of_the_same_kind(case, tmp_path):
     assert [(other["batch"], other["rounds"]) for other in saved] == [(8, 2), (4, 9)]
 
 
+def test_a_contender_is_left_out_where_memory_would_not_do(monkeypatch, tmp_path):
+    class Running:
+        def memory(self):
+            return 2_000_000_000
+
+    monkeypatch.setattr(compare, "_available_memory", lambda: 2_500_000_000)
+    running = compare.Entrant("eager", compare.KINDS["eager"], {}, Running())
+    left_out = compare._admitted("burnish-torch", {}, tmp_path, "float32", [running])
+    assert left_out.contender is None
+    assert "2.5 GB are free" in left_out.row["refused"]
+
+
 def test_unknown_contenders_are_named():
     assert compare.wanted_names("eager,compile+pages", "torch") == ["burnish-torch", "eager", "compile+pages"]
     with pytest.raises(ValueError, match="there is no contender 'tensorflow'"):

@@ -43,6 +43,14 @@ def parameters_of(model: onnx.ModelProto) -> list[str]:
     ] + [tensor.name for tensor in model.graph.initializer if tensor.name.startswith("onnx::MatMul")]
 
 
+def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """Give the batch dimension a number, for tools that need static shapes."""
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    del model.graph.value_info[:]
+    return model
+
+
 def add_loss(model: onnx.ModelProto) -> None:
     """Put the mean cross-entropy over the classes behind the model's output, as its only output ``loss``, labels as numbers.
 

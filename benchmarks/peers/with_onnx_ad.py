@@ -1,7 +1,7 @@
 """Contender: onnx-ad's reverse mode on stock onnxruntime. Started by ``compare.py`` in an environment of its own.
 
-It differentiates with respect to inputs, so that parameters become inputs, and it has no optimizers: the update is in standard
-operators behind the gradients.
+Convolutions need static shapes. It differentiates with respect to inputs, so that parameters become inputs, and it has no
+optimizers: the update is in standard operators behind the gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from onnx import helper, numpy_helper
 
 from contenders import Step, serve
 from job import endless, read_batches, read_job
-from onnx_step import LOSS, TrainingStep, add_plain_loss, classes_of, initializers_to_inputs, one_hot, parameters_of, untied
+from onnx_step import (
+    LOSS,
+    TrainingStep,
+    add_plain_loss,
+    classes_of,
+    fix_batch,
+    initializers_to_inputs,
+    one_hot,
+    parameters_of,
+    untied,
+)
 
 
 def main() -> None:
@@ -26,8 +36,8 @@ def main() -> None:
     batches = endless([(x, one_hot(labels, classes)) for x, labels in read_batches(job)])
 
     def build() -> tuple[Step, dict[str, Any]]:
-        model = untied(onnx.load(job["onnx"]))
-        add_plain_loss(model, "batch", classes)
+        model = fix_batch(untied(onnx.load(job["onnx"])), job["batch"])
+        add_plain_loss(model, job["batch"], classes)
         names = parameters_of(model)
         values = initializers_to_inputs(model, names)
         model = onnx.shape_inference.infer_shapes(model)

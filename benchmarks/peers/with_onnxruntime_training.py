@@ -6,6 +6,7 @@ What it takes to train these models with it:
 - the evaluation model that the front makes does not load for batch normalization ("number of op outputs should be 1 when
   Training_mode = False"), so that there is none;
 - its SGD has no momentum: the update is in standard operators behind the gradients;
+- the gradient of layer normalization reads optional outputs, which an exported model does not name;
 - running statistics stay as they are: its gradient graph has no outputs for them.
 """
 
@@ -22,6 +23,13 @@ from job import endless, read_batches, read_job
 from onnx_step import LOSS, TrainingStep, add_loss, initializers_to_inputs, parameters_of, untied
 
 
+def name_statistics(model: onnx.ModelProto) -> None:
+    """Ask layer normalization for its optional outputs."""
+    for node in model.graph.node:
+        if node.op_type == "LayerNormalization" and len(node.output) == 1:
+            node.output.extend([f"{node.output[0]} mean", f"{node.output[0]} inverse deviation"])
+
+
 def main() -> None:
     job = read_job()
     batches = endless(read_batches(job))
@@ -29,6 +37,7 @@ def main() -> None:
     def build() -> tuple[Step, dict[str, Any]]:
         model = untied(onnx.load(job["onnx"]))
         add_loss(model)
+        name_statistics(model)
         names = parameters_of(model)
         values = initializers_to_inputs(model, names)
         options = onnxruntime.SessionOptions()
