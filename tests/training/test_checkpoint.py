@@ -94,6 +94,27 @@ def test_a_missing_checkpoint_is_named(session, tmp_path):
     refused(session, tmp_path, r"is a folder: give the name of a file")
 
 
+def test_a_checkpoint_with_another_bit_in_its_arrays_is_refused(session, tmp_path):
+    path = tmp_path / "last.safetensors"
+    session.save_checkpoint(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    refused(
+        session, path, r"last\.safetensors' is damaged: its arrays are not those that were written. Use an earlier checkpoint"
+    )
+
+
+def test_a_checkpoint_without_a_checksum_is_read(session, tmp_path):
+    path = tmp_path / "last.safetensors"
+    session.save_checkpoint(path)
+    rewritten(path, session.state())
+    expected = session.state()
+    session.step(tiny_batch(seed=9))
+    session.restore(path)
+    assert_same_state(session.state(), expected)
+
+
 @pytest.mark.parametrize("kept", [0, 4, 8, 100, -1, -40])
 def test_a_truncated_checkpoint_is_refused(session, tmp_path, kept):
     path = tmp_path / "last.safetensors"
@@ -146,8 +167,10 @@ def test_foreign_weights_are_not_a_checkpoint(session, tmp_path):
 
 
 def rewritten(path, state=None, **header):
-    """Write a checkpoint again with another header or state."""
+    """Write a checkpoint again with another header, or with another state and no checksum."""
     checkpoint, metadata = state_module.read_state_file(path, "checkpoint")
+    if state is not None:
+        del metadata["checksum"]
     save_file(state if state is not None else checkpoint, path, {**metadata, **header})
 
 

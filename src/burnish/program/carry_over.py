@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from burnish.program.program import Program
 
 UPDATE_COUNT = f"opt/{UPDATES}"
+SHOWN = 4
+"""Entries of one slot that a message names one by one."""
 STEPLESS = frozenset(
     {
         ACCUMULATED,
@@ -54,7 +56,7 @@ class CarriedState:
     dropped: tuple[str, ...]
 
     def notes(self) -> list[str]:
-        """Return what could not be carried, a sentence for each reason, naming every entry."""
+        """Return what could not be carried, a sentence for each reason; ``fresh`` and ``dropped`` name every entry."""
         sentences = []
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.fresh.items():
@@ -115,4 +117,14 @@ def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) ->
 
 
 def _named(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+    """Names as a phrase; of a slot that many parameters have, the first and how many more there are."""
+    by_slot: dict[str, list[str]] = {}
+    for name in names:
+        by_slot.setdefault(name.rpartition("/")[0] if name.startswith("opt/") and name.count("/") > 1 else name, []).append(name)
+    phrases: list[str] = []
+    for slot, members in by_slot.items():
+        shown = members if len(members) <= SHOWN else members[:1]
+        phrases += [f"'{name}'" for name in shown]
+        if len(members) > len(shown):
+            phrases[-1] += f" and {len(members) - 1} more '{slot}/...'"
+    return ", ".join(phrases)

@@ -1,12 +1,13 @@
 """Checkpoints: the whole state of a training run in one safetensors file, written whole or not at all.
 
-The file's text header holds the format version, the identity of the program, the step, the engine and what the caller adds
-(the position in the data). Nothing is unpickled.
+The file's text header holds the format version, the identity of the program, the step, the engine, a checksum of the arrays and
+what the caller adds (the position in the data). Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,7 @@ def write_checkpoint(
         "program": identity.program,
         "graphs": json.dumps(identity.graphs),
         "engine": engine,
+        "checksum": _checksum(state),
         "extra": extra_text,
     }
     write_state_file(path, state, header)
@@ -106,7 +108,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint without comparing it with a program.
 
     Raises:
-        CheckpointError: the file is missing, truncated, not a checkpoint, or of a newer format.
+        CheckpointError: the file is missing, truncated, damaged, not a checkpoint, or of a newer format.
     """
     path = file_path(path, EXAMPLE)
     state, header = read_state_file(path, "checkpoint")
@@ -121,12 +123,23 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             raise CheckpointError(
                 f"'{path}' is of checkpoint format {version}, and this burnish reads up to {FORMAT_VERSION}: update burnish"
             )
+        if "checksum" in header and header["checksum"] != _checksum(state):
+            raise CheckpointError(f"'{path}' is damaged: its arrays are not those that were written. Use an earlier checkpoint")
         identity = ProgramIdentity(header["program"], dict(json.loads(header["graphs"])))
         return Checkpoint(state, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])))
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"
         ) from error
+
+
+def _checksum(state: Mapping[str, np.ndarray]) -> str:
+    """CRC-32 of names and contents, in the order of the names: a file system may give back other bits than it was given."""
+    total = 0
+    for name in sorted(state):
+        content = np.ascontiguousarray(state[name]).reshape(-1).view(np.uint8)
+        total = zlib.crc32(content.data, zlib.crc32(name.encode(), total))
+    return f"{total:08x}"
 
 
 def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program, identity: ProgramIdentity) -> None:
