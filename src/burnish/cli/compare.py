@@ -12,18 +12,7 @@ import typer
 from rich.table import Table
 
 from burnish.cli.console import counted, errors, output, split
-from burnish.cli.options import (
-    LossOption,
-    MetricsOption,
-    MomentumOption,
-    NormOption,
-    OptimizerOption,
-    OutputsOption,
-    PrecisionOption,
-    RateOption,
-    TrainableOption,
-    compile_model,
-)
+from burnish.cli.options import Compilation, takes_compilation
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -33,6 +22,7 @@ COMPARISON = "Comparison"
 SHOWN = 12
 
 
+@takes_compilation("schedule", "warmup", "weight_decay", "recompute")
 def compare(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or a program's folder.", show_default=False)],
     engines: Annotated[
@@ -86,15 +76,8 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.", rich_help_panel=COMPARISON)
     ] = None,
-    loss: LossOption = "cross_entropy",
-    optimizer: OptimizerOption = "sgd",
-    lr: RateOption = None,
-    momentum: MomentumOption = None,
-    trainable: TrainableOption = None,
-    norm: NormOption = None,
-    metrics: MetricsOption = None,
-    outputs: OutputsOption = None,
-    precision: PrecisionOption = "float32",
+    *,
+    compilation: Compilation,
 ) -> None:
     """Run the same steps on several engines and name the node where they part; exits with 1 where they do.
 
@@ -107,10 +90,7 @@ def compare(
     extents = _extents(extent or [])
     if extents and data is not None:
         raise typer.BadParameter("--extent is for random data; with --data, leave it out")
-    if (model / MANIFEST).is_file():
-        program = Program.load(model)
-    else:
-        program = compile_model(model, loss, optimizer, lr, momentum, None, trainable, norm, metrics, outputs, precision, None)
+    program = Program.load(model) if (model / MANIFEST).is_file() else compilation.program(model)
     comparison = compare_engines(
         program,
         split(engines),

@@ -9,61 +9,31 @@ import typer
 
 from burnish.cli.console import counted, output
 from burnish.cli.course import CONSTANT, check_schedule, with_schedule
-from burnish.cli.options import (
-    COMPILATION,
-    DecayOption,
-    LossOption,
-    MetricsOption,
-    ModelArgument,
-    MomentumOption,
-    NormOption,
-    OptimizerOption,
-    OutputsOption,
-    PrecisionOption,
-    RateOption,
-    RecomputeOption,
-    ScheduleOption,
-    TrainableOption,
-    WarmupOption,
-    compile_model,
-    planned_line,
-)
+from burnish.cli.options import COMPILATION, Compilation, ModelArgument, planned_line, takes_compilation
 
 
+@takes_compilation()
 def compile(
     model: ModelArgument,
     folder: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to write the program to, or one .onnx file.", show_default=False)
     ],
-    loss: LossOption = "cross_entropy",
-    optimizer: OptimizerOption = "sgd",
-    lr: RateOption = None,
-    schedule: ScheduleOption = CONSTANT,
-    warmup: WarmupOption = 0,
+    *,
+    compilation: Compilation,
     steps: Annotated[
         int | None,
         typer.Option("--steps", min=1, help="Steps of the schedule, the warm-up included.", rich_help_panel=COMPILATION),
     ] = None,
-    momentum: MomentumOption = None,
-    weight_decay: DecayOption = None,
-    trainable: TrainableOption = None,
-    norm: NormOption = None,
-    metrics: MetricsOption = None,
-    outputs: OutputsOption = None,
-    precision: PrecisionOption = "float32",
-    recompute: RecomputeOption = None,
 ) -> None:
     """Turn a model into a training program: six ONNX graphs of standard operators, with their state.
 
     An output that ends in .onnx is one file: the inference graph with the training as the standard's training_info.
     """
-    check_schedule(schedule, warmup)
-    if steps is not None and schedule == CONSTANT:
+    check_schedule(compilation.schedule, compilation.warmup)
+    if steps is not None and compilation.schedule == CONSTANT:
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
-    program = compile_model(
-        model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision, recompute
-    )
-    program = with_schedule(program, schedule, warmup, steps, "give --steps, the steps of the whole")
+    program = compilation.program(model)
+    program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()
     console.print(f"{folder}: the program of {model}", markup=False)

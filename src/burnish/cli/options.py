@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from burnish.cli.console import counted, split
+from burnish.cli.course import CONSTANT
 from burnish.errors import GradientError
 
 if TYPE_CHECKING:
@@ -120,43 +124,71 @@ FoldOption = Annotated[
 ]
 
 
-def compile_model(
-    model: Path,
-    loss: str,
-    optimizer: str,
-    lr: float | None,
-    momentum: float | None,
-    weight_decay: float | None,
-    trainable: list[str] | None,
-    norm: list[str] | None,
-    metrics: list[str] | None,
-    outputs: str | None,
-    precision: str,
-    recompute: list[str] | None,
-    batch_size: int | None = None,
-) -> Program:
-    """Compile a model with what was given on the command line; ``batch_size`` is that of its steps, where it is known.
+@dataclass(frozen=True)
+class Compilation:
+    """How a model is compiled, as the command line says it: an option for each field, by ``takes_compilation``."""
 
-    Raises:
-        typer.BadParameter: options that contradict each other.
-        BurnishError: what compilation raises.
-    """
-    built = build_optimizer(optimizer, lr, momentum, weight_decay)
-    policies = norm_policies(norm or [])
-    from burnish.program.compile import compile
+    loss: LossOption = "cross_entropy"
+    optimizer: OptimizerOption = "sgd"
+    lr: RateOption = None
+    schedule: ScheduleOption = CONSTANT
+    warmup: WarmupOption = 0
+    momentum: MomentumOption = None
+    weight_decay: DecayOption = None
+    trainable: TrainableOption = None
+    norm: NormOption = None
+    metrics: MetricsOption = None
+    outputs: OutputsOption = None
+    precision: PrecisionOption = "float32"
+    recompute: RecomputeOption = None
 
-    with options_named():
-        return compile(
-            model,
-            loss=loss,
-            optimizer=built,
-            trainable=split(trainable) if trainable else None,
-            norm=policies,
-            metrics=metric_names(metrics) if metrics else None,
-            outputs=read_outputs(outputs),
-            precision=precision,
-            recompute=read_recompute(recompute or [], batch_size),
-        )
+    def program(self, model: Path, batch_size: int | None = None) -> Program:
+        """Compile a model, at a constant rate; ``batch_size`` is that of its steps, where it is known.
+
+        Raises:
+            typer.BadParameter: options that contradict each other.
+            BurnishError: what compilation raises.
+        """
+        optimizer = build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
+        policies = norm_policies(self.norm or [])
+        from burnish.program.compile import compile
+
+        with options_named():
+            return compile(
+                model,
+                loss=self.loss,
+                optimizer=optimizer,
+                trainable=split(self.trainable) if self.trainable else None,
+                norm=policies,
+                metrics=metric_names(self.metrics) if self.metrics else None,
+                outputs=read_outputs(self.outputs),
+                precision=self.precision,
+                recompute=read_recompute(self.recompute or [], batch_size),
+            )
+
+
+def takes_compilation(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options in the place of its parameter ``compilation``: the fields of ``Compilation`` but those left out."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        fields = inspect.signature(Compilation, eval_str=True).parameters
+        options = {name: option for name, option in fields.items() if name not in left_out}
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            parameters += options.values() if name == "compilation" else [parameter]
+
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            compilation = Compilation(**{name: given.pop(name) for name in options})
+            command(**given, compilation=compilation)
+
+        # Typer reads a command's options from these two, and calls it with names alone.
+        expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        expanded.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        return expanded
+
+    return decorate
 
 
 def read_recompute(given: list[str], batch_size: int | None = None) -> str | list[str] | None:

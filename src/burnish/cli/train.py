@@ -14,26 +14,7 @@ import typer
 
 from burnish.cli.console import counted, output
 from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, with_schedule
-from burnish.cli.options import (
-    DecayOption,
-    FoldOption,
-    LossOption,
-    MetricsOption,
-    ModelArgument,
-    MomentumOption,
-    NormOption,
-    OptimizerOption,
-    OutputsOption,
-    PrecisionOption,
-    RateOption,
-    RecomputeOption,
-    ScheduleOption,
-    TrainableOption,
-    WarmupOption,
-    compile_model,
-    export_line,
-    planned_line,
-)
+from burnish.cli.options import Compilation, FoldOption, ModelArgument, export_line, planned_line, takes_compilation
 from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,6 +24,7 @@ if TYPE_CHECKING:
 DATA, COURSE, RESULT = "Data", "Course of training", "Results"
 
 
+@takes_compilation()
 def train(
     context: typer.Context,
     model: ModelArgument,
@@ -67,19 +49,8 @@ def train(
         tuple[int, int] | None,
         typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
     ] = None,
-    loss: LossOption = "cross_entropy",
-    optimizer: OptimizerOption = "sgd",
-    lr: RateOption = None,
-    schedule: ScheduleOption = CONSTANT,
-    warmup: WarmupOption = 0,
-    momentum: MomentumOption = None,
-    weight_decay: DecayOption = None,
-    trainable: TrainableOption = None,
-    norm: NormOption = None,
-    metrics: MetricsOption = None,
-    outputs: OutputsOption = None,
-    precision: PrecisionOption = "float32",
-    recompute: RecomputeOption = None,
+    *,
+    compilation: Compilation,
     reinitialize: Annotated[
         str | None,
         typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.", rich_help_panel=COURSE),
@@ -132,6 +103,7 @@ def train(
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if start_from is not None and (resume or reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
+    schedule, warmup = compilation.schedule, compilation.warmup
     check_schedule(schedule, warmup)
     from burnish.training.checkpoint import read_checkpoint
     from burnish.training.checkpoint_folder import CheckpointFolder
@@ -147,11 +119,9 @@ def train(
         )
     console = output()
     begin = time.monotonic()
-    program = compile_model(
-        model, loss, optimizer, lr, momentum, weight_decay, trainable, norm, metrics, outputs, precision, recompute, batch_size
-    )
+    program = compilation.program(model, batch_size)
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
-    if recompute:
+    if compilation.recompute:
         console.print(planned_line(program, batch_size), markup=False)
     from burnish.data import Wanted, open_dataset
 
