@@ -1,0 +1,128 @@
+"""The commands that look at a model before anything is trained: what would train, and what lacks a gradient."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+
+def test_inspect_prints_what_would_train(run):
+    text = run("inspect", "model.onnx").stdout
+    assert "input   x  float [batch, 1, 4, 4]" in text
+    assert "the loss reads logits" in text
+    assert re.search(r"parameters, which train: \d+ in 11 tensors", text)
+    assert re.search(r"stem\.convolution\.weight +\[2, 1, 3, 3\] +18  float", text)
+    assert re.search(r"running statistics, which training updates: \d+ in 6 tensors", text)
+    assert re.search(r"3  BatchNormalization\n", text)
+    assert "Every operator between a parameter and the loss has a gradient." in text
+
+
+def test_inspect_as_json(run):
+    summary = json.loads(run("inspect", "model.onnx", "--json").stdout)
+    assert summary["prediction"] == "logits"
+    assert summary["lacking"] == []
+    assert {entry["name"] for entry in summary["statistics"]} == {
+        f"{layer}.normalization.{statistic}"
+        for layer in ("stem", "stage1.block1.first", "stage1.block1.second")
+        for statistic in ("running_mean", "running_variance")
+    }
+    assert {"operator": "Conv", "count": 3, "lacks_gradient": False} in summary["operators"]
+
+
+def test_inspect_says_why_nothing_would_train(run, folder):
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), "relu.onnx")
+    text = run("inspect", "relu.onnx").stdout
+    assert "Nothing would train: the model has no weights, that is floating-point initializers" in text
+    assert "has a gradient" not in text
+    assert "no weights" in json.loads(run("inspect", "relu.onnx", "--json").stdout)["nothing_trains"]
+
+
+def test_inspect_names_the_scalars_that_do_not_train(run, folder):
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
+    values = {"weight": np.ones((2, 2)), "temperature": np.array(2.0), "bound": np.array(-1.0)}
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "weight"], ["scores"]),
+        onnx.helper.make_node("Div", ["scores", "temperature"], ["scaled"]),
+        onnx.helper.make_node("Clip", ["scaled", "bound"], ["y"]),
+    ]
+    weights = [onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in values.items()]
+    graph = onnx.helper.make_graph(nodes, "graph", [x], [y], weights)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), "scaled.onnx")
+    assert "  scalars do not train, these among them: temperature\n" in run("inspect", "scaled.onnx").stdout
+    assert json.loads(run("inspect", "scaled.onnx", "--json").stdout)["scalars"] == ["temperature"]
+    assert "scalars" not in run("inspect", "model.onnx").stdout
+
+
+@pytest.mark.parametrize("source", ["program", "run"])
+def test_inspect_of_a_program(run, folder, source):
+    run("compile", "model.onnx", "-o", "run/program", "--trainable", "classifier.bias")
+    text = run("inspect", "run" if source == "run" else "run/program").stdout
+    assert "run/program: a training program; 3 parameters in 1 tensor train, 10 tensors stay as they are" in text
+    assert re.search(r"optimizer +\{\"name\": \"sgd\", \"lr\": 0\.1, \"momentum\": 0\.9", text)
+    assert re.search(r"label +labels  int64 \[batch\]", text)
+    assert re.search(r"step\.onnx +\d+ nodes", text)
+    assert json.loads(run("inspect", "run", "--json").stdout)["options"]["norm"] == "train"
+
+
+def write_model_without_gradient(path: Path, off_the_path: bool) -> None:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 2])
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "first"], ["hidden"]),
+        onnx.helper.make_node("Det", ["square"], ["determinant"], name="the_determinant"),
+        onnx.helper.make_node("Mul", ["hidden", "determinant"], ["scaled"]),
+        onnx.helper.make_node("MatMul", ["scaled", "second"], ["values"]),
+        onnx.helper.make_node("Softmax", ["values"], ["probabilities"], axis=1),
+    ]
+    weights = {name: np.eye(2, dtype=np.float32) for name in ("first", "second", "square")}
+    if off_the_path:
+        nodes[2] = onnx.helper.make_node("Identity", ["hidden"], ["scaled"])
+    graph = onnx.helper.make_graph(
+        nodes,
+        "graph",
+        [x],
+        [onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT, ["batch", 2])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
+
+
+def test_inspect_of_a_program_in_one_file(run):
+    run("compile", "model.onnx", "-o", "whole.onnx", "--optimizer", "lion")
+    text = run("inspect", "whole.onnx").stdout
+    assert text.startswith("whole.onnx: a training program; ")
+    assert '"name": "lion"' in text
+
+
+def test_inspect_and_check_name_what_lacks_a_gradient(run, folder):
+    write_model_without_gradient(folder / "det.onnx", off_the_path=False)
+    text = run("inspect", "det.onnx").stdout
+    assert "the loss reads values, behind the final softmax" in text
+    assert re.search(r"1  Det  lacks a gradient", text)
+    assert "Det 'the_determinant' (output 'determinant')" in text
+    result = run("check", "det.onnx", code=1)
+    assert "error: Det 'the_determinant' (output 'determinant') has no gradient rule" in result.stderr
+    for failed in (result, run("compile", "det.onnx", "-o", "program", code=1)):
+        assert "(--trainable says what trains, --outputs what the loss reads)" in failed.stderr
+        assert "=" not in failed.stderr
+    run("check", "det.onnx", "--trainable", "second")
+
+
+def test_an_operator_off_the_path_needs_no_gradient(run, folder):
+    write_model_without_gradient(folder / "det.onnx", off_the_path=True)
+    assert "Every operator between a parameter and the loss has a gradient." in run("inspect", "det.onnx").stdout
+    run("check", "det.onnx")
+
+
+def test_check_says_what_trains(run):
+    run("check", "model.onnx", "--outputs", "logits")
+    text = run("check", "model.onnx").stdout
+    assert re.search(r"model\.onnx can be trained: \d+ parameters in 11 tensors train", text)
+    text = run("check", "model.onnx", "--trainable", "classifier.bias").stdout
+    assert "3 parameters in 1 tensor train, 10 tensors stay as they are" in text
