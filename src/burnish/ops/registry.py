@@ -180,6 +180,11 @@ def find_lowering(node: ir.Node) -> LoweringRule | None:
     return next((entry.rule for entry in _lowerings.get((_domain(node), node.op_type), ())), None)
 
 
+def differentiable_operators() -> frozenset[str]:
+    """Return the operators of the standard domain that have a gradient rule for some version."""
+    return frozenset(op_type for domain, op_type in _gradients if domain == "")
+
+
 def semantic_operators() -> frozenset[str]:
     """Return the operators of the ``burnish`` domain that have a lowering."""
     return frozenset(op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN)

@@ -1,4 +1,7 @@
-"""Passes: whole-graph rewrites, ``Model -> Model``, one per file. What a single operator becomes is in ``burnish.ops``."""
+"""Passes: rewrites of whole graphs, in place, one per file, and the plans they follow: what to fold, join, compute again.
+
+What a single operator becomes is in ``burnish.ops``; what leads from a model to a program, in ``burnish.program``.
+"""
 
 from burnish.passes.draw_dropout import draw_dropout
 from burnish.passes.expand_gradients import expand_gradients

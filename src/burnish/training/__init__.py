@@ -1,4 +1,4 @@
-"""Training: the session that holds a program's state on an engine, the trainer's loop, checkpoints, checks of batches.
+"""Training: a program's state on an engine, the trainer's loop and the folder of its run, checks of batches, engines compared.
 
 What a step computes is the program's; how a graph is run is the engine's; where batches come from is ``burnish.data``'s.
 """

@@ -11,11 +11,11 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.translation import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
-from burnish.ops.registry import _gradients, _lowerings
+from burnish.ops.registry import differentiable_operators, semantic_operators
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
 from oracles.operator_cases import CASES, Case, cotangents_of, every_case
 
-LOWERED = {op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN}
+LOWERED = semantic_operators()
 # Without what the engine's own fusion makes of several nodes: that has no lowering.
 KEPT = translated_operators(BURNISH_DOMAIN) & LOWERED
 # ONNX Runtime computes the weights of an interpolation in float32, whatever the dtype of what they weigh.
@@ -88,10 +88,9 @@ def test_semantic_operators(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_whatever_has_a_gradient_or_is_emitted_has_a_translation() -> None:
-    differentiable = {op_type for domain, op_type in _gradients if domain == ""}
     graphs = [gradient_graph(case.spec, case.sample, case.widest) for case in CASES.values()]
     lowered = {node.op_type for graph in graphs for node in graph.model.graph.all_nodes()}
-    assert (differentiable | lowered) - {"Constant"} <= translated_operators()
+    assert (differentiable_operators() | lowered) - {"Constant"} <= translated_operators()
     # A semantic operator with a rule that no sample emits would be one that nothing here compares.
     assert {name for graph in graphs for name in graph.emitted} >= KEPT
 
