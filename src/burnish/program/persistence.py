@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
@@ -84,9 +85,8 @@ def graph_hash(model: ir.Model) -> str:
     proto = ir.to_proto(model).graph
     for field in ("name", "doc_string", "value_info", "metadata_props", "quantization_annotation"):
         proto.ClearField(field)
+    _forget_remarks(proto)
     for node in proto.node:
-        node.ClearField("doc_string")
-        node.ClearField("metadata_props")
         digest.update(node.SerializeToString(deterministic=True))
     for initializer in proto.initializer:
         digest.update(initializer.SerializeToString(deterministic=True))
@@ -94,6 +94,18 @@ def graph_hash(model: ir.Model) -> str:
     proto.ClearField("initializer")
     digest.update(proto.SerializeToString(deterministic=True))
     return digest.hexdigest()
+
+
+def _forget_remarks(graph: onnx.GraphProto) -> None:
+    """Clear what is said of nodes and changes nothing, in bodies too; reading a constant may give its tensor a name."""
+    for node in graph.node:
+        node.ClearField("doc_string")
+        node.ClearField("metadata_props")
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                attribute.t.ClearField("name")
+            if attribute.HasField("g"):
+                _forget_remarks(attribute.g)
 
 
 def save_program(program: Program, directory: Path) -> Path:

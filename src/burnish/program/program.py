@@ -131,14 +131,14 @@ class Program:
         return replace(self, init=init, step=step, apply=apply, signature=Signature(ordered), options=options)
 
     def kernel_graphs(self, kernels: Collection[str]) -> dict[str, ir.Model]:
-        """Return ``step``, ``grad``, ``evaluate`` and ``predict`` for an engine with kernels of its own.
+        """Return ``step``, ``grad``, ``evaluate`` and ``predict`` for an engine with kernels of its own: copies, to rewrite.
 
         Args:
             kernels: the operators of the domain ``burnish`` that the engine runs; all others are lowered. Where the program keeps
                 no semantic graphs, the graphs are those of the program, in standard operators.
         """
         if not self.semantic or "optimizer" not in self.options:
-            return {name: model for name, model in self.graphs.items() if name in ("step", *SEMANTIC_GRAPHS)}
+            return {name: model.clone() for name, model in self.graphs.items() if name in ("step", *SEMANTIC_GRAPHS)}
         optimizer = self._scaled(optim.get(self.options["optimizer"]))
         return kernel_graphs(self.semantic, self.signature["grad"], optimizer, self._target, kernels)
 
