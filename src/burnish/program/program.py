@@ -20,6 +20,7 @@ from burnish.program import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, kernel_graphs
+from burnish.program.packaging import write_package
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.training_file import load_training_model
@@ -177,6 +178,32 @@ class Program:
         """
         path = Path(path)
         return write_training_model(self.to_onnx(), path) if path.suffix == ".onnx" else save_program(self, path)
+
+    def package(
+        self, path: str | Path, *, graph: str = "step", extents: Mapping[str, int] | None = None, device: str = "cpu"
+    ) -> Path:
+        """Compile a graph ahead of time into one file that runs without Python; ``docs/torch-engine.md`` says how.
+
+        It takes the graph's inputs in the order of the signature, contiguous, and returns its outputs in that order; which they
+        are stands in the file too. The state is no part of it: ``initial_state`` or a checkpoint has it.
+
+        Args:
+            path: ending in ``.pt2``: AOTInductor's, for libtorch, built for this machine's processor. Needs ``torch`` and a C++
+                compiler. A file there is replaced.
+            graph: ``step``, or another of the six graphs.
+            extents: what symbolic dimensions stand for, by name; faster code for this extent alone. Others stay open, for extents
+                of two and more.
+            device: as PyTorch names it.
+
+        Returns:
+            The path.
+
+        Raises:
+            ConfigurationError: no such kind of package, graph or dimension.
+            EngineError: PyTorch, a compiler or the device is not there, or the graph cannot be compiled.
+            CheckpointError: the file cannot be written.
+        """
+        return write_package(self, Path(path), graph, extents or {}, device)
 
     def to_onnx(self, state: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
         """Return the program as one ONNX model: the inference graph and a ``TrainingInfoProto``.
