@@ -126,6 +126,10 @@ def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
     checkpoint = "runs/model/checkpoints/latest.safetensors"
     run(*TRAIN, "--start-from", checkpoint, "--lr", "0.5", "--schedule", "linear", "--warmup", "1", "-o", "second")
     assert rates(folder / "second") == pytest.approx([0.25, 0.5, 0.25])
+    run(*TRAIN, "--start-from", "runs/model", "--lr", "0.5", "--schedule", "linear", "--warmup", "1", "-o", "third")
+    assert rates(folder / "third") == rates(folder / "second")
+    message = run(*TRAIN, "--start-from", "runs", "-o", "fourth", code=1).stderr
+    assert "There is no checkpoint 'runs/checkpoints/latest.safetensors'" in " ".join(message.split())
 
 
 def test_a_damaged_checkpoint_does_not_keep_a_run_from_another_schedule(run, folder):

@@ -194,7 +194,7 @@ def test_onnxruntime_names_the_operator_that_it_has_no_bfloat16_kernel_of():
     program = network("bfloat16")
     message = (
         r"cannot load the step graph at Conv '.+': on the CPU it has no bfloat16 kernel of Conv\. "
-        r"Compile with precision='float16' or 'float32', or use engine='reference'"
+        r"Compile with precision='float16' or 'float32', or use engine='torch', or 'reference'"
     )
     with pytest.raises(EngineError, match=message):
         burnish.Session(program, "onnxruntime").step(BATCH)

@@ -78,7 +78,7 @@ def train(
         Path | None,
         typer.Option(
             "--start-from",
-            help="Start in the state of a checkpoint, as far as it fits this program; what does not is named.",
+            help="Start in the state of a checkpoint, or of the run in a folder, as far as it fits; what does not is named.",
             rich_help_panel=COURSE,
         ),
     ] = None,
@@ -112,6 +112,8 @@ def train(
     from burnish.training.trainer import Trainer
 
     folder = folder or Path("runs") / model.stem
+    if start_from is not None and start_from.is_dir():
+        start_from = CheckpointFolder(start_from / "checkpoints").latest
     if not resume and not overwrite and CheckpointFolder(folder / "checkpoints").exists:
         raise ConfigurationError(
             f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "

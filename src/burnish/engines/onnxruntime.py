@@ -360,8 +360,8 @@ def _load_failure(graph: str, error: Exception, model: ir.Model) -> EngineError:
             operator = found[1] if found else "one of its operators"
             return EngineError(
                 f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: on the CPU it has no "
-                f"bfloat16 kernel of {operator}. Compile with precision='float16' or 'float32', or use engine='reference', "
-                "which is slow but complete"
+                f"bfloat16 kernel of {operator}. Compile with precision='float16' or 'float32', or use engine='torch', or "
+                "'reference', which is slow but complete"
             )
         remedy = (
             "It has no kernel of this operator for this dtype: use a float32 model, or engine='reference', which is slow but "
