@@ -35,6 +35,8 @@ PAGES = "+pages"
 CHECKED_STEPS = 3
 # Of the loss, relative. bfloat16 keeps 8 bits: 1.6e-2 is what PyTorch's own comparisons allow it.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1.6e-2}
+# The variables that say where compiled code is kept, of PyTorch and of burnish.
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "BURNISH_CACHE")
 DISAGREES = "no time counts"
 # A turn shorter than this is many steps: a single short step measures how fast threads wake up.
 TURN_SECONDS = 0.3
@@ -138,7 +140,7 @@ def enter(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> En
     caches = folder / f"caches-{name}"
     variables = {
         "OMP_NUM_THREADS": str(job["threads"]),
-        **{key: str(caches / key.lower()) for key in ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")},
+        **{key: str(caches / key.lower()) for key in CACHES},
     }
     if name.endswith(PAGES):
         allocator = environments.keeping_pages()

@@ -46,6 +46,18 @@ class Workload:
         return len(self.sample(1)) == 3
 
 
+def mobilenet_v2() -> nn.Module:
+    """MobileNetV2 whose residual branches start at zero, as ``torch_models.ResNet``'s do and for the same reason.
+
+    With ones, the third losses of PyTorch's own two memory formats are 0.4 % apart: nothing could be told from them.
+    """
+    module = torch_models.mobilenet_v2()
+    for block in module.modules():
+        if isinstance(block, torch_models.InvertedResidual) and block.residual:
+            nn.init.zeros_(block.layers[-1].weight)
+    return module
+
+
 # Rates as high as training allows in small models, so that an update that is wrong shows in the third loss.
 QUICK = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 SLOW = {"name": "sgd", "lr": 0.001, "momentum": 0.9}
@@ -56,7 +68,7 @@ WORKLOADS = {
     "digits-resnet": Workload(torch_models.DigitsResNet, lambda size: (1, size, size), 8, 64, 10, QUICK),
     "lenet": Workload(torch_models.lenet, lambda _: (1, 28, 28), 28, 64, 10, QUICK),
     "resnet50": Workload(torch_models.resnet50, lambda size: (3, size, size), 224, 16, 1000, SLOW),
-    "mobilenet_v2": Workload(torch_models.mobilenet_v2, lambda size: (3, size, size), 224, 16, 1000, SLOW),
+    "mobilenet_v2": Workload(mobilenet_v2, lambda size: (3, size, size), 224, 16, 1000, SLOW),
     "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=True),
 }
 
