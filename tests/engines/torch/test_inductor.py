@@ -12,6 +12,7 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.inductor import laid_out_as
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.models import residual_network
+from oracles.small_networks import perceptron
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 
 pytestmark = pytest.mark.usefixtures("inductor")
@@ -62,6 +63,25 @@ def test_a_residual_network_trains_and_evaluates_as_uncompiled():
     for name, array in compiled.state().items():
         np.testing.assert_allclose(array, expected[name], rtol=1e-3, atol=1e-4 * np.abs(expected[name]).max(), err_msg=name)
     assert compiled.evaluate(batch)["loss"] == pytest.approx(plain.evaluate(batch)["loss"], rel=1e-4)
+    # Statistics keep their digits where the mean is large: the compiler reorders nothing.
+    shifted = {**batch, "x": batch["x"] + np.float32(1000)}
+    for session in (compiled, plain):
+        session.load_state(program.initial_state(0))
+    assert compiled.step(shifted)["loss"] == pytest.approx(plain.step(shifted)["loss"], rel=1e-5)
+    expected = plain.state()
+    for name in (name for name in expected if name.startswith("opt/")):
+        np.testing.assert_allclose(compiled.state()[name], expected[name], atol=1e-4 * np.abs(expected[name]).max(), err_msg=name)
+
+
+@pytest.mark.slow
+def test_dropout_draws_the_same_masks():
+    program = burnish.compile(perceptron(dropout=True), optimizer="sgd")
+    compiled, plain = (burnish.Session(program, TorchEngine(compile=kind), threads=1) for kind in ("inductor", "none"))
+    rng = np.random.default_rng(0)
+    for size in (4, 6):
+        batch = {"x": rng.normal(size=(size, 12)).astype(np.float32), "labels": rng.integers(0, 3, size)}
+        assert compiled.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], rel=1e-5)
+    np.testing.assert_array_equal(compiled.state()["rng/key"], plain.state()["rng/key"])
 
 
 def test_a_missing_compiler_is_named():
