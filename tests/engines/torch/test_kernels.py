@@ -169,7 +169,7 @@ def test_layouts_may_differ():
     a = torch.randn(3, 4, 5, 6).contiguous(memory_format=torch.channels_last)
     b = torch.randn(3, 4, 5, 6)
     c = torch.randn(6, 5, 4, 3).permute(3, 2, 1, 0)
-    (found,) = torch.ops.burnish.elementwise([a, b, c], [], [2.0], [0, 4, 0, 1, 2, 5, 4, 2, 2, 6, 5, 3], [6])
+    (found,) = torch.ops.burnish.elementwise([a, b, c], [2.0], [0, 5, 0, 1, -1, 2, 6, 5, 2, -1, 2, 4, 6, 3, -1], [6])
     torch.testing.assert_close(found, (a + b) * c * 2.0, rtol=0, atol=0)
 
 

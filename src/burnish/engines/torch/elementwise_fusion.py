@@ -1,157 +1,236 @@
 """Fusion of elementwise arithmetic: a chain of nodes over tensors of one shape becomes one pass over memory.
 
-Groups grow along the edges of the graph, in its order. A node joins the group of an operand where everything that it reads from
-outside is computed without that group; so a group can run as one node, at the place of its last.
+Groups grow along the edges of the graph, in its order: a node joins the groups of its operands, and makes one of them, where
+nothing that the whole reads from outside waits for any of it. So a group can run as one node.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from burnish.engines.torch.elementwise_programs import DTYPES, Program, is_supported
 from burnish.graph import BURNISH_DOMAIN, constant_array
 
-# The numbers are those of the enumeration in kernels/elementwise.cpp.
-OPERATIONS = {
-    "Add": 0,
-    "Sub": 1,
-    "Mul": 2,
-    "Div": 3,
-    "Max": 4,
-    "Min": 5,
-    "Neg": 6,
-    "Sqrt": 7,
-    "Reciprocal": 8,
-    "Abs": 9,
-    "Relu": 10,
-}
-LONGEST_GROUP = 24
+LONGEST_GROUP = 40
 FEWEST_ELEMENTS = 1024
-"""Smaller tensors of known extents are left to ATen: a call costs as much as they do."""
+FEWEST_SMALL_NODES = 3
+"""Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
+    """Nodes that run as one.
+
+    Attributes:
+        bits: of the group, and of those that it took in.
+        behind: bits of every group that it waits for, directly or not.
+    """
+
     shape: ir.Shape
+    bits: int
+    behind: int = 0
     nodes: list[ir.Node] = field(default_factory=list)
+
+
+class _Groups:
+    def __init__(self) -> None:
+        self.of: dict[ir.Node, _Group] = {}
+        self._groups: list[_Group] = []  # by bit: the group, or the one that took it in
+        self._frontier: dict[ir.Value, int] = {}  # bits of the groups that a value waits for without another between
+
+    def __iter__(self) -> Iterator[_Group]:
+        return iter(dict.fromkeys(self._groups))
+
+    def add(self, node: ir.Node) -> None:
+        """Take the next node of the graph's order into account."""
+        operands = [value for value in node.inputs if value is not None]
+        shape = _shape(node)
+        group = None
+        if shape is not None:
+            group = self._join(node, operands, shape)
+        reached = 0
+        if group is None:
+            for value in operands:
+                reached |= self._frontier.get(value, 0)
+        else:
+            reached = group.bits
+        for output in node.outputs:
+            self._frontier[output] = reached
+
+    def _join(self, node: ir.Node, operands: list[ir.Value], shape: ir.Shape) -> _Group:
+        joined = _Group(shape, 1 << len(self._groups), nodes=[node])
+        self._groups.append(joined)
+        joined.behind = self._waits(operands)
+        for value in operands:
+            producer = value.producer()
+            other = None if producer is None else self.of.get(producer)
+            if other is None or other is joined or other.shape != shape:
+                continue
+            if len(other.nodes) + len(joined.nodes) <= LONGEST_GROUP and not self._would_cycle(joined, other):
+                joined = self._merge(other, joined)
+        for member in joined.nodes:
+            self.of[member] = joined
+        return joined
+
+    def _waits(self, operands: list[ir.Value]) -> int:
+        """Bits of all that operands wait for."""
+        direct = 0
+        for value in operands:
+            direct |= self._frontier.get(value, 0)
+        return self._closure(direct)
+
+    def _closure(self, bits: int) -> int:
+        """The groups of ``bits``, and all that they wait for."""
+        found = 0
+        while bits:
+            group = self._groups[bits.bit_length() - 1]
+            found |= group.bits | group.behind
+            bits &= ~group.bits
+        return found
+
+    def _would_cycle(self, one: _Group, other: _Group) -> bool:
+        """Whether something outside of both waits for one of them while it is waited for by the other."""
+        both = one.bits | other.bits
+        outside = 0
+        for node in (*one.nodes, *other.nodes):
+            for value in node.inputs:
+                producer = None if value is None else value.producer()
+                if value is not None and (producer is None or self.of.get(producer) not in (one, other)):
+                    outside |= self._frontier.get(value, 0)
+        return bool((outside | self._closure(outside)) & both)
+
+    def _merge(self, one: _Group, other: _Group) -> _Group:
+        bits = one.bits | other.bits
+        behind = (one.behind | other.behind) & ~bits
+        is_read = any(node in self.of for node in other.nodes)  # a node that has just come has no readers yet
+        changed = is_read or behind & ~one.behind
+        taken = other.bits
+        while taken:
+            self._groups[taken.bit_length() - 1] = one
+            taken &= ~(1 << (taken.bit_length() - 1))
+        one.nodes += other.nodes
+        one.bits, one.behind = bits, behind
+        for node in other.nodes:
+            self.of[node] = one
+        if changed:
+            # What waits for the group waits for what that waits for.
+            for waiting in self:
+                if waiting is not one and waiting.behind & bits:
+                    waiting.behind |= behind | bits
+        return one
 
 
 def fuse_elementwise(graph: ir.Graph) -> None:
     """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays in order."""
-    group_of: dict[ir.Node, _Group] = {}
-    groups: list[_Group] = []
-    # For every value the groups that it depends on through nodes outside of them.
-    behind: dict[ir.Value, frozenset[int]] = {}
+    groups = _Groups()
     for node in graph:
-        operands = [value for value in node.inputs if value is not None]
-        depends = frozenset().union(*(behind.get(value, frozenset()) for value in operands)) if operands else frozenset()
-        shape = _shape(node)
-        joined = None
-        if shape is not None:
-            for value in operands:
-                producer = value.producer()
-                group = None if producer is None else group_of.get(producer)
-                if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
-                    continue
-                outside = [other for other in operands if (maker := other.producer()) is None or group_of.get(maker) is not group]
-                if all(id(group) not in behind.get(other, frozenset()) for other in outside):
-                    joined = group
-                    break
-            if joined is None:
-                joined = _Group(shape)
-                groups.append(joined)
-            joined.nodes.append(node)
-            group_of[node] = joined
-        own = frozenset() if joined is None else frozenset((id(joined),))
-        for output in node.outputs:
-            behind[output] = depends | own
+        groups.add(node)
     for group in groups:
-        if len(group.nodes) > 1:
-            _replace(graph, group)
+        if len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2):
+            _replace(graph, group.nodes)
     graph.sort()
 
 
 def _shape(node: ir.Node) -> ir.Shape | None:
-    """The one shape that an elementwise float32 node computes over, or None for any other node."""
-    if node.domain != "" or node.op_type not in OPERATIONS or len(node.inputs) > 2:
+    """The one shape that an elementwise node computes over, or None for any other node."""
+    if not is_supported(node):
         return None
-    output = node.outputs[0]
-    if output.dtype != ir.DataType.FLOAT or output.shape is None or not output.shape.dims:
+    shape = node.outputs[0].shape
+    if shape is None or not shape.dims or any(not isinstance(extent, int) and extent.value is None for extent in shape.dims):
         return None
-    if any(not isinstance(extent, int) and extent.value is None for extent in output.shape.dims):
-        return None
-    if all(isinstance(extent, int) for extent in output.shape.dims):
-        elements = 1
-        for extent in output.shape.dims:
-            elements *= int(extent)  # type: ignore[arg-type]
-        if elements < FEWEST_ELEMENTS:
-            return None
     for value in node.inputs:
-        if value is None or value.dtype != ir.DataType.FLOAT or value.shape is None:
+        if value is None:
+            continue
+        constant = constant_array(value)
+        if constant is not None and constant.size == 1:
+            continue
+        if value.dtype not in DTYPES or value.shape is None or not _repeats_in_one_place(value.shape, shape):
             return None
-        if value.shape.dims and value.shape != output.shape:
-            return None
-    return output.shape
+    return shape
 
 
-def _replace(graph: ir.Graph, group: _Group) -> None:
-    members = set(group.nodes)
-    tensors: dict[ir.Value, int] = {}
-    scalars: dict[ir.Value, int] = {}
-    constants: dict[float, int] = {}
-    for node in group.nodes:
-        for value in node.inputs:
-            assert value is not None
-            assert value.shape is not None
-            if value.producer() in members:
-                continue
-            array = constant_array(value) if not value.shape.dims else None
-            if array is not None:
-                constants.setdefault(float(array), len(constants))
-            elif value.shape.dims:
-                tensors.setdefault(value, len(tensors))
-            else:
-                scalars.setdefault(value, len(scalars))
-    if not tensors:
-        return
-    inputs = len(tensors) + len(scalars) + len(constants)
-    register = {value: index for value, index in tensors.items()}
-    register |= {value: len(tensors) + index for value, index in scalars.items()}
-    program: list[int] = []
-    results: list[ir.Value] = []
-    for index, node in enumerate(group.nodes):
-        operands = []
-        for value in node.inputs:
-            assert value is not None
-            assert value.shape is not None
-            if value in register:
-                operands.append(register[value])
-            else:
-                operands.append(len(tensors) + len(scalars) + constants[float(constant_array(value))])  # type: ignore[arg-type]
-        program += [OPERATIONS[node.op_type], inputs + index, operands[0], operands[1] if len(operands) > 1 else -1]
+def _repeats_in_one_place(shape: ir.Shape, target: ir.Shape) -> bool:
+    """Whether a shape broadcasts to another along neighbouring axes only, which the kernel reads without a copy."""
+    missing = len(target) - len(shape)
+    if missing < 0:
+        return False
+    extents = [1] * missing + list(shape.dims)
+    kept = []
+    for extent, wanted in zip(extents, target.dims, strict=True):
+        if extent == wanted and extent != 1:
+            kept.append(True)
+        elif extent == 1:
+            if wanted != 1:
+                kept.append(False)
+        else:
+            return False
+    changes = sum(one != other for one, other in zip([True, *kept], [*kept, True], strict=True))
+    return changes <= 2
+
+
+def _is_small(shape: ir.Shape) -> bool:
+    elements = 1
+    for extent in shape.dims:
+        if not isinstance(extent, int):
+            return False
+        elements *= extent
+    return elements < FEWEST_ELEMENTS
+
+
+def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> None:
+    members = set(nodes)
+    # In the order of the graph, which a group that took others in has lost.
+    nodes = _in_order(nodes, members)
+    program = Program()
+    results = []
+    for node in nodes:
+        program.add(node)
         output = node.outputs[0]
-        register[output] = inputs + index
         if output.is_graph_output() or any(user not in members for user, _ in output.uses()):
             results.append(output)
+    if not results:  # nothing reads the group
+        graph.remove(nodes, safe=True)
+        return
+    if not program.tensors:
+        return
+    assembled = program.assemble(results)
     fused = ir.node(
         "FusedElementwise",
-        [*tensors, *scalars],
+        list(program.tensors),
         {
-            "tensors": len(tensors),
-            "constants": [float(constant) for constant in constants] or [0.0],
-            "constant_count": len(constants),
-            "program": program,
-            "results": [register[value] for value in results],
+            "constants": [*program.constants, 0.0],  # an attribute cannot be empty
+            "constant_count": len(program.constants),
+            "program": assembled,
+            "dtypes": [int(value.dtype) for value in results if value.dtype is not None],
         },
         domain=BURNISH_DOMAIN,
         num_outputs=len(results),
     )
-    graph.insert_after(group.nodes[-1], fused)
+    graph.insert_after(nodes[-1], fused)
     for value, replacement in zip(results, fused.outputs, strict=True):
         replacement.type, replacement.shape = value.type, value.shape
         name = value.name
         value.replace_all_uses_with(replacement, replace_graph_outputs=True)
         value.name, replacement.name = None, name
-    for node in reversed(group.nodes):
-        graph.remove(node, safe=True)
+    graph.remove(nodes, safe=True)
+
+
+def _in_order(nodes: list[ir.Node], members: set[ir.Node]) -> list[ir.Node]:
+    """The nodes of a group so that each comes behind those that it reads."""
+    ordered: dict[ir.Node, None] = {}
+
+    def visit(node: ir.Node) -> None:
+        if node in ordered:
+            return
+        for value in node.inputs:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer in members:
+                visit(producer)
+        ordered[node] = None
+
+    for node in nodes:
+        visit(node)
+    return list(ordered)

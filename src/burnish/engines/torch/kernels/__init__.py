@@ -45,7 +45,7 @@ def _build() -> None:
     digest = hashlib.sha256()
     for part in (torch.__version__, platform.machine(), platform.processor(), _processor(), *FLAGS):
         digest.update(part.encode())
-    for source in sources:
+    for source in (*sources, *sorted(folder.glob("*.h"))):
         digest.update(source.read_bytes())
     name = f"burnish_kernels_{digest.hexdigest()[:16]}"
     build = _cache() / name

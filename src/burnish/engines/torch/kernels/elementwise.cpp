@@ -1,43 +1,86 @@
-// Chains of elementwise float32 arithmetic in one pass over memory: a small program runs over blocks of elements that stay in the cache.
+// Chains of elementwise arithmetic in one pass over memory: a small program runs over blocks of elements that stay in the cache.
 //
-// Registers are numbered: tensors first, then scalar tensors, then constants, then what instructions write. An instruction is four
-// integers: operation, destination, left, right (-1 where there is none). Every tensor is read once, every result written once.
+// Registers are numbered: tensors first, then constants, then outputs, then what is temporary. An instruction is five integers:
+// operation, destination and three operands (-1 where there is none). Every tensor is read once, every output written once. Arithmetic
+// is float32; tensors may be bfloat16, and bool as 0 and 1. Tensors broadcast as in NumPy.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
+#include <numeric>
 #include <vector>
+
+#include "vector_math.h"
 
 namespace {
 
 constexpr int64_t kBlock = 1024;
 constexpr int64_t kGrain = 16 * kBlock;
+constexpr int64_t kWidth = 5;
 
-enum Operation : int64_t { kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kSqrt, kReciprocal, kAbs, kRelu, kCopy };
+enum Operation : int64_t {
+  kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kSqrt, kReciprocal, kAbs, kRelu, kCopy,
+  kExp, kLog, kTanh, kErf, kSigmoid, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kEqual, kAnd, kOr, kNot, kWhere, kReluGrad, kNotZero
+};
 
 struct Operand {
-  const float* data;  // null for a scalar
+  const float* data;  // null for one value
   float value;
 };
 
-template <typename Function>
-inline void run(const Operand& a, const Operand& b, float* __restrict out, int64_t count, const Function& function) {
-  if (a.data && b.data)
-    for (int64_t i = 0; i < count; ++i) out[i] = function(a.data[i], b.data[i]);
-  else if (a.data)
-    for (int64_t i = 0; i < count; ++i) out[i] = function(a.data[i], b.value);
-  else if (b.data)
-    for (int64_t i = 0; i < count; ++i) out[i] = function(a.value, b.data[i]);
+struct Many {
+  const float* data;
+  float operator[](int64_t i) const { return data[i]; }
+};
+
+struct One {
+  float value;
+  float operator[](int64_t) const { return value; }
+};
+
+template <typename Use>
+inline void open(const Operand& operand, const Use& use) {
+  if (operand.data)
+    use(Many{operand.data});
   else
-    for (int64_t i = 0; i < count; ++i) out[i] = function(a.value, b.value);
+    use(One{operand.value});
 }
 
-void execute(int64_t operation, const Operand& a, const Operand& b, float* out, int64_t count) {
+template <typename Function>
+inline void run(const Operand& a, float* __restrict out, int64_t count, const Function& function) {
+  open(a, [&](auto x) {
+    for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
+  });
+}
+
+template <typename Function>
+inline void run(const Operand& a, const Operand& b, float* __restrict out, int64_t count, const Function& function) {
+  open(a, [&](auto x) {
+    open(b, [&](auto y) {
+      for (int64_t i = 0; i < count; ++i) out[i] = function(x[i], y[i]);
+    });
+  });
+}
+
+void select(const Operand& a, const Operand& b, const Operand& c, float* __restrict out, int64_t count) {
+  open(a, [&](auto condition) {
+    open(b, [&](auto x) {
+      open(c, [&](auto y) {
+        for (int64_t i = 0; i < count; ++i) {
+          float one = x[i], other = y[i];
+          out[i] = condition[i] != 0.f ? one : other;
+        }
+      });
+    });
+  });
+}
+
+void execute(int64_t operation, const Operand& a, const Operand& b, const Operand& c, float* out, int64_t count) {
   switch (operation) {
     case kAdd: return run(a, b, out, count, [](float x, float y) { return x + y; });
     case kSub: return run(a, b, out, count, [](float x, float y) { return x - y; });
@@ -46,59 +89,210 @@ void execute(int64_t operation, const Operand& a, const Operand& b, float* out, 
     // NaN comes through, as in ATen.
     case kMax: return run(a, b, out, count, [](float x, float y) { return (x != x || x > y) ? x : y; });
     case kMin: return run(a, b, out, count, [](float x, float y) { return (x != x || x < y) ? x : y; });
-    case kNeg: return run(a, b, out, count, [](float x, float) { return -x; });
-    case kSqrt: return run(a, b, out, count, [](float x, float) { return std::sqrt(x); });
-    case kReciprocal: return run(a, b, out, count, [](float x, float) { return 1.f / x; });
-    case kAbs: return run(a, b, out, count, [](float x, float) { return std::fabs(x); });
-    case kRelu: return run(a, b, out, count, [](float x, float) { return x < 0.f ? 0.f : x; });
-    default: return run(a, b, out, count, [](float x, float) { return x; });
+    case kNeg: return run(a, out, count, [](float x) { return -x; });
+    case kSqrt: return run(a, out, count, [](float x) { return std::sqrt(x); });
+    case kReciprocal: return run(a, out, count, [](float x) { return 1.f / x; });
+    case kAbs: return run(a, out, count, [](float x) { return std::fabs(x); });
+    case kRelu: return run(a, out, count, [](float x) { return x < 0.f ? 0.f : x; });
+    case kCopy: return run(a, out, count, [](float x) { return x; });
+    case kExp: return run(a, out, count, [](float x) { return burnish::exponential(x); });
+    case kLog: return run(a, out, count, [](float x) { return burnish::logarithm(x); });
+    case kTanh: return run(a, out, count, [](float x) { return burnish::hyperbolic_tangent(x); });
+    case kErf: return run(a, out, count, [](float x) { return burnish::error_function(x); });
+    case kSigmoid: return run(a, out, count, [](float x) { return burnish::logistic(x); });
+    case kLess: return run(a, b, out, count, [](float x, float y) { return x < y ? 1.f : 0.f; });
+    case kLessOrEqual: return run(a, b, out, count, [](float x, float y) { return x <= y ? 1.f : 0.f; });
+    case kGreater: return run(a, b, out, count, [](float x, float y) { return x > y ? 1.f : 0.f; });
+    case kGreaterOrEqual: return run(a, b, out, count, [](float x, float y) { return x >= y ? 1.f : 0.f; });
+    case kEqual: return run(a, b, out, count, [](float x, float y) { return x == y ? 1.f : 0.f; });
+    case kAnd: return run(a, b, out, count, [](float x, float y) { return x * y; });
+    case kOr: return run(a, b, out, count, [](float x, float y) { return x > y ? x : y; });
+    case kNot: return run(a, out, count, [](float x) { return 1.f - x; });
+    case kWhere: return select(a, b, c, out, count);
+    // (dy, x): what is not at most zero lets its gradient through, NaN too, as in ATen.
+    case kReluGrad: return run(a, b, out, count, [](float x, float y) { return y <= 0.f ? 0.f : x; });
+    case kNotZero: return run(a, out, count, [](float x) { return x != 0.f ? 1.f : 0.f; });
+    default: TORCH_CHECK(false, "elementwise: no operation ", operation);
   }
 }
 
-std::vector<at::Tensor> elementwise(at::TensorList tensors, at::TensorList scalars, at::ArrayRef<double> constants,
-                                    at::IntArrayRef program, at::IntArrayRef outputs) {
-  TORCH_CHECK(!tensors.empty() && program.size() % 4 == 0, "elementwise: a tensor and whole instructions expected");
-  const at::Tensor& first = tensors[0];
-  bool dense = first.is_non_overlapping_and_dense();
-  std::vector<at::Tensor> laid_out;
-  laid_out.reserve(tensors.size());
-  at::Tensor form = dense ? first : first.contiguous();
-  for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.sizes() == first.sizes(), "elementwise: float32 of one shape expected");
-    if (tensor.strides() == form.strides() && tensor.is_non_overlapping_and_dense()) {
-      laid_out.push_back(tensor);
-    } else {
-      at::Tensor copy = at::empty_strided(form.sizes(), form.strides(), form.options());
-      copy.copy_(tensor);
-      laid_out.push_back(copy);
+inline float as_float(float value) { return value; }
+inline float as_float(at::BFloat16 value) { return burnish::float_of(static_cast<uint32_t>(value.x) << 16); }
+inline float as_float(bool value) { return value ? 1.f : 0.f; }
+
+// A tensor as blocks are read from it: the element of place i is data[(i / (middle * trailing)) * trailing + i % trailing].
+struct Source {
+  at::Tensor tensor;  // keeps the memory
+  const void* data;
+  at::ScalarType type;
+  int64_t middle, trailing;
+};
+
+template <typename Element>
+void gather(const Source& source, int64_t start, int64_t count, float* __restrict out) {
+  const Element* data = static_cast<const Element*>(source.data);
+  if (source.middle == 1) {
+    for (int64_t i = 0; i < count; ++i) out[i] = as_float(data[start + i]);
+  } else if (source.trailing == 1) {
+    int64_t row = start / source.middle, left = source.middle - start % source.middle;
+    for (int64_t i = 0; i < count; left = source.middle, ++row) {
+      int64_t run = std::min(left, count - i);
+      std::fill(out + i, out + i + run, as_float(data[row]));
+      i += run;
+    }
+  } else {
+    int64_t group = start / (source.middle * source.trailing), repetition = start / source.trailing % source.middle;
+    int64_t place = start % source.trailing;
+    for (int64_t i = 0; i < count; place = 0) {
+      int64_t run = std::min(source.trailing - place, count - i);
+      const Element* from = data + group * source.trailing + place;
+      for (int64_t j = 0; j < run; ++j) out[i + j] = as_float(from[j]);
+      i += run;
+      if (++repetition == source.middle) repetition = 0, ++group;
     }
   }
-  int64_t tensor_count = tensors.size(), scalar_count = scalars.size();
-  int64_t instructions = program.size() / 4;
-  int64_t inputs = tensor_count + scalar_count + static_cast<int64_t>(constants.size());
-  std::vector<Operand> registers(inputs + instructions, Operand{nullptr, 0.f});
-  for (int64_t i = 0; i < scalar_count; ++i) registers[tensor_count + i].value = scalars[i].item<float>();
-  for (size_t i = 0; i < constants.size(); ++i) registers[tensor_count + scalar_count + i].value = static_cast<float>(constants[i]);
-  std::vector<at::Tensor> results;
-  std::vector<float*> targets(instructions, nullptr);
-  for (int64_t output : outputs) {
-    results.push_back(at::empty_strided(form.sizes(), form.strides(), form.options()));
-    targets[output - inputs] = results.back().mutable_data_ptr<float>();
+}
+
+const float* block_of(const Source& source, int64_t start, int64_t count, float* scratch) {
+  if (source.type == at::kFloat) {
+    const float* data = static_cast<const float*>(source.data);
+    if (source.middle == 1) return data + start;
+    int64_t place = start % source.trailing;
+    if (place + count <= source.trailing) return data + start / (source.middle * source.trailing) * source.trailing + place;
+    gather<float>(source, start, count, scratch);
+  } else if (source.type == at::kBFloat16) {
+    gather<at::BFloat16>(source, start, count, scratch);
+  } else {
+    gather<bool>(source, start, count, scratch);
   }
-  std::vector<const float*> sources;
-  for (const at::Tensor& tensor : laid_out) sources.push_back(tensor.const_data_ptr<float>());
-  int64_t total = first.numel();
+  return scratch;
+}
+
+void store(const float* from, at::ScalarType type, void* to, int64_t start, int64_t count) {
+  if (type == at::kBFloat16) {
+    uint16_t* target = static_cast<uint16_t*>(to) + start;
+    for (int64_t i = 0; i < count; ++i) {
+      uint32_t bits = burnish::bits_of(from[i]);
+      uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+      target[i] = static_cast<uint16_t>(from[i] != from[i] ? 0x7fc0u : rounded);
+    }
+  } else {
+    bool* target = static_cast<bool*>(to) + start;
+    for (int64_t i = 0; i < count; ++i) target[i] = from[i] != 0.f;
+  }
+}
+
+// The shape that all tensors broadcast to, and the order of its axes in memory: that of the first tensor of this shape.
+struct Form {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> order;    // axes, outermost first; empty where they are in order
+  std::vector<int64_t> strides;  // where they are not
+};
+
+Form form_of(at::TensorList tensors) {
+  Form form;
+  for (const at::Tensor& tensor : tensors) {
+    if (static_cast<size_t>(tensor.dim()) > form.sizes.size()) form.sizes.insert(form.sizes.begin(), tensor.dim() - form.sizes.size(), 1);
+    int64_t before = form.sizes.size() - tensor.dim();
+    for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
+      int64_t& size = form.sizes[before + axis];
+      TORCH_CHECK(tensor.size(axis) == size || tensor.size(axis) == 1 || size == 1, "elementwise: shapes that broadcast expected");
+      if (size == 1) size = tensor.size(axis);
+    }
+  }
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.sizes() != at::IntArrayRef(form.sizes) || !tensor.is_non_overlapping_and_dense()) continue;
+    if (tensor.is_contiguous()) break;
+    form.strides = tensor.strides().vec();
+    form.order.resize(form.sizes.size());
+    std::iota(form.order.begin(), form.order.end(), 0);
+    std::stable_sort(form.order.begin(), form.order.end(), [&](int64_t a, int64_t b) { return form.strides[a] > form.strides[b]; });
+    break;
+  }
+  return form;
+}
+
+Source source_of(const at::Tensor& tensor, const Form& form) {
+  auto source = [&](const at::Tensor& packed, int64_t middle, int64_t trailing) {
+    return Source{packed, packed.const_data_ptr(), packed.scalar_type(), middle, trailing};
+  };
+  bool whole = tensor.sizes() == at::IntArrayRef(form.sizes);
+  if (whole && (form.order.empty() ? tensor.is_contiguous() : tensor.strides() == at::IntArrayRef(form.strides))) return source(tensor, 1, 1);
+  // In the order of memory, with an extent of 1 where the tensor repeats itself.
+  int64_t rank = form.sizes.size(), before = rank - tensor.dim();
+  std::vector<int64_t> sizes(rank, 1), strides(rank, 0), target(rank);
+  for (int64_t position = 0; position < rank; ++position) {
+    int64_t axis = form.order.empty() ? position : form.order[position];
+    target[position] = form.sizes[axis];
+    if (axis < before || tensor.stride(axis - before) == 0) continue;
+    sizes[position] = tensor.size(axis - before);
+    strides[position] = tensor.stride(axis - before);
+  }
+  at::Tensor view = tensor.as_strided(sizes, strides);
+  int64_t middle = 1, trailing = 1, changes = 0;
+  bool repeats = false;
+  for (int64_t position = rank - 1; position >= 0; --position) {
+    if (target[position] == 1) continue;
+    bool here = sizes[position] == 1;
+    if (here != repeats) ++changes, repeats = here;
+    if (here)
+      middle *= target[position];
+    else if (changes == 0)
+      trailing *= target[position];
+  }
+  if (changes > 2) return source(view.expand(target).contiguous(), 1, 1);
+  return source(view.contiguous(), middle, trailing);
+}
+
+std::vector<at::Tensor> elementwise(at::TensorList tensors, at::ArrayRef<double> constants, at::IntArrayRef program, at::IntArrayRef outputs) {
+  TORCH_CHECK(!tensors.empty() && program.size() % kWidth == 0, "elementwise: a tensor and whole instructions expected");
+  Form form = form_of(tensors);
+  int64_t total = 1;
+  for (int64_t size : form.sizes) total *= size;
+  int64_t tensor_count = tensors.size(), inputs = tensor_count + static_cast<int64_t>(constants.size());
+  int64_t output_count = outputs.size(), count_of_registers = inputs + output_count;
+  for (size_t i = 1; i < program.size(); i += kWidth) count_of_registers = std::max(count_of_registers, program[i] + 1);
+  std::vector<Operand> registers(count_of_registers, Operand{nullptr, 0.f});
+  std::vector<Source> sources(tensor_count);
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const at::Tensor& tensor = tensors[i];
+    TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kBool,
+                "elementwise: float32, bfloat16 or bool expected");
+    if (tensor.numel() == 1) {
+      sources[i].type = tensor.scalar_type();
+      sources[i].data = nullptr;
+      Source one{tensor, tensor.const_data_ptr(), tensor.scalar_type(), 1, 1};
+      float value;
+      registers[i].data = block_of(one, 0, 1, &value);
+      registers[i].value = *registers[i].data;
+      registers[i].data = nullptr;
+    } else {
+      sources[i] = source_of(tensor, form);
+    }
+  }
+  for (size_t i = 0; i < constants.size(); ++i) registers[tensor_count + i].value = static_cast<float>(constants[i]);
+  std::vector<at::Tensor> results;
+  std::vector<void*> targets;
+  for (int64_t type : outputs) {
+    at::TensorOptions options = tensors[0].options().dtype(static_cast<at::ScalarType>(type));
+    results.push_back(form.order.empty() ? at::empty(form.sizes, options) : at::empty_strided(form.sizes, form.strides, options));
+    targets.push_back(results.back().mutable_data_ptr());
+  }
   at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
     std::vector<Operand> local(registers);
-    std::unique_ptr<float[]> scratch(new float[instructions * kBlock]);
+    std::unique_ptr<float[]> scratch(new float[count_of_registers * kBlock]);
     for (int64_t start = begin; start < end; start += kBlock) {
       int64_t count = std::min(kBlock, end - start);
-      for (int64_t i = 0; i < tensor_count; ++i) local[i].data = sources[i] + start;
-      for (int64_t i = 0; i < instructions; ++i) {
-        const int64_t* code = program.data() + 4 * i;
-        float* target = targets[i] ? targets[i] + start : scratch.get() + i * kBlock;
-        execute(code[0], local[code[2]], code[3] < 0 ? local[code[2]] : local[code[3]], target, count);
-        local[inputs + i].data = target;
+      for (int64_t i = 0; i < tensor_count; ++i)
+        if (sources[i].data) local[i].data = block_of(sources[i], start, count, scratch.get() + i * kBlock);
+      for (const int64_t* code = program.begin(); code != program.end(); code += kWidth) {
+        int64_t output = code[1] - inputs;
+        bool direct = output < output_count && results[output].scalar_type() == at::kFloat;
+        float* target = direct ? static_cast<float*>(targets[output]) + start : scratch.get() + code[1] * kBlock;
+        const Operand& a = local[code[2]];
+        execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
+        local[code[1]].data = target;
+        if (output < output_count && !direct) store(target, results[output].scalar_type(), targets[output], start, count);
       }
     }
   });
@@ -108,7 +302,7 @@ std::vector<at::Tensor> elementwise(at::TensorList tensors, at::TensorList scala
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def("elementwise(Tensor[] tensors, Tensor[] scalars, float[] constants, int[] program, int[] outputs) -> Tensor[]");
+  library.def("elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]");
 }
 
 TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("elementwise", elementwise); }

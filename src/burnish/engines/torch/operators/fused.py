@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.translation import Call, translates
@@ -103,12 +104,13 @@ def clip_gradient(op: Call) -> Any:
     return op.tensor(0) * inside
 
 
+# As PyTorch counts element types.
+SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}
+
+
 @translates("FusedElementwise", domain=BURNISH_DOMAIN)
 def elementwise(op: Call) -> Any:
-    operands = op.tensors()
-    count = op.attribute("tensors")
     constants = list(op.attribute("constants"))[: op.attribute("constant_count")]
-    results = torch.ops.burnish.elementwise.default(
-        operands[:count], operands[count:], constants, list(op.attribute("program")), list(op.attribute("results"))
-    )
+    types = [SCALAR_TYPES[ir.DataType(number)] for number in op.attribute("dtypes")]
+    results = torch.ops.burnish.elementwise.default(op.tensors(), constants, list(op.attribute("program")), types)
     return tuple(results[index] for index in range(len(op.node.outputs)))

@@ -1,0 +1,266 @@
+"""Fused elementwise arithmetic: its functions against float64, what layouts and types it reads, and how fusion groups."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+import burnish
+from burnish.engines.torch import TorchEngine, kernels
+from burnish.engines.torch.elementwise_fusion import fuse_elementwise
+from burnish.engines.torch.elementwise_programs import OPERATIONS
+
+needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
+FLOAT, BOOL, BFLOAT16 = 6, 11, 15
+FUNCTIONS = {
+    "Exp": torch.exp,
+    "Log": torch.log,
+    "Tanh": torch.tanh,
+    "Erf": torch.erf,
+    "Sigmoid": torch.sigmoid,
+    "Sqrt": torch.sqrt,
+    "Reciprocal": torch.reciprocal,
+}
+
+
+def unary(operation: str, x: torch.Tensor) -> torch.Tensor:
+    (y,) = torch.ops.burnish.elementwise([x], [], [OPERATIONS[operation], 1, 0, -1, -1], [FLOAT])
+    return y
+
+
+@needs_kernels
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_functions_keep_all_but_the_last_bit(operation):
+    """Over floats of all magnitudes and signs, and more closely where the functions vary."""
+    every = torch.arange(-(2**31), 2**31, 4099, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    near = torch.linspace(-110, 110, 400_001)
+    x = torch.cat(
+        [every, near, near / 40, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 88.7228394, 88.723])]
+    )
+    found, exact = unary(operation, x), FUNCTIONS[operation](x.double())
+    rounded = exact.float()
+    plain = rounded.isfinite()
+    assert torch.equal(found.isnan(), rounded.isnan())
+    assert torch.equal(found[~plain & ~rounded.isnan()], rounded[~plain & ~rounded.isnan()])
+    unit = torch.from_numpy(np.spacing(np.abs(rounded[plain].numpy()))).double()
+    errors = (found[plain].double() - exact[plain]).abs() / unit
+    assert errors.max().item() < 2.0, x[plain][errors.argmax()]
+    assert torch.equal(found[plain].signbit(), rounded[plain].signbit())
+
+
+def random_tensor(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "shape",
+    [(40,), (30, 40), (1, 40), (7, 1, 1), (7, 30, 1), (30, 1), (7, 1, 40), (1, 30, 1), (1, 1, 1), (1,), ()],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", ["contiguous", "permuted"])
+def test_operands_broadcast_from_any_place(shape, layout):
+    a = random_tensor((7, 30, 40), 0)
+    a = a.permute(2, 0, 1).contiguous().permute(1, 2, 0) if layout == "permuted" else a
+    b, c = random_tensor(shape, 1), random_tensor((7, 30, 40), 2)
+    (y,) = torch.ops.burnish.elementwise([b, a, c], [], [OPERATIONS["Mul"], 4, 0, 1, -1, OPERATIONS["Sub"], 3, 4, 2, -1], [FLOAT])
+    assert torch.equal(y, a * b - c)
+    assert y.stride() == a.stride()
+
+
+@needs_kernels
+def test_what_is_expanded_is_not_copied_out_and_may_be_all_there_is():
+    row, column = random_tensor((2000,), 0), random_tensor((30, 1), 1)
+    sums = torch.ops.burnish.elementwise([row.expand(30, 2000), column], [], [OPERATIONS["Add"], 2, 0, 1, -1], [FLOAT])
+    assert torch.equal(sums[0], row + column)
+
+
+@needs_kernels
+def test_masks_select_and_compare():
+    x, y = random_tensor((5, 900), 0), random_tensor((5, 900), 1)
+    x[0, :5] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, y[0, 4].item()])
+    mask = random_tensor((5, 900), 2) > 0
+    comparisons = {"Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Equal": torch.eq}
+    for name, function in comparisons.items():
+        (found,) = torch.ops.burnish.elementwise([x, y], [], [OPERATIONS[name], 2, 0, 1, -1], [BOOL])
+        assert found.dtype == torch.bool
+        assert torch.equal(found, function(x, y)), name
+    program = [OPERATIONS["Not"], 4, 0, -1, -1, OPERATIONS["Where"], 3, 4, 1, 2]
+    (found,) = torch.ops.burnish.elementwise([mask, x, y], [], program, [FLOAT])
+    torch.testing.assert_close(found, torch.where(~mask, x, y), rtol=0, atol=0, equal_nan=True)
+    for name, both in (("And", torch.logical_and), ("Or", torch.logical_or)):
+        (found,) = torch.ops.burnish.elementwise([mask, x > y], [], [OPERATIONS[name], 2, 0, 1, -1], [BOOL])
+        assert torch.equal(found, both(mask, x > y))
+    (found,) = torch.ops.burnish.elementwise([y, x], [], [OPERATIONS["ReluGrad"], 2, 0, 1, -1], [FLOAT])
+    torch.testing.assert_close(found, torch.ops.aten.threshold_backward(y, x, 0), rtol=0, atol=0, equal_nan=True)
+
+
+@needs_kernels
+def test_bfloat16_is_computed_in_float32_and_rounded_as_pytorch_rounds():
+    every = torch.arange(0, 2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    scale = random_tensor((1,), 0).item()
+    program = [OPERATIONS["Mul"], 3, 0, 1, -1, OPERATIONS["Copy"], 2, 3, -1, -1]
+    (found,) = torch.ops.burnish.elementwise([every], [scale], program, [BFLOAT16])
+    expected = (every.float() * scale).to(torch.bfloat16)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    wide = torch.arange(-(2**31), 2**31, 8191, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    (found,) = torch.ops.burnish.elementwise([wide], [], [OPERATIONS["Copy"], 1, 0, -1, -1], [BFLOAT16])
+    torch.testing.assert_close(found, wide.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
+    image = random_tensor((2, 8, 9, 10), 1).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    bias = random_tensor((1, 8, 1, 1), 2).to(torch.bfloat16)
+    (found,) = torch.ops.burnish.elementwise([image, bias], [], [OPERATIONS["Add"], 2, 0, 1, -1], [BFLOAT16])
+    assert torch.equal(found, image + bias)
+
+
+def fused(text: str) -> tuple[ir.Model, ir.Model]:
+    """A model before and after fusion."""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    plain = model.clone()
+    fuse_elementwise(model.graph)
+    return plain, model
+
+
+def kinds(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph if node.op_type not in ("Constant", "Identity")]
+
+
+GELU_GRADIENT = """
+<ir_version: 10, opset_import: ["": 20]>
+graph (float[batch, 20, 64] h, float[64] bias, float[batch, 20, 64] dy, float[batch, 20, 1] weight)
+    => (float[batch, 20, 64] y, float[batch, 20, 64] dx) {
+    one = Constant <value_float = 1.0> ()
+    half = Constant <value = float[1] {0.5}> ()
+    root = Constant <value_float = 0.70710677> ()
+    density = Constant <value_float = 0.3989423> ()
+    two = Constant <value_int = 2> ()
+    x = Add (h, bias)
+    y = Gelu (x)
+    s = Mul (x, root)
+    e = Erf (s)
+    f = Add (e, one)
+    cdf = Mul (f, half)
+    square = Pow (x, two)
+    negative = Neg (square)
+    exponent = Mul (negative, half)
+    bell = Exp (exponent)
+    pdf = Mul (bell, density)
+    slope = Mul (x, pdf)
+    total = Add (cdf, slope)
+    flow = Mul (dy, weight)
+    dx = Mul (flow, total)
+}"""
+
+DROPOUT = """
+<ir_version: 10, opset_import: ["": 18]>
+graph (float[batch, 4, 300] x, float[batch, 4, 300] drawn, float ratio) => (float[batch, 4, 300] y, bool[batch, 4, 300] mask) {
+    zero = Constant <value_float = 0.0> ()
+    six = Constant <value_float = 6.0> ()
+    one = Constant <value_float = 1.0> ()
+    keep = Sub (one, ratio)
+    mask = GreaterOrEqual (drawn, ratio)
+    scaled = Div (x, keep)
+    chosen = Where (mask, scaled, zero)
+    y = Clip (chosen, zero, six)
+}"""
+
+
+@needs_kernels
+@pytest.mark.parametrize(("text", "expected"), [(GELU_GRADIENT, ["FusedElementwise"]), (DROPOUT, ["Sub", "FusedElementwise"])])
+def test_chains_of_functions_become_single_passes(text, expected):
+    plain, model = fused(text)
+    assert kinds(model) == expected
+    generator = np.random.default_rng(0)
+    inputs = {}
+    for value in model.graph.inputs:
+        shape = [extent if isinstance(extent, int) else 3 for extent in value.shape.dims]
+        inputs[value.name] = generator.normal(size=shape).astype(np.float32)
+    if "ratio" in inputs:
+        inputs["ratio"] = np.float32(0.25)
+    engine = TorchEngine()
+    found, wanted = (engine.run(graph, inputs) for graph in (model, plain))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+CROSSING = """
+<ir_version: 10, opset_import: ["": 18]>
+graph (float[batch, 40, 30] a, float[batch, 40, 30] b) => (float[batch, 40, 30] y, float[batch, 40, 30] z) {
+    p = Mul (a, a)
+    q = Add (b, b)
+    ps = Softmax <axis = -1> (p)
+    qs = Softmax <axis = -1> (q)
+    u = Add (p, qs)
+    v = Sub (q, ps)
+    y = Mul (u, v)
+    z = Div (v, u)
+}"""
+
+
+@needs_kernels
+def test_groups_never_wait_for_each_other():
+    plain, model = fused(CROSSING)
+    assert kinds(model).count("Softmax") == 2
+    generator = np.random.default_rng(0)
+    inputs = {name: generator.normal(size=(5, 40, 30)).astype(np.float32) for name in "ab"}
+    found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, err_msg=name)
+
+
+@needs_kernels
+@pytest.mark.parametrize("seed", range(12))
+def test_graphs_drawn_at_random_compute_the_same(seed):
+    """Nodes that read any two values made before, with passes of another kind among them that groups may not reach around."""
+    generator = np.random.default_rng(seed)
+    lines, names = [], ["a", "b", "c"]
+    for index in range(70):
+        one, other = generator.choice(names[-12:], 2)
+        kind = generator.choice(
+            ["Add", "Sub", "Mul", "Max", "Min", "Tanh", "Sigmoid", "Softmax"], p=[0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.15]
+        )
+        operands = one if kind in ("Tanh", "Sigmoid", "Softmax") else f"{one}, {other}"
+        lines.append(f"v{index} = {kind} ({operands})")
+        names.append(f"v{index}")
+    outputs = ["v69", *(f"v{index}" for index in range(0, 69, 9))]
+    shape = "float[batch, 3, 400]"
+    text = (
+        '<ir_version: 10, opset_import: ["": 18]>\n'
+        f"graph ({shape} a, {shape} b, float[3, 1] c) => ({', '.join(f'{shape} {name}' for name in outputs)}) {{\n"
+        + "\n".join(lines)
+        + "\n}"
+    )
+    plain, model = fused(text)
+    assert len(kinds(model)) < len(kinds(plain)) - 20
+    inputs = {
+        "a": generator.normal(size=(2, 3, 400)),
+        "b": generator.normal(size=(2, 3, 400)),
+        "c": generator.normal(size=(3, 1)),
+    }
+    inputs = {name: array.astype(np.float32) for name, array in inputs.items()}
+    found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@needs_kernels
+def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
+    from burnish.engines.torch.fusion import FUSED, fuse
+    from burnish.engines.torch.translation import translated_operators
+    from burnish.graph import BURNISH_DOMAIN
+    from burnish.models import residual_network
+
+    program = burnish.compile(residual_network(), optimizer="adamw")
+    model = fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
+    for value in model.graph.outputs:
+        if (value.name or "").startswith("next:param/"):
+            maker = value.producer()
+            assert maker is not None
+            assert maker.op_type == "FusedElementwise"
+            written = {output.name for output in maker.outputs}
+            parameter = (value.name or "").removeprefix("next:param/")
+            assert {f"next:opt/first_moment/{parameter}", f"next:opt/second_moment/{parameter}"} <= written
