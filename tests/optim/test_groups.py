@@ -238,7 +238,11 @@ def test_groups_keep_dtypes_and_find_the_bottom_of_a_parabola() -> None:
             lambda: optim.groups(Undecayed(lr=0.1), decay="weights"),
             "groups: decay='weights' has no meaning for undecayed, which has no weight_decay",
         ),
-        (lambda: optim.layerwise_decay(optim.sgd(), -0.5), "groups: layer_decay must be a finite number that is not negative"),
+        (
+            lambda: optim.layerwise_decay(optim.sgd(), -0.5),
+            "layerwise_decay: factor must be a finite number that is not negative",
+        ),
+        (lambda: optim.layerwise_decay(optim.sgd(), 0.5, layers="w*"), r"layerwise_decay: layers must be a list .* not 'w\*'"),
         (
             lambda: optim.bind(optim.groups(optim.sgd(), {"wieght": "frozen"}), INFOS),
             "groups: the pattern 'wieght' matches no parameter that trains; did you mean 'weight'.*burnish inspect",

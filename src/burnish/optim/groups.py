@@ -298,10 +298,13 @@ def layerwise_decay(optimizer: Optimizer, factor: float, layers: Sequence[str] |
             the depth in the graph, counted in layers that have weights.
 
     Raises:
-        ConfigurationError: a negative or non-finite factor, or no plain optimizer.
+        ConfigurationError: a negative or non-finite factor, layers that are no list of patterns, or no plain optimizer.
 
     Source: Howard and Ruder, "Universal language model fine-tuning for text classification", 2018.
     """
+    check_not_negative("layerwise_decay", factor=factor)
+    if layers is not None and (isinstance(layers, str) or not all(isinstance(layer, str) for layer in layers)):
+        raise ConfigurationError(f"layerwise_decay: layers must be a list of patterns, from the first layer on, not {layers!r}")
     grouped = optimizer if isinstance(optimizer, Groups) else groups(optimizer)
     return replace(grouped, layer_decay=factor, layers=None if layers is None else tuple(layers))
 

@@ -16,6 +16,7 @@ from burnish.data.loader import Augmentation
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError
 from burnish.program import Program, Role
+from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
 from burnish.training.epoch_length import samples_left_out
@@ -72,6 +73,7 @@ class Trainer:
         keep_checkpoints: how many checkpoints to keep, as ``step-<steps>.safetensors``; with 1 there is ``latest`` alone. A
             resumed run falls back on an earlier one where the latest was damaged.
         best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss.
+        parameters: what is evaluated after each epoch: the parameters, or the ``average`` of them that the optimizer keeps.
         resume: go on with the run in ``run_directory``.
         overwrite: start anew in a ``run_directory`` that holds a run.
         engine, device, threads: as in ``Session``.
@@ -104,6 +106,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         keep_checkpoints: int = 1,
         best_metric: str | None = None,
+        parameters: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         engine: str | Engine = "auto",
@@ -138,6 +141,9 @@ class Trainer:
         self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched = _watched(program, best_metric)
+        if parameters is not None:
+            averages(program.signature, parameters)  # refuses what the program keeps none of
+        self._parameters = parameters
         self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
         if rest:
             self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
@@ -242,9 +248,10 @@ class Trainer:
         position = self._position
         evaluation: dict[str, float] = {}
         if self.eval_loader is not None:
-            evaluation = self.session.evaluate_data(self.eval_loader.epoch(0), progress=lambda _: self._stop_if_interrupted())
-        averages = position.since_epoch.values()
-        position.metrics = evaluation or averages
+            evaluation = self.session.evaluate_data(
+                self.eval_loader.epoch(0), lambda _: self._stop_if_interrupted(), parameters=self._parameters
+            )
+        position.metrics = evaluation or position.since_epoch.values()
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
         self.run_folder.add_row(position, evaluation)
