@@ -51,11 +51,18 @@ inline void open(const Operand& operand, const Use& use) {
     use(One{operand.value});
 }
 
+// A function of its own for every operation: as a part of a large one, GCC gives up inlining, and with it vector code.
 template <typename Function>
-inline void run(const Operand& a, float* __restrict out, int64_t count, const Function& function) {
-  open(a, [&](auto x) {
-    for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
-  });
+[[gnu::noinline]] void map(const float* __restrict x, float* __restrict out, int64_t count, Function function) {
+  for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
+}
+
+template <typename Function>
+inline void run(const Operand& a, float* out, int64_t count, Function function) {
+  if (a.data)
+    map(a.data, out, count, function);
+  else
+    std::fill(out, out + count, function(a.value));
 }
 
 template <typename Function>
