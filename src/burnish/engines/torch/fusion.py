@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
+from burnish.engines.torch.softmax_fusion import fuse_softmax
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
 from burnish.lowering import lower_semantic_operators
 
@@ -41,6 +42,7 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
     lower_semantic_operators(model, keep=left)
+    fuse_softmax(graph)
     if kernels:
         fuse_elementwise(graph)
     return model

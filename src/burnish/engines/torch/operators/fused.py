@@ -104,6 +104,11 @@ def clip_gradient(op: Call) -> Any:
     return op.tensor(0) * inside
 
 
+@translates("FusedSoftmaxGrad", domain=BURNISH_DOMAIN)
+def softmax_gradient(op: Call) -> Any:
+    return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), torch.float32)
+
+
 # As PyTorch counts element types.
 SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}
 
