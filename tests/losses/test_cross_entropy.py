@@ -1,4 +1,4 @@
-"""Cross-entropy at its edges: ignored labels, large logits, what it costs. Its values are in test_against_pytorch."""
+"""Cross-entropy at its edges: ignored labels, large logits, what it costs. Its values are in test_losses_against_pytorch."""
 
 from __future__ import annotations
 

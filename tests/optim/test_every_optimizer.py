@@ -296,14 +296,14 @@ def test_a_step_is_gradients_and_their_application(
 @every_optimizer
 def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    load = OnnxRuntimeEngine.load
+    load = OnnxRuntimeEngine.inference_session
 
     def counted(self: OnnxRuntimeEngine, model: Any, graph: str, threads: int | None) -> Any:
         loaded.append(graph)
         return load(self, model, graph, threads)
 
     session = burnish.Session(burnish.compile(two_layers("float32"), optimizer=optimizer), threads=1)
-    monkeypatch.setattr(OnnxRuntimeEngine, "load", counted)
+    monkeypatch.setattr(OnnxRuntimeEngine, "inference_session", counted)
     for batch in batches("float32", 3):
         session.step(batch)
     assert loaded == ["step"]

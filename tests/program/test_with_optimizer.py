@@ -97,9 +97,11 @@ def test_it_trains_without_loading_anything_at_the_second_step(
     program: Program, optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[str] = []
-    load = OnnxRuntimeEngine.load
+    load = OnnxRuntimeEngine.inference_session
     monkeypatch.setattr(
-        OnnxRuntimeEngine, "load", lambda self, model, graph, threads: (loads.append(graph), load(self, model, graph, threads))[1]
+        OnnxRuntimeEngine,
+        "inference_session",
+        lambda self, model, graph, threads: (loads.append(graph), load(self, model, graph, threads))[1],
     )
     session = burnish.Session(program.with_optimizer(optimizer), engine="onnxruntime", threads=1)
     losses = [session.step(BATCH)["loss"] for _ in range(12)]

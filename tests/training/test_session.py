@@ -191,13 +191,13 @@ def test_every_difference_of_a_state_is_named_but_not_a_thousand(program):
 
 def test_the_second_step_compiles_nothing(program, monkeypatch):
     made = []
-    load = OnnxRuntimeEngine.load
+    load = OnnxRuntimeEngine.inference_session
 
     def counted(self, model, graph, threads):
         made.append(graph)
         return load(self, model, graph, threads)
 
-    monkeypatch.setattr(OnnxRuntimeEngine, "load", counted)
+    monkeypatch.setattr(OnnxRuntimeEngine, "inference_session", counted)
     session = Session(program, threads=1)
     for size in (4, 4, 9):
         session.step(tiny_batch(size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import signal
 import sys
@@ -62,7 +61,7 @@ class StopAfter:
         self.left -= 1
         if self.left == 0:
             for _ in range(self.signals):
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
     def epoch(self, reached, evaluation):
         pass
