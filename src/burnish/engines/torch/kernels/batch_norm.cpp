@@ -63,6 +63,7 @@ void sum_rows(int64_t rows, int64_t channels, std::vector<double>& first, std::v
         std::fill(one.begin(), one.end(), 0.f);
         std::fill(other.begin(), other.end(), 0.f);
         for (int64_t row = run; row < std::min(stop, run + kRun); ++row) add(row, one.data(), other.data());
+#pragma omp simd
         for (int64_t c = 0; c < channels; ++c) {
           total_first[c] += one[c];
           total_second[c] += other[c];
@@ -73,6 +74,7 @@ void sum_rows(int64_t rows, int64_t channels, std::vector<double>& first, std::v
   first.assign(channels, 0.0);
   second.assign(channels, 0.0);
   for (int64_t thread = 0; thread < threads; ++thread)  // in a fixed order: the same bits for the same number of threads
+#pragma omp simd
     for (int64_t c = 0; c < channels; ++c) {
       first[c] += firsts[thread][c];
       second[c] += seconds[thread][c];
@@ -103,6 +105,7 @@ void apply(const Rows& x, const float* gain, const float* offset, const float* p
       const float* source = x.data + row * channels;
       const float* more = residual ? added + row * channels : nullptr;
       float* target = y + row * channels;
+#pragma omp simd
       for (int64_t c = 0; c < channels; ++c) {
         float value = ((source[c] - pilot[c]) - shift[c]) * gain[c] + offset[c];
         if constexpr (residual) value += more[c];
@@ -126,12 +129,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_nor
     int64_t count = std::min(x.rows, kPilotRows);
     std::vector<double> sums(channels, 0.0);
     for (int64_t row = 0; row < count; ++row)
+#pragma omp simd
       for (int64_t c = 0; c < channels; ++c) sums[c] += x.data[row * channels + c];
+#pragma omp simd
     for (int64_t c = 0; c < channels; ++c) pilot[c] = static_cast<float>(sums[c] / count);
   }
   std::vector<double> first, second;
   sum_rows(x.rows, channels, first, second, [&](int64_t row, float* one, float* other) {
     const float* source = x.data + row * channels;
+#pragma omp simd
     for (int64_t c = 0; c < channels; ++c) {
       float centered = source[c] - pilot[c];
       one[c] += centered;
@@ -141,6 +147,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_nor
   at::Tensor scale_row = scale.contiguous(), bias_row = bias.contiguous();
   const float* scales = scale_row.const_data_ptr<float>();
   std::vector<float> gain(channels);
+#pragma omp simd
   for (int64_t c = 0; c < channels; ++c) {
     double delta = first[c] / x.rows;
     double spread = std::max(second[c] / x.rows - delta * delta, 0.0);
@@ -192,6 +199,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
     if (kept) {
       float* target = kept + row * channels;
       const float* branch = more ? more + row * channels : nullptr;
+#pragma omp simd
       for (int64_t c = 0; c < channels; ++c) {
         float total = branch ? flow[c] + branch[c] : flow[c];
         float value = masked<activation>(total, activation == kNone ? 0.f : result[c], limit);
@@ -200,6 +208,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
         other[c] += value * ((source[c] - pilot[c]) - shift[c]);
       }
     } else {
+#pragma omp simd
       for (int64_t c = 0; c < channels; ++c) {
         float value = masked<activation>(flow[c], activation == kNone ? 0.f : result[c], limit);
         one[c] += value;
@@ -212,6 +221,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
   const float* scales = scale_row.const_data_ptr<float>();
   const float* inverse = inverse_row.const_data_ptr<float>();
   std::vector<float> gain(channels), slope(channels), offset(channels);
+#pragma omp simd
   for (int64_t c = 0; c < channels; ++c) {
     double r = inverse[c], weight = scales[c] * r;
     dscale.mutable_data_ptr<float>()[c] = static_cast<float>(second[c] * r);
@@ -228,10 +238,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
       const float* source = x.data + row * channels;
       float* target = out + row * channels;
       if (kept || activation == kNone) {
+#pragma omp simd
         for (int64_t c = 0; c < channels; ++c)
           target[c] = flow[c] * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
       } else {
         const float* result = y + row * channels;
+#pragma omp simd
         for (int64_t c = 0; c < channels; ++c)
           target[c] = masked<activation>(flow[c], result[c], limit) * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
       }
