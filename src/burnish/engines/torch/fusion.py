@@ -7,6 +7,8 @@ their own. What is not of a form that a kernel has is left as it is.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
@@ -83,9 +85,18 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     saved = results[4]
     assert scale is not None
     saved.value.type = scale.type
+    layer = _FusedLayer(
+        results[0].value,
+        results[2].value,
+        saved.value,
+        bias,
+        added is not None,
+        activation,
+        limit,
+        None if following is None else following.outputs[0],
+    )
     for gradient in gradients:
-        activated = None if following is None else following.outputs[0]
-        _fuse_gradient(graph, gradient, results[0].value, results[2].value, saved.value, activation, limit, activated)
+        _fuse_gradient(graph, gradient, layer)
     for statistic, result in zip((mean, inverse_std, variance), results[1:4], strict=True):
         statistic.replace_all_uses_with(result.value, replace_graph_outputs=True)
     if following is not None:
@@ -98,27 +109,37 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
         graph.remove(node, safe=True)
 
 
-def _fuse_gradient(
-    graph: ir.Graph,
-    node: ir.Node,
-    y: ir.Value,
-    inverse_std: ir.Value,
-    saved: ir.Value,
-    activation: int,
-    limit: float,
-    activated: ir.Value | None,
-) -> None:
-    """BatchNormGrad, with the gradient of the activation before it where that is of the fused layer's own.
+@dataclass(frozen=True)
+class _FusedLayer:
+    """A batch normalization that was fused: what its gradient reads.
 
-    ``activated`` is the output of the activation in the unfused graph.
+    Attributes:
+        y, inverse_std, saved: outputs of the fused node.
+        bias: of the layer.
+        adds: whether something is added to it before the activation.
+        activation, limit: as the kernels count them.
+        activated: the output of the activation in the graph before fusion.
     """
+
+    y: ir.Value
+    inverse_std: ir.Value
+    saved: ir.Value
+    bias: ir.Value | None
+    adds: bool
+    activation: int
+    limit: float
+    activated: ir.Value | None
+
+
+def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
+    """BatchNormGrad, with the gradient of the activation before it where that is of the fused layer's own."""
     flow, x, scale = node.inputs[:3]
     assert flow is not None
     producer = flow.producer()
     names = {RELU: "ReluGrad", CLIPPED: "ClipGrad"}
-    masked = producer if activation and producer is not None and producer.op_type == names[activation] else None
+    masked = producer if layer.activation and producer is not None and producer.op_type == names[layer.activation] else None
     builder = Builder(graph, before=node)
-    if masked is not None and masked.inputs[1] is activated:
+    if masked is not None and masked.inputs[1] is layer.activated:
         read_by_others = len(flow.uses()) > 1 or flow.is_graph_output()
         source, more = masked.inputs[0], None
         # Where a block's input forks, the gradients of its branches are added up right here.
@@ -133,19 +154,21 @@ def _fuse_gradient(
             one, other = addition.inputs
             if one is not None and other is not None and _same_extents(one, source) and _same_extents(other, source):
                 source, more = one, other
-        operands = [source, x, scale, inverse_std, saved, y, more]
-        kind, bound = activation, limit
+        # Where nothing was added to the layer, its result follows from x: that costs less than reading it.
+        result = (layer.y, more, None) if layer.adds else (None, more, layer.bias)
+        operands = [source, x, scale, layer.inverse_std, layer.saved, *result]
+        kind, bound = layer.activation, layer.limit
     else:
         masked, read_by_others, more = None, False, None
-        operands = [flow, x, scale, inverse_std, saved]
+        operands = [flow, x, scale, layer.inverse_std, layer.saved]
         kind, bound = 0, 0.0
-    tensors = [builder.tensor(value) for value in operands if value is not None]
+    tensors = [None if value is None else builder.tensor(value) for value in operands]
     results = builder.op(
         "FusedBatchNormGrad", *tensors, domain=BURNISH_DOMAIN, outputs=4, activation=kind, limit=bound, keep=int(read_by_others)
     )
-    for result, output in zip(results[:3], node.outputs, strict=True):
-        result.value.type, result.value.shape = output.type, output.shape
-        output.replace_all_uses_with(result.value, replace_graph_outputs=True)
+    for gradient, output in zip(results[:3], node.outputs, strict=True):
+        gradient.value.type, gradient.value.shape = output.type, output.shape
+        output.replace_all_uses_with(gradient.value, replace_graph_outputs=True)
     results[3].value.type, results[3].value.shape = flow.type, flow.shape
     graph.remove(node, safe=True)
     if masked is not None:

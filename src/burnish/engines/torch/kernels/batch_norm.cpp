@@ -101,7 +101,7 @@ void apply(const Rows& x, const float* gain, const float* offset, const float* p
            float limit) {
   int64_t channels = x.channels;
   at::parallel_for(0, x.rows, grain(x.rows, channels), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+    for (int64_t row = end; row-- > begin;) {  // from the end: what was read last may still be in the cache
       const float* source = x.data + row * channels;
       const float* more = residual ? added + row * channels : nullptr;
       float* target = y + row * channels;
@@ -180,13 +180,30 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_nor
   return {y, mean, inverse_std, variance, saved};
 }
 
-template <int64_t activation>
+// What the gradient of the activation is masked by: the layer's result as it was kept, or computed again from x, which saves reading it.
+struct Result {
+  const float* y;     // null: computed again
+  const float* bias;  // for that
+};
+
+template <int64_t activation, bool again>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& dy, const Rows& x, const at::Tensor& scale,
                                                                     const at::Tensor& inverse_std, const at::Tensor& saved,
-                                                                    const float* y, const float* more, float limit, bool keep) {
+                                                                    const Result& result, const float* more, float limit, bool keep) {
   int64_t channels = x.channels, rows = x.rows;
   const float* pilot = saved.const_data_ptr<float>();
   const float* shift = pilot + channels;
+  at::Tensor scale_row = scale.contiguous(), inverse_row = inverse_std.contiguous();
+  const float* scales = scale_row.const_data_ptr<float>();
+  const float* inverse = inverse_row.const_data_ptr<float>();
+  std::vector<float> gains(channels), slopes(channels), offsets(channels);
+  for (int64_t c = 0; c < channels; ++c) gains[c] = static_cast<float>(static_cast<double>(scales[c]) * inverse[c]);
+  const float* gain = gains.data();
+  auto before_activation = [&](const float* kept, const float* source, int64_t c) {
+    if constexpr (activation == kNone) return 0.f;
+    if constexpr (again) return ((source[c] - pilot[c]) - shift[c]) * gain[c] + result.bias[c];
+    return kept[c];
+  };
   // The gradient before the activation is what the addition passes on; where it is asked for it is written once and read again.
   keep = keep || more;
   at::Tensor before = keep ? empty_like_rows(x.tensor) : at::Tensor();
@@ -195,14 +212,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
   sum_rows(rows, channels, first, second, [&](int64_t row, float* one, float* other) {
     const float* flow = dy.data + row * channels;
     const float* source = x.data + row * channels;
-    const float* result = activation == kNone ? nullptr : y + row * channels;
+    const float* y = result.y ? result.y + row * channels : nullptr;
     if (kept) {
       float* target = kept + row * channels;
       const float* branch = more ? more + row * channels : nullptr;
 #pragma omp simd
       for (int64_t c = 0; c < channels; ++c) {
         float total = branch ? flow[c] + branch[c] : flow[c];
-        float value = masked<activation>(total, activation == kNone ? 0.f : result[c], limit);
+        float value = masked<activation>(total, before_activation(y, source, c), limit);
         target[c] = value;
         one[c] += value;
         other[c] += value * ((source[c] - pilot[c]) - shift[c]);
@@ -210,30 +227,28 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
     } else {
 #pragma omp simd
       for (int64_t c = 0; c < channels; ++c) {
-        float value = masked<activation>(flow[c], activation == kNone ? 0.f : result[c], limit);
+        float value = masked<activation>(flow[c], before_activation(y, source, c), limit);
         one[c] += value;
         other[c] += value * ((source[c] - pilot[c]) - shift[c]);
       }
     }
   });
   at::Tensor dscale = at::empty({channels}, scale.options()), dbias = at::empty({channels}, scale.options());
-  at::Tensor scale_row = scale.contiguous(), inverse_row = inverse_std.contiguous();
-  const float* scales = scale_row.const_data_ptr<float>();
-  const float* inverse = inverse_row.const_data_ptr<float>();
-  std::vector<float> gain(channels), slope(channels), offset(channels);
-#pragma omp simd
+  float* scale_gradient = dscale.mutable_data_ptr<float>();
+  float* bias_gradient = dbias.mutable_data_ptr<float>();
   for (int64_t c = 0; c < channels; ++c) {
     double r = inverse[c], weight = scales[c] * r;
-    dscale.mutable_data_ptr<float>()[c] = static_cast<float>(second[c] * r);
-    dbias.mutable_data_ptr<float>()[c] = static_cast<float>(first[c]);
-    gain[c] = static_cast<float>(weight);
-    slope[c] = static_cast<float>(-weight * r * r * second[c] / rows);
-    offset[c] = static_cast<float>(-weight * first[c] / rows);
+    scale_gradient[c] = static_cast<float>(second[c] * r);
+    bias_gradient[c] = static_cast<float>(first[c]);
+    slopes[c] = static_cast<float>(-weight * r * r * second[c] / rows);
+    offsets[c] = static_cast<float>(-weight * first[c] / rows);
   }
+  const float* slope = slopes.data();
+  const float* offset = offsets.data();
   at::Tensor dx = empty_like_rows(x.tensor);
   float* out = dx.mutable_data_ptr<float>();
   at::parallel_for(0, rows, grain(rows, channels), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+    for (int64_t row = end; row-- > begin;) {  // from the end: what was read last may still be in the cache
       const float* flow = (kept ? kept : dy.data) + row * channels;
       const float* source = x.data + row * channels;
       float* target = out + row * channels;
@@ -242,31 +257,49 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
         for (int64_t c = 0; c < channels; ++c)
           target[c] = flow[c] * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
       } else {
-        const float* result = y + row * channels;
+        const float* y = result.y ? result.y + row * channels : nullptr;
 #pragma omp simd
-        for (int64_t c = 0; c < channels; ++c)
-          target[c] = masked<activation>(flow[c], result[c], limit) * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
+        for (int64_t c = 0; c < channels; ++c) {
+          float value = masked<activation>(flow[c], before_activation(y, source, c), limit);
+          target[c] = value * gain[c] + ((source[c] - pilot[c]) - shift[c]) * slope[c] + offset[c];
+        }
       }
     }
   });
   return {dx, dscale, dbias, before};
 }
 
-// (dy, x, scale, inverse_std, saved, y, more) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`). The
-// gradient of the output is dy + more.
+// (dy, x, scale, inverse_std, saved, y or bias, more) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`).
+// The gradient of the output is dy + more. With the bias in place of y nothing was added to the layer's result.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_gradient(
     const at::Tensor& dy_given, const at::Tensor& x_given, const at::Tensor& scale, const at::Tensor& inverse_std,
     const at::Tensor& saved, const c10::optional<at::Tensor>& y_given, const c10::optional<at::Tensor>& more_given,
-    int64_t activation, double limit, bool keep) {
+    const c10::optional<at::Tensor>& bias_given, int64_t activation, double limit, bool keep) {
+  TORCH_CHECK(activation == kNone || y_given.has_value() || bias_given.has_value(), "batch_norm_gradient: y or the bias expected");
+  Rows nothing{at::Tensor(), nullptr, 0, 0};
   Rows dy = rows_of(dy_given), x = rows_of(x_given);
-  Rows y = y_given.has_value() ? rows_of(*y_given) : Rows{at::Tensor(), nullptr, 0, 0};
-  Rows more = more_given.has_value() ? rows_of(*more_given) : Rows{at::Tensor(), nullptr, 0, 0};
+  Rows y = y_given.has_value() ? rows_of(*y_given) : nothing;
+  Rows more = more_given.has_value() ? rows_of(*more_given) : nothing;
+  at::Tensor bias = bias_given.has_value() ? bias_given->contiguous() : at::Tensor();
+  Result result{y.data, bias.defined() ? bias.const_data_ptr<float>() : nullptr};
   float bound = static_cast<float>(limit);
-  auto result = activation == kRelu      ? gradient<kRelu>(dy, x, scale, inverse_std, saved, y.data, more.data, bound, keep)
-                : activation == kClipped ? gradient<kClipped>(dy, x, scale, inverse_std, saved, y.data, more.data, bound, keep)
-                                         : gradient<kNone>(dy, x, scale, inverse_std, saved, nullptr, more.data, bound, false);
-  if (!std::get<3>(result).defined()) std::get<3>(result) = at::empty({0}, x.tensor.options());
-  return result;
+  auto run = [&](auto kind, auto again) {
+    return gradient<decltype(kind)::value, decltype(again)::value>(dy, x, scale, inverse_std, saved, result, more.data, bound, keep);
+  };
+  using None = std::integral_constant<int64_t, kNone>;
+  using Relu = std::integral_constant<int64_t, kRelu>;
+  using Clipped = std::integral_constant<int64_t, kClipped>;
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> results;
+  if (activation == kNone) {
+    keep = false;
+    results = run(None(), std::false_type());
+  } else if (y.data) {
+    results = activation == kRelu ? run(Relu(), std::false_type()) : run(Clipped(), std::false_type());
+  } else {
+    results = activation == kRelu ? run(Relu(), std::true_type()) : run(Clipped(), std::true_type());
+  }
+  if (!std::get<3>(results).defined()) std::get<3>(results) = at::empty({0}, x.tensor.options());
+  return results;
 }
 
 }  // namespace
@@ -276,8 +309,8 @@ TORCH_LIBRARY_FRAGMENT(burnish, library) {
       "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more, int activation, float limit, "
-      "bool keep) -> (Tensor, Tensor, Tensor, Tensor)");
+      "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more, Tensor? bias, "
+      "int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(burnish, CPU, library) {

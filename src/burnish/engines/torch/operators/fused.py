@@ -35,6 +35,7 @@ def batch_norm_gradient(op: Call) -> Any:
         op.tensor(4),
         op.optional(5),
         op.optional(6),
+        op.optional(7),
         op.attribute("activation"),
         op.attribute("limit"),
         bool(op.attribute("keep")),
