@@ -185,8 +185,8 @@ class TorchRunner:
 
     def _held(self, state: Mapping[str, np.ndarray]) -> Tensors:
         """Copies of the state on the device."""
-        placed = {name: tensor_of(state[name], entry.dtype).to(self._device) for name, entry in self._entries.items()}
-        return {name: self._laid_out(tensor) for name, tensor in placed.items()}
+        entries = self._entries.items()
+        return {name: self._laid_out(tensor_of(state[name], entry.dtype).to(self._device)) for name, entry in entries}
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         """Images and kernels with their channels last."""
@@ -232,6 +232,7 @@ class TorchRunner:
             inputs = self._program.signature[graph].inputs
             found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
             self._executables[graph] = found
+            memory.release_unused()
         return found
 
     def _settings(self) -> AbstractContextManager[None]:

@@ -1,0 +1,55 @@
+"""The allocator that keeps its pages: right contents, blocks that merge, no growth over steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from burnish.engines.torch import kernels
+
+needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
+
+# In a process of its own: the allocator holds for the whole process.
+CONTENTS = """
+import random, torch
+from burnish.engines.torch import memory
+assert memory.keep_pages()
+random.seed(3)
+held = {}
+for turn in range(3000):
+    slot = random.randrange(40)
+    if slot in held:
+        tensor, value = held.pop(slot)
+        assert (tensor == value).all(), slot
+    held[slot] = torch.full((random.randrange(1, 900_000),), float(turn)), float(turn)
+for tensor, value in held.values():
+    assert (tensor == value).all()
+kept = torch.ones(1 << 20)
+kept.resize_(1 << 21)
+assert kept[: 1 << 20].sum() == 1 << 20
+torch.nn.functional.conv2d(torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3))
+"""
+
+GROWTH = """
+import resource, torch
+from burnish.engines.torch import memory
+assert memory.keep_pages()
+def step(size):
+    whole = [torch.ones(size, 1 << 20) for _ in range(4)]
+    return sum(float(tensor[0, 0]) for tensor in whole)
+for size in (8, 3, 5):
+    step(size)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for turn in range(60):
+    step((8, 3, 5, 7)[turn % 4])
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+"""
+
+
+@needs_kernels
+@pytest.mark.parametrize("script", [CONTENTS, GROWTH], ids=["contents", "growth"])
+def test_tensors_of_the_keeping_allocator(script):
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
