@@ -48,8 +48,23 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 """
 
 
+EXHAUSTED = """
+import torch
+from burnish.engines.torch import memory
+assert memory.keep_pages()
+for size in (1 << 38, 1 << 56):
+    try:
+        torch.empty(size)
+    except RuntimeError as error:
+        assert "out of memory: a tensor of" in str(error) or "allocate memory" in str(error) or "overflow" in str(error), error
+    else:
+        raise AssertionError(size)
+assert torch.ones(1 << 20).sum() == 1 << 20
+"""
+
+
 @needs_kernels
-@pytest.mark.parametrize("script", [CONTENTS, GROWTH], ids=["contents", "growth"])
+@pytest.mark.parametrize("script", [CONTENTS, GROWTH, EXHAUSTED], ids=["contents", "growth", "exhausted"])
 def test_tensors_of_the_keeping_allocator(script):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

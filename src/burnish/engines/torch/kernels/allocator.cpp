@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <map>
@@ -50,6 +51,9 @@ class PageKeepingAllocator final : public c10::Allocator {
  private:
   void* take(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
+    // Addresses cost nothing, so that this has to be told here: the system would end the process where pages run out.
+    TORCH_CHECK(bytes <= memory_ && in_use_ <= memory_ - bytes, "out of memory: a tensor of ", bytes, " bytes beside ", in_use_,
+                " in use, of ", memory_, " that the machine has");
     size_t offset;
     auto best = by_size_.lower_bound({bytes, 0});
     if (best != by_size_.end()) {
@@ -72,6 +76,7 @@ class PageKeepingAllocator final : public c10::Allocator {
       end_ = offset + bytes;
     }
     taken_[base_ + offset] = bytes;
+    in_use_ += bytes;
     return base_ + offset;
   }
 
@@ -80,6 +85,7 @@ class PageKeepingAllocator final : public c10::Allocator {
     auto found = taken_.find(static_cast<char*>(block));
     size_t offset = static_cast<char*>(block) - base_, size = found->second;
     taken_.erase(found);
+    in_use_ -= size;
     auto next = by_offset_.lower_bound(offset);
     if (next != by_offset_.end() && next->first == offset + size) {
       size += next->second;
@@ -109,6 +115,8 @@ class PageKeepingAllocator final : public c10::Allocator {
 
   char* base_ = nullptr;
   size_t end_ = 0;
+  size_t in_use_ = 0;
+  const size_t memory_ = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
   std::mutex mutex_;
   std::map<size_t, size_t> by_offset_;
   std::map<std::pair<size_t, size_t>, bool> by_size_;
