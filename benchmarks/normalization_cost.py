@@ -35,9 +35,9 @@ from burnish.ops import Operation, registry
 # Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
 REST = 0.05
 RESULTS = Path(__file__).parent / "results"
-# Channels, height and width, and how many blocks of ResNet-50 end in a batch normalization, addition and ReLU of that shape.
 # So few channels of 28 x 28 that every tensor stays in a core's cache: what operators cost when memory costs nothing.
 CACHED_CHANNELS = 16
+# Channels, height and width, and how many blocks of ResNet-50 end in a batch normalization, addition and ReLU of that shape.
 SHAPES = ((256, 56, 3), (512, 28, 4), (1024, 14, 6), (2048, 7, 3))
 
 
