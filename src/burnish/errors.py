@@ -49,3 +49,7 @@ class DataError(BurnishError):
 
 class EngineError(BurnishError):
     """An engine that is missing, or cannot run what it was given."""
+
+
+class WorkerError(BurnishError):
+    """A worker of a data-parallel run that is gone, late, cannot be reached, or differs from the others."""

@@ -1,0 +1,360 @@
+"""The workers of a run, and what they exchange: ``torch.distributed`` with a name in every error, and an end to every wait.
+
+A worker finds the others by the environment that ``torchrun`` sets; without it, it is alone. On CPU the exchange is Gloo's, on
+CUDA NCCL's. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from burnish.distributed import meeting
+from burnish.distributed.meeting import torch_distributed
+from burnish.distributed.watch import SEARCH_SECONDS, Watch, first_line
+from burnish.errors import ConfigurationError, EngineError, WorkerError
+
+if TYPE_CHECKING:
+    import torch
+
+TIMEOUT_SECONDS = 60.0
+FIRST_CONTACT_SECONDS = 300.0
+# How long a wait lasts before it is seen whether the others still live, and Ctrl-C is heard.
+LOOK_UP_SECONDS = 0.5
+# By how much an exchange outlasts its time, so that who is late is found out before it ends by itself.
+GRACE_SECONDS = SEARCH_SECONDS + 1
+OPERATIONS = ("sum", "min", "max")
+
+
+def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact: float = FIRST_CONTACT_SECONDS) -> ProcessGroup:
+    """Join the other workers of the run, by the environment (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``).
+
+    Args:
+        device: ``cpu`` (Gloo), or ``cuda`` (NCCL; each worker of a machine has the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
+        timeout: seconds that an exchange may take, and that a worker may be silent.
+        first_contact: seconds that the others may take to come.
+
+    Returns:
+        The group; of one worker where ``WORLD_SIZE`` is not set, or is 1.
+
+    Raises:
+        ConfigurationError: the environment is incomplete or contradicts itself, or a time is not positive.
+        EngineError: PyTorch is missing, or lacks what the device needs.
+        WorkerError: the others did not come, or cannot be reached.
+    """
+    for name, seconds in {"timeout": timeout, "first_contact": first_contact}.items():
+        if not seconds > 0:
+            raise ConfigurationError(f"{name}={seconds!r}: give a number of seconds above 0")
+    place = meeting.Place.of_environment()
+    if place.world_size == 1:
+        return ProcessGroup(0, 1, _own_device(device, place.local_rank), timeout, first_contact)
+    distributed = torch_distributed()
+    own_device = _own_device(device, place.local_rank)
+    if distributed.is_initialized():
+        raise ConfigurationError(
+            "torch.distributed is initialized already in this process: close the group that burnish joined earlier (close()), or "
+            "leave torch.distributed.init_process_group to burnish"
+        )
+    store, open_store = meeting.meet(place, first_contact)
+    meeting.initialize(place, store, own_device, timeout + GRACE_SECONDS)
+    watch = Watch(open_store, place.address, place.keeper, place.rank, place.world_size, timeout, _abort_on_cuda(own_device))
+    watch.start()
+    return ProcessGroup(place.rank, place.world_size, own_device, timeout, first_contact, distributed.group.WORLD, watch)
+
+
+class Pending:
+    """An exchange under way. Until ``wait`` returned, its tensors are neither read nor written."""
+
+    def __init__(self, group: ProcessGroup | None = None, work: Any = None, name: str = "", timeout: float = 0.0):
+        self._group, self._work, self._name, self._timeout = group, work, name, timeout
+        self._began = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until the exchange is done; on CUDA, until it stands in the current stream.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come to it in time.
+        """
+        if self._group is not None and self._work is not None:
+            self._group.finish(self._work, self._name, self._began, self._timeout)
+        self._work = None
+
+
+DONE = Pending()
+
+
+class ProcessGroup:
+    """Workers that exchange tensors: all of a run, or some of them (``split``).
+
+    All of its methods are to be called by all of its workers, in the same order. ``join`` makes one.
+
+    Attributes:
+        rank: of this worker, from 0 to ``world_size`` - 1.
+        world_size: number of workers.
+        device: where tensors are exchanged: ``cpu``, or this worker's GPU.
+        timeout: seconds that an exchange may take.
+        patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
+        torch_group: the ``torch.distributed`` group; None for one worker.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        device: str = "cpu",
+        timeout: float = TIMEOUT_SECONDS,
+        patience: float = FIRST_CONTACT_SECONDS,
+        torch_group: Any = None,
+        watch: Watch | None = None,
+        members: Sequence[int] | None = None,
+    ):
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self.timeout, self.patience = timeout, patience
+        self.torch_group = torch_group
+        self._watch = watch
+        # Ranks of the whole run, by rank in this group.
+        self._members = tuple(range(world_size) if members is None else members)
+        self._is_part = members is not None
+        self._meetings = 0
+        if torch_group is not None and not self._is_part:
+            atexit.register(self.close)
+
+    def all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> torch.Tensor:
+        """Replace ``tensor`` by its sum (``min``, ``max``) over the workers; returns it.
+
+        Args:
+            tensor: of the same shape and dtype on all workers; contiguous.
+            operation: ``sum``, ``min`` or ``max``.
+            name: what is exchanged, for messages.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come to it in time.
+        """
+        self.begin_all_reduce(tensor, operation, name=name).wait()
+        return tensor
+
+    def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending:
+        """Begin what ``all_reduce`` does, and return at once; ``tensor`` has the result when ``wait`` has returned."""
+        if operation not in OPERATIONS:
+            raise ConfigurationError(f"operation={operation!r}: give one of {', '.join(OPERATIONS)}")
+        if self.world_size == 1:
+            return DONE
+        distributed = torch_distributed()
+        kind = getattr(distributed.ReduceOp, operation.upper())
+        return self._begin(
+            lambda: distributed.all_reduce(tensor, kind, group=self.torch_group, async_op=True), f"all-reduce of {name}"
+        )
+
+    def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
+        """Return the tensors of all workers, in the order of their ranks; all are of one shape and dtype."""
+        gathered, pending = self.begin_all_gather(tensor, name=name)
+        pending.wait()
+        return gathered
+
+    def begin_all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[list[torch.Tensor], Pending]:
+        """Begin what ``all_gather`` does; the tensors returned hold their values when ``wait`` has returned."""
+        if self.world_size == 1:
+            return [tensor.clone()], DONE
+        import torch
+
+        distributed = torch_distributed()
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        return gathered, self._begin(
+            lambda: distributed.all_gather(gathered, tensor, group=self.torch_group, async_op=True), f"all-gather of {name}"
+        )
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
+        """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
+        if self.world_size > 1:
+            distributed = torch_distributed()
+            self._begin(
+                lambda: distributed.broadcast(tensor, self._members[source], group=self.torch_group, async_op=True),
+                f"broadcast of {name}",
+            ).wait()
+        return tensor
+
+    def barrier(self, *, name: str = "the others", timeout: float | None = None) -> None:
+        """Wait until all workers have come here.
+
+        It takes a hundredth of a second or more, and may last longer than an exchange: it is for what workers do at different
+        speeds, such as compiling, or waiting for rank 0 to write a checkpoint.
+
+        Args:
+            name: what is waited for, for messages.
+            timeout: seconds at most; by default ``patience``.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come in time.
+        """
+        if self.world_size == 1:
+            return
+        self._count(f"wait for {name}")
+        self._meetings += 1
+        limit = self.patience if timeout is None else timeout
+        if self._watch is not None and not self._watch.meet(f"{self._members[0]}/{self._meetings}", self.world_size, limit):
+            self.check()
+            raise self._late(f"wait for {name}", limit)
+
+    def all_gather_bytes(self, content: bytes, *, name: str = "values") -> list[bytes]:
+        """Return the bytes of all workers, in the order of their ranks; each may have any number of them."""
+        if self.world_size == 1:
+            return [content]
+        import torch
+
+        length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
+        lengths = [int(entry.item()) for entry in self.all_gather(length, name=f"the size of {name}")]
+        padded = bytearray(content.ljust(max(1, *lengths), b"\0"))
+        gathered = self.all_gather(torch.frombuffer(padded, dtype=torch.uint8).to(self.device), name=name)
+        return [entry[:size].cpu().numpy().tobytes() for entry, size in zip(gathered, lengths, strict=True)]
+
+    def all_gather_json(self, value: Any, *, name: str = "values") -> list[Any]:
+        """Return the JSON-compatible values of all workers, in the order of their ranks."""
+        return [json.loads(content) for content in self.all_gather_bytes(json.dumps(value).encode(), name=name)]
+
+    def split(self, size: int) -> ProcessGroup:
+        """Return this worker's group of ``size`` ranks that follow each other; the last group has what is left.
+
+        Raises:
+            ConfigurationError: ``size`` is no whole number of at least one.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigurationError(f"size={size!r}: give a whole number of workers, 1 or more")
+        if size >= self.world_size:
+            return self
+        own: ProcessGroup | None = None
+        distributed = torch_distributed()
+        for start in range(0, self.world_size, size):
+            part = self._members[start : start + size]
+            # Every worker has to make every group, also those it is not in.
+            made = None
+            if len(part) > 1:
+                made = distributed.new_group(list(part), timeout=timedelta(seconds=self.timeout + GRACE_SECONDS))
+            if start <= self.rank < start + size:
+                rank = self.rank - start
+                own = ProcessGroup(rank, len(part), self.device, self.timeout, self.patience, made, self._watch, part)
+        assert own is not None
+        return own
+
+    def check(self) -> None:
+        """Raise WorkerError where a worker is known to be gone; asks nobody."""
+        if self._watch is not None and (cause := self._watch.cause()) is not None:
+            raise WorkerError(self._ended(cause))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this worker stops, and why; an error that came from them is theirs already."""
+        if self._watch is not None and not isinstance(error, WorkerError):
+            self._watch.declare(f"rank {self._run_rank} stopped: {first_line(error) or type(error).__name__}")
+
+    def close(self) -> None:
+        """Leave the run. The others may go on to their own end, but exchange nothing with this worker any more."""
+        if self.torch_group is None or self._is_part:
+            return
+        atexit.unregister(self.close)
+        broken = self._watch is None or self._watch.cause() is not None
+        if self._watch is not None:
+            self._watch.stop()
+        meeting.part(broken)
+        self.torch_group = None
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.fail(error)
+        self.close()
+
+    @property
+    def _run_rank(self) -> int:
+        return self._members[self.rank]
+
+    def _begin(self, begin: Callable[[], Any], name: str) -> Pending:
+        self._count(name)
+        try:
+            return Pending(self, begin(), name, self.timeout)
+        except RuntimeError as error:
+            raise self._broken(name, error) from error
+
+    def _count(self, name: str) -> None:
+        """Enter that this worker has come to an exchange; refuses where it has left, or another is gone."""
+        if self.torch_group is None:
+            raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
+        self.check()
+        if self._watch is not None:
+            self._watch.operations += 1
+
+    def finish(self, work: Any, name: str, began: float, limit: float) -> None:
+        """Wait for what ``torch.distributed`` has under way since ``began`` (monotonic clock), for ``limit`` seconds in all.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come to it in time.
+        """
+        if self.device != "cpu":
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._broken(name, error) from error
+            return
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_UP_SECONDS))
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._broken(name, error) from error
+            self.check()
+            if time.monotonic() > began + limit:
+                raise self._late(name, limit)
+
+    def _broken(self, name: str, error: RuntimeError) -> WorkerError:
+        cause = None if self._watch is None else self._watch.search()
+        if cause is None:
+            cause = f"the connection to another worker broke in the {name}: {first_line(error)}"
+        return WorkerError(self._ended(cause))
+
+    def _late(self, name: str, limit: float) -> WorkerError:
+        who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
+        text = f"The {name} is not done after {limit:g} s: {who}"
+        if self._watch is not None:
+            self._watch.declare(text)
+        return WorkerError(self._ended(text))
+
+    def _ended(self, cause: str) -> str:
+        return (
+            f"{cause[0].upper()}{cause[1:]}. Rank {self._run_rank} stops too: resume from the last checkpoint, "
+            "with as many workers as there are"
+        )
+
+
+def _abort_on_cuda(device: str) -> Callable[[], None] | None:
+    """What ends a wait that blocks a thread within the driver, when a worker is gone; nothing on CPU, where waits look up."""
+    if device == "cpu":
+        return None
+
+    def abort() -> None:
+        torch_distributed().distributed_c10d._abort_process_group()
+
+    return abort
+
+
+def _own_device(device: str, local_rank: int) -> str:
+    """Return the device of this worker, such as ``cuda:1`` for ``cuda``."""
+    if device == "cpu":
+        return device
+    import torch
+
+    name, _, index = device.partition(":")
+    if name != "cuda":
+        raise EngineError(f"device={device!r}: workers exchange tensors on cpu or cuda")
+    own = int(index) if index else local_rank
+    if own >= torch.cuda.device_count():
+        raise EngineError(
+            f"device={device!r}: this worker is number {local_rank} of its machine, which has {torch.cuda.device_count()} GPUs: "
+            "start as many workers on it as it has GPUs, or train on cpu"
+        )
+    return f"cuda:{own}"

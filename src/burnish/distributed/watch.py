@@ -1,0 +1,275 @@
+"""Signs of life: which worker of a run is gone, late or cut off, found out beside the exchange of data.
+
+Every worker counts up a number in the store that all of them share, every second, from a thread of its own; each watches the next
+rank, and the first cause that anybody finds is entered for all. A connection that breaks names no rank, and one that is silent
+does not break at all: hence this.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+INTERVAL_SECONDS = 1.0
+SEARCH_SECONDS = 4.0
+SEARCH_INTERVAL_SECONDS = 0.2
+# While somebody waits at a meeting; more workers ask less often, as one store answers them all.
+MEETING_INTERVAL_SECONDS = 0.01
+MEETING_INTERVAL_SECONDS_PER_WORKER = 0.001
+CAUSE = "cause"
+NO_CAUSE = ""
+
+
+@dataclass
+class Life:
+    """What is known of another worker.
+
+    Attributes:
+        count: its number when it was last read; None before.
+        changed: when another number was last read, by this worker's clock.
+        operations: how many exchanges it had begun.
+        left: whether it left the run in good order.
+    """
+
+    changed: float
+    count: int | None = None
+    operations: int = 0
+    left: bool = False
+
+
+@dataclass
+class Search:
+    """A closer look at all workers: the numbers first read in it, and who showed another one since."""
+
+    began: float
+    first: dict[int, int] = field(default_factory=dict)
+    alive: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Meeting:
+    """A point that workers wait at for each other.
+
+    Attributes:
+        key: of the number of workers that have come, in the store.
+        workers: how many are to come.
+        entered: whether this one has been counted.
+        complete: whether all have come.
+    """
+
+    key: str
+    workers: int
+    entered: bool = False
+    complete: bool = False
+
+
+class Watch:
+    """Beats for this worker and watches the others.
+
+    Args:
+        open_store: opens a connection to the shared store, for the thread alone: on another's it would have to wait.
+        address: where the store is, for messages.
+        keeper: who keeps it: rank 0, or the launcher.
+        rank, world_size: of this worker.
+        patience: seconds of silence after which a worker, or the store, counts as gone.
+        on_cause: called once, from the thread, when a cause is known.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Any],
+        address: str,
+        keeper: str,
+        rank: int,
+        world_size: int,
+        patience: float,
+        on_cause: Callable[[], None] | None = None,
+    ):
+        self.rank = rank
+        self.world_size = world_size
+        self.patience = patience
+        self.operations = 0
+        self._address = address
+        self._keeper = keeper
+        self._open_store = open_store
+        self._on_cause = on_cause
+        now = time.monotonic()
+        self._lives = {other: Life(changed=now) for other in range(world_size) if other != rank}
+        self._cause: str | None = None
+        self._declared: str | None = None
+        self._contact = now
+        self._search: Search | None = None
+        self._meeting: Meeting | None = None
+        self._ending = threading.Event()
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="burnish-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say that this worker leaves in good order, or what was declared, and stop beating."""
+        self._ending.set()
+        self._hurry.set()
+        self._thread.join(timeout=2 * INTERVAL_SECONDS)
+
+    def declare(self, cause: str) -> None:
+        """Tell every worker why the run ends; what somebody said earlier stands."""
+        self._declared = self._declared or cause
+        self._hurry.set()
+
+    def meet(self, name: str, workers: int, seconds: float) -> bool:
+        """Wait until so many workers have come to the meeting of this name; False where they have not in this time.
+
+        The waiting is done in the store, so that it may last longer than an exchange, and ends at once where a cause is known.
+        """
+        meeting = self._meeting = Meeting(f"meeting/{name}", workers)
+        self._hurry.set()
+        until = time.monotonic() + seconds
+        while not meeting.complete and self.cause() is None and time.monotonic() < until:
+            time.sleep(MEETING_INTERVAL_SECONDS / 2)
+        self._meeting = None
+        return meeting.complete
+
+    def cause(self) -> str | None:
+        """Return why the run cannot go on, as far as anybody knows by now."""
+        if self._cause is None and time.monotonic() - self._contact > self.patience:
+            self._find(
+                f"there has been no contact with the store at {self._address} for {self.patience:g} s: the machine of "
+                f"{self._keeper} is gone, or the link to it is cut"
+            )
+        return self._cause
+
+    def search(self) -> str | None:
+        """After a connection broke: return who is gone, within a few seconds; None where all others show signs of life."""
+        search = self._look_closely(SEARCH_SECONDS)
+        if self._cause is None and self._contact > search.began:
+            silent = self._in_doubt(search)
+            left = [rank for rank, life in self._lives.items() if life.left]
+            if silent:
+                self.declare(f"{ranks(silent)} {'is' if len(silent) == 1 else 'are'} gone")
+            elif left:
+                self.declare(f"{ranks(left)} left the run before this one")
+            self._wait_for_what_was_declared()
+        return self._cause
+
+    def who_is_late(self) -> str:
+        """After an exchange took too long: return who has not come to it, as far as can be known."""
+        search = self._look_closely(SEARCH_SECONDS)
+        if self._cause is not None:
+            return self._cause
+        if self._contact <= search.began:
+            return f"the store at {self._address} does not answer either: the link to it may be cut"
+        silent = self._in_doubt(search)
+        if silent:
+            return f"{ranks(silent)} {'shows' if len(silent) == 1 else 'show'} no sign of life"
+        left = [rank for rank, life in self._lives.items() if life.left]
+        if left:
+            return f"{ranks(left)} left the run before this one"
+        behind = [rank for rank, life in self._lives.items() if life.operations < self.operations]
+        if behind:
+            return f"{ranks(behind)} {'has' if len(behind) == 1 else 'have'} not come to it"
+        return "all workers live and have come to it, but the network between them does not carry it"
+
+    def _wait_for_what_was_declared(self) -> None:
+        """Wait until a cause is entered: the first one is every worker's."""
+        until = time.monotonic() + SEARCH_SECONDS
+        while self._cause is None and self._declared is not None and time.monotonic() < until:
+            time.sleep(SEARCH_INTERVAL_SECONDS / 4)
+        if self._cause is None and self._declared is not None:
+            self._find(self._declared)
+
+    def _look_closely(self, seconds: float) -> Search:
+        search = self._search = Search(time.monotonic())
+        self._hurry.set()
+        while time.monotonic() - search.began < seconds and self._cause is None and self._in_doubt(search):
+            time.sleep(SEARCH_INTERVAL_SECONDS / 4)
+        self._search = None
+        return search
+
+    def _in_doubt(self, search: Search) -> list[int]:
+        """Workers that neither showed a sign of life since the search began nor left in good order."""
+        return [rank for rank, life in self._lives.items() if rank not in search.alive and not life.left]
+
+    def _run(self) -> None:
+        beat = 0
+        try:
+            store = self._open_store()
+            while not self._ending.is_set():
+                self._round(store, beat)
+                beat += 1
+                if self._hurry.wait(self._interval):
+                    self._hurry.clear()
+            if self._declared is not None:
+                store.compare_set(CAUSE, NO_CAUSE, self._declared)
+            store.set(_key(self.rank), json.dumps([beat, self.operations, self._declared is None]))
+        except (RuntimeError, ValueError) as error:
+            if not self._ending.is_set():
+                self._find(f"{self._keeper}, which keeps the store at {self._address}, is gone ({first_line(error)})")
+
+    @property
+    def _interval(self) -> float:
+        if self._meeting is not None and not self._meeting.complete:
+            return MEETING_INTERVAL_SECONDS + MEETING_INTERVAL_SECONDS_PER_WORKER * self.world_size
+        return SEARCH_INTERVAL_SECONDS if self._search else INTERVAL_SECONDS
+
+    def _round(self, store: Any, beat: int) -> None:
+        store.set(_key(self.rank), json.dumps([beat, self.operations, False]))
+        if self._declared is not None:
+            store.compare_set(CAUSE, NO_CAUSE, self._declared)
+        if (meeting := self._meeting) is not None and not meeting.complete:
+            come = store.add(meeting.key, 0 if meeting.entered else 1)
+            meeting.entered, meeting.complete = True, come >= meeting.workers
+        if store.check([CAUSE]) and (cause := store.get(CAUSE).decode()) != NO_CAUSE:
+            self._find(cause)
+        following = (self.rank + 1) % self.world_size
+        watched = list(self._lives) if self._search else [following]
+        for rank in watched:
+            self._read(store, rank)
+        now = time.monotonic()
+        life = self._lives[following]
+        if self._cause is None and not life.left and now - life.changed > self.patience:
+            self.declare(f"rank {following} has shown no sign of life for {self.patience:g} s")
+        self._contact = now
+
+    def _read(self, store: Any, rank: int) -> None:
+        if not store.check([_key(rank)]):
+            return
+        count, operations, left = json.loads(store.get(_key(rank)))
+        life = self._lives[rank]
+        if count != life.count:
+            life.count, life.changed = count, time.monotonic()
+        life.operations, life.left = operations, left
+        search = self._search
+        if search is not None and search.first.setdefault(rank, count) != count:
+            search.alive.add(rank)
+
+    def _find(self, cause: str) -> None:
+        if self._cause is None:
+            self._cause = cause
+            if self._on_cause is not None:
+                self._on_cause()
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 1, 2 and 5``; of more than six, the first."""
+    names = [str(number) for number in sorted(numbers)]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    if len(names) > 6:
+        return f"ranks {', '.join(names[:6])} and {len(names) - 6} more"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without the traces that libraries append."""
+    return str(error).strip().split("\n", 1)[0].rstrip(".")
+
+
+def _key(rank: int) -> str:
+    return f"life/{rank}"

@@ -1,0 +1,207 @@
+"""The workers of a run: what they exchange, and the errors that end every wait."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+import torch
+from worker_processes import Workers, free_port, run, tell
+
+from burnish.distributed import process_group
+from burnish.distributed.process_group import ProcessGroup, join
+from burnish.errors import ConfigurationError, EngineError, WorkerError
+
+
+def _exchanges(rank):
+    with join(timeout=30, first_contact=60) as group:
+        summed = group.all_reduce(torch.tensor([rank, 2.0], dtype=torch.float64))
+        gathered, pending = group.begin_all_gather(torch.full((2,), rank))
+        largest = group.all_reduce(torch.tensor(float(rank)), "max")
+        pending.wait()
+        told = group.all_gather_json({"rank": rank, "list": [1] * rank})
+        content = group.all_gather_bytes(b"\0" * rank)
+        source = group.broadcast(torch.tensor([rank]), source=1)
+        part = group.split(2)
+        in_part = part.broadcast(part.all_reduce(torch.tensor([rank + 1])), source=0)
+        group.barrier()
+        return [
+            group.rank,
+            group.world_size,
+            summed.tolist(),
+            [entry.tolist() for entry in gathered],
+            largest.item(),
+            told,
+            content,
+            source.item(),
+            (part.rank, part.world_size, in_part.item()),
+            group.split(3) is group,
+        ]
+
+
+def test_every_exchange_has_the_values_of_all_ranks():
+    results = run(_exchanges, 3)
+    told = [{"rank": rank, "list": [1] * rank} for rank in range(3)]
+    same = [3, [3.0, 6.0], [[0, 0], [1, 1], [2, 2]], 2.0, told, [b"", b"\0", b"\0\0"], 1]
+    parts = [(0, 2, 3), (1, 2, 3), (0, 1, 3)]
+    for rank, result in enumerate(results):
+        assert result == [rank, *same, parts[rank], True]
+
+
+def test_a_worker_alone_needs_nobody(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    group = join()
+    assert (group.rank, group.world_size) == (0, 1)
+    tensor = torch.tensor([3.0])
+    assert group.all_reduce(tensor) is tensor
+    (gathered,) = group.all_gather(tensor)
+    assert gathered is not tensor
+    assert gathered.tolist() == group.broadcast(tensor).tolist() == [3.0]
+    assert group.all_gather_bytes(b"a") == [b"a"]
+    assert group.all_gather_json([1]) == [[1]]
+    assert group.split(1) is group
+    group.barrier()
+    group.check()
+    group.fail(ValueError("no one to tell"))
+    group.close()
+
+
+def _loses_one(rank, how):
+    group = join(timeout=4, first_contact=60)
+    group.barrier()
+    tell("joined")
+    if rank == 1:
+        if how == "error":
+            error = ValueError("label 12 is out of range")
+            group.fail(error)
+            raise error
+        if how == "leave":
+            group.close()
+            return None
+        time.sleep(300)
+    begin = time.monotonic()
+    try:
+        group.all_reduce(torch.ones(3), name="gradients")
+    except WorkerError as error:
+        group.close()
+        return str(error), time.monotonic() - begin
+    return "went on"
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "seconds"),
+    [
+        ("kill", r"Rank 1 is gone\. Rank {rank} stops too: resume from the last checkpoint", 8),
+        ("error", r"Rank 1 stopped: label 12 is out of range\. Rank {rank} stops too", 8),
+        ("leave", r"Rank 1 left the run before this one\. Rank {rank} stops too", 8),
+        ("sleep", r"The all-reduce of gradients is not done after 4 s: rank 1 has not come to it\. Rank {rank} stops too", 20),
+        ("stop", r"[Rr]ank 1 (shows|has shown) no sign of life.* Rank {rank} stops too", 20),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
+)
+def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, seconds):
+    with Workers(_loses_one, 3, how) as workers:
+        for rank in range(3):
+            workers.message(rank)
+        if how in ("kill", "stop"):
+            os.kill(workers.processes[1].pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        if how in ("kill", "leave", "error"):
+            outcomes = workers.outcomes()
+        else:
+            workers.processes[0].join(60)
+            workers.processes[2].join(60)
+            workers.processes[1].kill()
+            outcomes = workers.outcomes()
+    for rank in (0, 2):
+        assert outcomes[rank].value is not None, outcomes[rank].error
+        text, waited = outcomes[rank].value
+        assert re.search(cause.format(rank=rank), text), text
+        assert waited < seconds
+
+
+def _loses_the_keeper(rank):
+    group = join(timeout=4, first_contact=60)
+    group.barrier()
+    tell("joined")
+    if rank == 0:
+        time.sleep(300)
+    group.all_reduce(torch.ones(3))
+
+
+def test_the_rank_that_keeps_the_store_is_named_too():
+    with Workers(_loses_the_keeper, 2) as workers:
+        for rank in range(2):
+            workers.message(rank)
+        workers.processes[0].kill()
+        outcome = workers.outcomes()[1]
+    assert outcome.error is not None
+    assert "WorkerError: Rank 0, which keeps the store at 127.0.0.1:" in outcome.error
+    assert "is gone" in outcome.error
+
+
+def _joins_alone(rank, first_contact):
+    join(first_contact=first_contact)
+
+
+def test_ranks_that_do_not_come_are_named():
+    with Workers(_joins_alone, 1, 1.0, environment={"WORLD_SIZE": "3"}) as workers:
+        outcome = workers.outcomes()[0]
+    assert "WorkerError: Ranks 1 and 2 of 3 have not come to 127.0.0.1:" in outcome.error
+    assert "in 1 s: see whether all workers were started" in outcome.error
+
+
+def test_a_store_that_is_not_there_is_named(monkeypatch):
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        WorkerError, match=r"Rank 1 has not reached rank 0 at 127\.0\.0\.1:\d+ in 1 s: .*MASTER_ADDR and MASTER_PORT"
+    ):
+        join(first_contact=1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, r"RANK is not set: start them with torchrun, or unset WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, r"RANK=2 is not below WORLD_SIZE=2: ranks count from 0"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, r"WORLD_SIZE=two: it is to be a whole number of at least 1"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, r"MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, r"MASTER_PORT=0: it is to be a whole number"),
+    ],
+)
+def test_an_environment_that_contradicts_itself_is_refused(monkeypatch, variables, message):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=message):
+        join()
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ConfigurationError, match=r"timeout=0: give a number of seconds above 0"):
+        join(timeout=0)
+    with pytest.raises(ConfigurationError, match=r"operation='mean': give one of sum, min, max"):
+        ProcessGroup(0, 1).all_reduce(torch.ones(1), "mean")
+    with pytest.raises(ConfigurationError, match=r"size=0: give a whole number of workers, 1 or more"):
+        ProcessGroup(0, 1).split(0)
+    with pytest.raises(EngineError, match=r"device='tpu': workers exchange tensors on cpu or cuda"):
+        join("tpu")
+    with pytest.raises(EngineError, match=r"The all-reduce of values: this worker has left the group of workers \(close\)"):
+        ProcessGroup(0, 2).all_reduce(torch.ones(1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(EngineError, match=r"device='cuda': this worker is number 0 of its machine, which has 0 GPUs"):
+        join("cuda")
+
+
+def test_without_torch_the_error_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    with pytest.raises(EngineError, match=r"PyTorch is not installed: pip install 'burnish\[torch\]', or train with one worker"):
+        process_group.torch_distributed()
