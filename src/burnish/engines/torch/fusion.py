@@ -1,8 +1,8 @@
 """Fusion of a program's graph into the kernels that this engine has beyond ATen's.
 
 Batch normalization in training takes in the addition and the activation behind it, and its gradient the gradients of these; max
-pooling keeps the places of its maxima as PyTorch counts them. Normalization of rows and elementwise arithmetic have modules of
-their own. What is not of a form that a kernel has is left as it is.
+pooling keeps the places of its maxima as PyTorch counts them. Normalization of rows, linear layers and elementwise arithmetic
+have modules of their own. What is not of a form that a kernel has is left as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
+from burnish.engines.torch.linear_fusion import fuse_linear
 from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
 from burnish.engines.torch.softmax_fusion import fuse_softmax
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
@@ -46,6 +47,7 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
     lower_semantic_operators(model, keep=left)
     fuse_softmax(graph)
     if kernels:
+        fuse_linear(graph)
         fuse_elementwise(graph)
     return model
 

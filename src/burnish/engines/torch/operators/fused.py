@@ -110,6 +110,16 @@ def softmax_gradient(op: Call) -> Any:
     return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), torch.float32)
 
 
+@translates("FusedLinear", domain=BURNISH_DOMAIN)
+def linear(op: Call) -> Any:
+    return torch.ops.burnish.linear.default(op.tensor(0), op.tensor(1), op.optional(2), bool(op.attribute("transposed")))
+
+
+@translates("FusedLinearWeightGrad", domain=BURNISH_DOMAIN)
+def linear_weight_gradient(op: Call) -> Any:
+    return torch.ops.burnish.linear_weight_gradient.default(op.tensor(0), op.tensor(1))
+
+
 # As PyTorch counts element types.
 SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}
 
