@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -10,6 +11,10 @@ from torch.nn import functional
 
 from burnish.engines.torch.translation import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
+
+LARGEST_MAP = 7 * 7
+LARGEST_MAP_OF_WEIGHT_GRADIENT = 14 * 14
+"""Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
 
 
 def _window(op: Call, weight: int) -> tuple[list[Any], list[int], list[int], list[int], int]:
@@ -56,8 +61,34 @@ def _padded_evenly(x: Any, pads: list[Any]) -> tuple[Any, list[Any]]:
     return functional.pad(x, amounts), [0] * rank
 
 
+def _is_product(op: Call, images: int, weight: int, largest: int) -> bool:
+    """Whether a convolution of windows of one pixel, in bfloat16 on a CPU, is faster as one product of matrices.
+
+    oneDNN reorders the weights of a convolution before it and after, which takes its time where maps are small and channels many.
+    """
+    if op.device.type != "cpu" or op.dtype(images) != ir.DataType.BFLOAT16:
+        return False
+    extents, kernel = op.extents(images), op.extents(weight)
+    if len(extents) != 4 or kernel[2:] != [1, 1] or not all(isinstance(extent, int) for extent in extents[2:]):
+        return False
+    _, strides, _, pads, group = _window(op, weight)
+    automatic = op.attribute("auto_pad", "NOTSET") == "NOTSET"
+    return strides == [1, 1] and not any(pads) and group == 1 and automatic and math.prod(extents[2:]) <= largest
+
+
+def _channels_last(images: Any) -> Any:
+    """[N, C, H, W] as [N, H, W, C]: no copy where the channels are last in memory."""
+    return torch.permute(images, [0, 2, 3, 1])
+
+
+def _channels_second(images: Any) -> Any:
+    return torch.permute(images, [0, 3, 1, 2])
+
+
 @translates("Conv")
 def convolution(op: Call) -> Any:
+    if not op.has(2) and _is_product(op, 0, 1, LARGEST_MAP):
+        return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1).t()))
     kernel, strides, dilations, pads, group = _window(op, 1)
     x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
     function = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
@@ -109,12 +140,17 @@ def _transposed(
 @translates("ConvInputGrad", domain=BURNISH_DOMAIN)
 def convolution_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
+    if _is_product(op, 2, 1, LARGEST_MAP):
+        return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1)))
     return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), op.value(2), weight_index=1, wanted=0)
 
 
 @translates("ConvWeightGrad", domain=BURNISH_DOMAIN)
 def convolution_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
+    if _is_product(op, 1, 2, LARGEST_MAP_OF_WEIGHT_GRADIENT):
+        dy, x = (torch.flatten(_channels_last(op.tensor(index)), 0, 2) for index in (0, 1))
+        return torch.mm(dy.t(), x)[:, :, None, None]
     return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), op.value(1), weight_index=2, wanted=1)
 
 
