@@ -1,8 +1,8 @@
 """Fusion of a program's graph into the kernels that this engine has beyond ATen's.
 
 Batch normalization in training takes in the addition and the activation behind it, and its gradient the gradients of these; max
-pooling keeps the places of its maxima as PyTorch counts them. Normalization of rows, linear layers and elementwise arithmetic
-have modules of their own. What is not of a form that a kernel has is left as it is.
+pooling keeps the places of its maxima as PyTorch counts them. Depthwise convolution, normalization of rows, linear layers and
+elementwise arithmetic have modules of their own. What is not of a form that a kernel has is left as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from burnish.engines.torch.depthwise_fusion import fuse_depthwise
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.linear_fusion import fuse_linear
 from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
@@ -48,6 +49,7 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
     fuse_softmax(graph)
     if kernels:
         fuse_linear(graph)
+        fuse_depthwise(graph)
         fuse_elementwise(graph)
     return model
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("allocator.cpp", "batch_norm.cpp", "elementwise.cpp", "linear.cpp", "standardize.cpp")
+SOURCES = ("allocator.cpp", "batch_norm.cpp", "depthwise.cpp", "elementwise.cpp", "linear.cpp", "standardize.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _log = logging.getLogger("burnish")
 

@@ -74,6 +74,22 @@ def standardize_gradient(op: Call) -> Any:
     return tuple(results[index] for index in range(3))
 
 
+@translates("DepthwiseConv", domain=BURNISH_DOMAIN)
+def depthwise_convolution(op: Call) -> Any:
+    return torch.ops.burnish.depthwise_convolution.default(
+        op.tensor(0), op.tensor(1), op.optional(2), op.attribute("stride"), list(op.attribute("pads"))
+    )
+
+
+@translates("DepthwiseConvGrad", domain=BURNISH_DOMAIN)
+def depthwise_convolution_gradient(op: Call) -> Any:
+    wanted = [bool(op.attribute(name)) for name in ("input", "weight")]
+    results = torch.ops.burnish.depthwise_convolution_gradient.default(
+        op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("stride"), list(op.attribute("pads")), *wanted
+    )
+    return results[0], results[1]
+
+
 def _window(op: Call) -> tuple[Any, ...]:
     names = ("kernel_shape", "strides", "pads", "dilations")
     return (*(list(op.attribute(name)) for name in names), bool(op.attribute("ceil_mode")))
