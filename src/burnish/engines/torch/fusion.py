@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from burnish.engines.torch.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.depthwise_fusion import fuse_depthwise
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.linear_fusion import fuse_linear
@@ -35,6 +36,7 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
         The same model. Batch normalization that no kernel takes is lowered.
     """
     graph = model.graph
+    read_shapes_before_casts(graph)
     for node in list(graph):
         if node.op_type == "MaxPool" and node.domain == "":
             _fuse_pool(graph, node)
@@ -48,6 +50,7 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
     lower_semantic_operators(model, keep=left)
     fuse_softmax(graph)
     if kernels:
+        transpose_narrow(graph)
         fuse_linear(graph)
         fuse_depthwise(graph)
         fuse_elementwise(graph)

@@ -11,12 +11,16 @@ import onnx_ir as ir
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 
 SWAPPED = [1, 0]
+DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 
 
 def fuse_linear(graph: ir.Graph) -> None:
-    """Replace float32 products with a matrix by ``burnish.FusedLinear`` and ``burnish.FusedLinearWeightGrad``, in place."""
+    """Replace products with a matrix by ``burnish.FusedLinear`` and ``burnish.FusedLinearWeightGrad``, in place.
+
+    Of float32 and bfloat16; the latter adds a bias before it rounds.
+    """
     for node in list(graph):
-        if node.domain != "" or node.op_type not in ("MatMul", "Gemm") or node.outputs[0].dtype != ir.DataType.FLOAT:
+        if node.domain != "" or node.op_type not in ("MatMul", "Gemm") or node.outputs[0].dtype not in DTYPES:
             continue
         if node.op_type == "Gemm" and attribute_value(node, "transA", 0):
             _fuse_weight_gradient(graph, node)
@@ -81,7 +85,7 @@ def _rank(value: ir.Value) -> int | None:
 
 def _is_per_column(value: ir.Value, product: ir.Value) -> bool:
     """Whether a value holds one element per column of a product."""
-    if value.shape is None or product.shape is None or len(value.shape) != 1 or value.dtype != ir.DataType.FLOAT:
+    if value.shape is None or product.shape is None or len(value.shape) != 1 or value.dtype != product.dtype:
         return False
     return isinstance(value.shape[0], int) and value.shape[0] == product.shape[-1]
 
