@@ -44,6 +44,8 @@ class TorchEngine:
         channels_last: hold images and the kernels of convolutions with their channels last, where PyTorch's convolutions are
             fastest.
         keep_pages: keep the memory of a step for the next, in the whole process (``memory``).
+        winograd: on a CPU, with ``compile="regions"`` and ``channels_last``, compute float32 convolutions of 3x3 and their
+            gradients by Winograd's minimal filtering where that is faster; False leaves them to PyTorch's direct convolutions.
         tf32: on CUDA, multiply float32 matrices and images in TensorFloat-32, with 10 bits of mantissa.
         capture: on CUDA, record the step as one CUDA graph per shape of the batch (``capture``).
 
@@ -60,6 +62,7 @@ class TorchEngine:
         compile: Compilation = "regions",
         channels_last: bool = True,
         keep_pages: bool = True,
+        winograd: bool = True,
         tf32: bool = False,
         capture: bool = True,
     ):
@@ -70,6 +73,7 @@ class TorchEngine:
         self.compile = compile
         self.channels_last = channels_last
         self.keep_pages = keep_pages
+        self.winograd = winograd
         self.tf32 = tf32
         self.capture = capture
 
@@ -198,7 +202,8 @@ class TorchRunner:
     def _graphs(self) -> dict[str, ir.Model]:
         fused = self._engine.compile == "regions" and self._device.type == "cpu" and kernels.available()
         graphs = self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | (FUSED if fused else set()))
-        return {name: fuse(model, fused) for name, model in graphs.items()}
+        winograd = self._engine.winograd and self._engine.channels_last
+        return {name: fuse(model, fused, winograd) for name, model in graphs.items()}
 
     @cached_property
     def _recorded(self) -> RecordedStep:

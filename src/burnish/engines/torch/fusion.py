@@ -17,6 +17,7 @@ from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.linear_fusion import fuse_linear
 from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
 from burnish.engines.torch.softmax_fusion import fuse_softmax
+from burnish.engines.torch.winograd_fusion import use_winograd
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
 from burnish.lowering import lower_semantic_operators
 
@@ -25,12 +26,13 @@ FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | STANDARDIZED
 RELU, CLIPPED = 1, 2
 
 
-def fuse(model: ir.Model, kernels: bool) -> ir.Model:
+def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
     """Rewrite a graph, in place.
 
     Args:
         model: a graph of the program, with the semantic operators that the engine translates.
         kernels: whether the engine's own kernels are there; ATen's are.
+        winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
 
     Returns:
         The same model. Batch normalization that no kernel takes is lowered.
@@ -44,6 +46,8 @@ def fuse(model: ir.Model, kernels: bool) -> ir.Model:
             _fuse_batch_norm(graph, node)
     if kernels:
         fuse_normalization(graph)
+        if winograd:
+            use_winograd(graph)
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED

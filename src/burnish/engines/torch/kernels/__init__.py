@@ -14,7 +14,16 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("allocator.cpp", "batch_norm.cpp", "depthwise.cpp", "elementwise.cpp", "linear.cpp", "standardize.cpp")
+SOURCES = (
+    "allocator.cpp",
+    "batch_norm.cpp",
+    "depthwise.cpp",
+    "elementwise.cpp",
+    "linear.cpp",
+    "standardize.cpp",
+    "winograd.cpp",
+    "winograd_weights.cpp",
+)
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _log = logging.getLogger("burnish")
 

@@ -146,3 +146,20 @@ def elementwise(op: Call) -> Any:
     types = [SCALAR_TYPES[ir.DataType(number)] for number in op.attribute("dtypes")]
     results = torch.ops.burnish.elementwise.default(op.tensors(), constants, list(op.attribute("program")), types)
     return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("WinogradConv", domain=BURNISH_DOMAIN)
+def winograd_convolution(op: Call) -> Any:
+    return torch.ops.burnish.winograd_convolution.default(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("padding"))
+
+
+@translates("WinogradConvInputGrad", domain=BURNISH_DOMAIN)
+def winograd_input_gradient(op: Call) -> Any:
+    """(dy, w) -> dx."""
+    return torch.ops.burnish.winograd_input_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
+
+
+@translates("WinogradConvWeightGrad", domain=BURNISH_DOMAIN)
+def winograd_weight_gradient(op: Call) -> Any:
+    """(dy, x) -> dw."""
+    return torch.ops.burnish.winograd_weight_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
