@@ -174,10 +174,15 @@ def test_layouts_may_differ():
     torch.testing.assert_close(found, (a + b) * c * 2.0, rtol=0, atol=0)
 
 
+def forget_kernels():
+    kernels.available.cache_clear()
+    kernels._building.cache_clear()
+
+
 def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
     monkeypatch.setattr(kernels, "_build", lambda: (_ for _ in ()).throw(RuntimeError("no compiler here")))
     monkeypatch.delenv("BURNISH_KERNELS", raising=False)
-    kernels.available.cache_clear()
+    forget_kernels()
     try:
         with caplog.at_level(logging.WARNING, logger="burnish"):
             program = burnish.compile(residual_network())
@@ -187,7 +192,7 @@ def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
         assert loss == pytest.approx(burnish.Session(program, threads=1).step(batch)["loss"], rel=1e-5)
         assert "fused kernels could not be built (no compiler here); PyTorch's own operators run in their place" in caplog.text
     finally:
-        kernels.available.cache_clear()
+        forget_kernels()
 
 
 def test_kernels_can_be_switched_off(monkeypatch):

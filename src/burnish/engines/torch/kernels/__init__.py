@@ -1,43 +1,55 @@
-"""Fused kernels in C++, built once with PyTorch's extension mechanism and kept in the user's cache.
+"""Fused kernels in C++, built once and kept in the user's cache.
 
 They run on PyTorch's own thread pool. Without a compiler the engine goes on with ATen's operators, and says so once in the log.
+
+A kernel is written so that the first run on a machine does not wait for it:
+
+- Its file, ``<kernel>.cpp``, includes ``tensor.h`` and nothing else of PyTorch: that is PyTorch's stable interface, and
+  compiles in a second. ``<torch/library.h>`` and ``<ATen/...>`` take five more.
+- It ends in ``STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("name", TORCH_BOX(&name)); }``. The schema of the
+  operator stands in ``schemas.py``, so that graphs that call it are made while it is compiled.
+- Files that belong together may call each other: all become one library. Each is compiled by itself, and again only when it, or a
+  header, has changed.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
-import platform
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
-SOURCES = (
-    "allocator.cpp",
-    "batch_norm.cpp",
-    "depthwise.cpp",
-    "elementwise.cpp",
-    "linear.cpp",
-    "standardize.cpp",
-    "winograd.cpp",
-    "winograd_weights.cpp",
-)
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+from burnish.engines.torch.kernels import schemas
+from burnish.engines.torch.kernels.building import build_library, find_compiler
+
+schemas.define()
+
 _log = logging.getLogger("burnish")
+
+
+def expected() -> bool:
+    """Whether the kernels will be there once they are built: they are not switched off, and there is a compiler.
+
+    Starts building them in the background. What depends on them may be prepared meanwhile; ``available`` waits for them.
+    ``BURNISH_KERNELS=off`` in the environment goes without them.
+    """
+    if os.environ.get("BURNISH_KERNELS") == "off" or find_compiler() is None:
+        return False
+    _building()
+    return True
 
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernels are there; builds them where they are not yet.
-
-    ``BURNISH_KERNELS=off`` in the environment goes without them.
-    """
+    """Whether the kernels are there; waits for their building where they are not yet."""
     if os.environ.get("BURNISH_KERNELS") == "off":
         return False
     try:
-        _build()
+        torch.ops.load_library(str(_building().result()))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         _log.warning("burnish: the fused kernels could not be built (%s); PyTorch's own operators run in their place", reason)
@@ -45,38 +57,20 @@ def available() -> bool:
     return True
 
 
-def _build() -> None:
-    """Build and load the library; what was built from the same sources, by the same PyTorch, on such a processor, is loaded."""
-    from torch.utils import cpp_extension
+@functools.cache
+def _building() -> Future[Path]:
+    """The library, being built on a thread of its own: the compiler is another process, so that Python goes on."""
+    built: Future[Path] = Future()
 
-    folder = Path(__file__).parent
-    sources = [folder / name for name in SOURCES]
-    digest = hashlib.sha256()
-    for part in (torch.__version__, platform.machine(), platform.processor(), _processor(), *FLAGS):
-        digest.update(part.encode())
-    for source in (*sources, *sorted(folder.glob("*.h"))):
-        digest.update(source.read_bytes())
-    name = f"burnish_kernels_{digest.hexdigest()[:16]}"
-    build = _cache() / name
-    build.mkdir(parents=True, exist_ok=True)
-    library = build / f"{name}.so"
-    if library.exists():
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-        return
-    cpp_extension.load(
-        name, [str(source) for source in sources], extra_cflags=list(FLAGS), build_directory=str(build), is_python_module=False
-    )
+    def build() -> None:
+        try:
+            built.set_result(_build())
+        except BaseException as error:
+            built.set_exception(error)
+
+    threading.Thread(target=build, name="burnish-kernels", daemon=True).start()
+    return built
 
 
-def _cache() -> Path:
-    root = os.environ.get("BURNISH_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "burnish"
-
-
-def _processor() -> str:
-    """What instructions the processor has: a library built for another may not run on it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith("flags")), "")
+def _build() -> Path:
+    return build_library(Path(__file__).parent)

@@ -6,7 +6,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <torch/library.h>
+#include <c10/util/Exception.h>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,6 +15,8 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
+
+#include "tensor.h"
 
 namespace {
 
@@ -146,4 +148,5 @@ bool keep_pages() {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) { library.def("keep_pages", keep_pages); }
+// Of no tensor, so that no device chooses it.
+STABLE_TORCH_LIBRARY_IMPL(burnish, CompositeExplicitAutograd, library) { library.impl("keep_pages", TORCH_BOX(&keep_pages)); }

@@ -4,15 +4,13 @@
 // Statistics are those of x minus a pilot, the mean of the first rows, so that a large mean costs no digits; sums over short runs of rows
 // are float32, sums over these are float64. x - mean is applied as (x - pilot) - shift, which holds the digits that a rounded mean loses.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "tensor.h"
+
+namespace burnish {
 namespace {
 
 constexpr int64_t kRun = 32;  // rows that are summed in float32 before they enter the float64 sums
@@ -21,24 +19,24 @@ constexpr int64_t kPilotRows = 256;
 enum Activation : int64_t { kNone = 0, kRelu = 1, kClipped = 2 };  // kClipped: min(max(y, 0), limit)
 
 struct Rows {
-  at::Tensor tensor;  // keeps the memory
+  Tensor tensor;  // keeps the memory
   const float* data;
   int64_t rows, channels;
 };
 
-at::Tensor as_rows(const at::Tensor& tensor) {
-  return tensor.dim() == 4 ? tensor.contiguous(at::MemoryFormat::ChannelsLast) : tensor.contiguous();
+Tensor as_rows(const Tensor& tensor) {
+  return tensor.dim() == 4 ? to_channels_last(tensor) : to_contiguous(tensor);
 }
 
-Rows rows_of(const at::Tensor& given) {
-  TORCH_CHECK(given.scalar_type() == at::kFloat && (given.dim() == 4 || given.dim() == 2), "float32 images or rows expected");
-  at::Tensor tensor = as_rows(given);
+Rows rows_of(const Tensor& given) {
+  BURNISH_CHECK(given.scalar_type() == kFloat && (given.dim() == 4 || given.dim() == 2), "float32 images or rows expected");
+  Tensor tensor = as_rows(given);
   int64_t channels = tensor.size(1);
   return {tensor, tensor.const_data_ptr<float>(), channels ? tensor.numel() / channels : 0, channels};
 }
 
-at::Tensor empty_like_rows(const at::Tensor& like) {
-  return at::empty(like.sizes(), like.options(), like.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+Tensor empty_like_rows(const Tensor& like) {
+  return like.dim() == 4 ? make_channels_last(like.sizes()) : make_tensor(like.sizes());
 }
 
 int64_t grain(int64_t rows, int64_t channels) {
@@ -48,10 +46,10 @@ int64_t grain(int64_t rows, int64_t channels) {
 // Adds up two sums per channel over all rows; `add(row, one, other)` adds a row to runs of float32 sums.
 template <typename Add>
 void sum_rows(int64_t rows, int64_t channels, std::vector<double>& first, std::vector<double>& second, const Add& add) {
-  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), rows / kRun));
+  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(get_num_threads(), rows / kRun));
   std::vector<std::vector<double>> firsts(threads), seconds(threads);
   int64_t share = (rows + threads - 1) / threads;
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> one(channels), other(channels);
     for (int64_t thread = begin; thread < end; ++thread) {
       firsts[thread].assign(channels, 0.0);
@@ -100,7 +98,7 @@ template <int64_t activation, bool residual>
 void apply(const Rows& x, const float* gain, const float* offset, const float* pilot, const float* shift, const float* added, float* y,
            float limit) {
   int64_t channels = x.channels;
-  at::parallel_for(0, x.rows, grain(x.rows, channels), [&](int64_t begin, int64_t end) {
+  parallel_for(0, x.rows, grain(x.rows, channels), [&](int64_t begin, int64_t end) {
     for (int64_t row = end; row-- > begin;) {  // from the end: what was read last may still be in the cache
       const float* source = x.data + row * channels;
       const float* more = residual ? added + row * channels : nullptr;
@@ -116,13 +114,13 @@ void apply(const Rows& x, const float* gain, const float* offset, const float* p
 }
 
 // (x, scale, bias, added) -> y, mean, inverse_std, variance, saved: y = activation((x - mean) inverse_std scale + bias + added).
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
-    const at::Tensor& x_given, const at::Tensor& scale, const at::Tensor& bias, const c10::optional<at::Tensor>& added, double epsilon,
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> batch_norm_training(
+    const Tensor& x_given, const Tensor& scale, const Tensor& bias, const std::optional<Tensor>& added, double epsilon,
     int64_t activation, double limit) {
   Rows x = rows_of(x_given);
   int64_t channels = x.channels;
-  auto vector = [&] { return at::empty({channels}, scale.options()); };
-  at::Tensor mean = vector(), inverse_std = vector(), variance = vector(), saved = at::empty({2, channels}, scale.options());
+  auto vector = [&] { return make_tensor({channels}); };
+  Tensor mean = vector(), inverse_std = vector(), variance = vector(), saved = make_tensor({2, channels});
   float* pilot = saved.mutable_data_ptr<float>();
   float* shift = pilot + channels;
   {
@@ -144,7 +142,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_nor
       other[c] += centered * centered;
     }
   });
-  at::Tensor scale_row = scale.contiguous(), bias_row = bias.contiguous();
+  Tensor scale_row = to_contiguous(scale), bias_row = to_contiguous(bias);
   const float* scales = scale_row.const_data_ptr<float>();
   std::vector<float> gain(channels);
 #pragma omp simd
@@ -158,8 +156,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_nor
     inverse_std.mutable_data_ptr<float>()[c] = static_cast<float>(inverse);
     gain[c] = static_cast<float>(scales[c] * inverse);
   }
-  at::Tensor y = empty_like_rows(x.tensor);
-  at::Tensor more = added.has_value() ? as_rows(*added) : at::Tensor();
+  Tensor y = empty_like_rows(x.tensor);
+  Tensor more = added.has_value() ? as_rows(*added) : Tensor();
   const float* extra = added.has_value() ? more.const_data_ptr<float>() : nullptr;
   float* target = y.mutable_data_ptr<float>();
   const float* offset = bias_row.const_data_ptr<float>();
@@ -187,13 +185,13 @@ struct Result {
 };
 
 template <int64_t activation, bool again>
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& dy, const Rows& x, const at::Tensor& scale,
-                                                                    const at::Tensor& inverse_std, const at::Tensor& saved,
+std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(const Rows& dy, const Rows& x, const Tensor& scale,
+                                                                    const Tensor& inverse_std, const Tensor& saved,
                                                                     const Result& result, const float* more, float limit, bool keep) {
   int64_t channels = x.channels, rows = x.rows;
   const float* pilot = saved.const_data_ptr<float>();
   const float* shift = pilot + channels;
-  at::Tensor scale_row = scale.contiguous(), inverse_row = inverse_std.contiguous();
+  Tensor scale_row = to_contiguous(scale), inverse_row = to_contiguous(inverse_std);
   const float* scales = scale_row.const_data_ptr<float>();
   const float* inverse = inverse_row.const_data_ptr<float>();
   std::vector<float> gains(channels), slopes(channels), offsets(channels);
@@ -206,7 +204,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
   };
   // The gradient before the activation is what the addition passes on; where it is asked for it is written once and read again.
   keep = keep || more;
-  at::Tensor before = keep ? empty_like_rows(x.tensor) : at::Tensor();
+  Tensor before = keep ? empty_like_rows(x.tensor) : Tensor();
   float* kept = keep ? before.mutable_data_ptr<float>() : nullptr;
   std::vector<double> first, second;
   sum_rows(rows, channels, first, second, [&](int64_t row, float* one, float* other) {
@@ -233,7 +231,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
       }
     }
   });
-  at::Tensor dscale = at::empty({channels}, scale.options()), dbias = at::empty({channels}, scale.options());
+  Tensor dscale = make_tensor({channels}), dbias = make_tensor({channels});
   float* scale_gradient = dscale.mutable_data_ptr<float>();
   float* bias_gradient = dbias.mutable_data_ptr<float>();
   for (int64_t c = 0; c < channels; ++c) {
@@ -245,9 +243,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
   }
   const float* slope = slopes.data();
   const float* offset = offsets.data();
-  at::Tensor dx = empty_like_rows(x.tensor);
+  Tensor dx = empty_like_rows(x.tensor);
   float* out = dx.mutable_data_ptr<float>();
-  at::parallel_for(0, rows, grain(rows, channels), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain(rows, channels), [&](int64_t begin, int64_t end) {
     for (int64_t row = end; row-- > begin;) {  // from the end: what was read last may still be in the cache
       const float* flow = (kept ? kept : dy.data) + row * channels;
       const float* source = x.data + row * channels;
@@ -271,16 +269,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gradient(const Rows& 
 
 // (dy, x, scale, inverse_std, saved, y or bias, more) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`).
 // The gradient of the output is dy + more. With the bias in place of y nothing was added to the layer's result.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_gradient(
-    const at::Tensor& dy_given, const at::Tensor& x_given, const at::Tensor& scale, const at::Tensor& inverse_std,
-    const at::Tensor& saved, const c10::optional<at::Tensor>& y_given, const c10::optional<at::Tensor>& more_given,
-    const c10::optional<at::Tensor>& bias_given, int64_t activation, double limit, bool keep) {
-  TORCH_CHECK(activation == kNone || y_given.has_value() || bias_given.has_value(), "batch_norm_gradient: y or the bias expected");
-  Rows nothing{at::Tensor(), nullptr, 0, 0};
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_gradient(
+    const Tensor& dy_given, const Tensor& x_given, const Tensor& scale, const Tensor& inverse_std,
+    const Tensor& saved, const std::optional<Tensor>& y_given, const std::optional<Tensor>& more_given,
+    const std::optional<Tensor>& bias_given, int64_t activation, double limit, bool keep) {
+  BURNISH_CHECK(activation == kNone || y_given.has_value() || bias_given.has_value(), "batch_norm_gradient: y or the bias expected");
+  Rows nothing{Tensor(), nullptr, 0, 0};
   Rows dy = rows_of(dy_given), x = rows_of(x_given);
   Rows y = y_given.has_value() ? rows_of(*y_given) : nothing;
   Rows more = more_given.has_value() ? rows_of(*more_given) : nothing;
-  at::Tensor bias = bias_given.has_value() ? bias_given->contiguous() : at::Tensor();
+  Tensor bias = bias_given.has_value() ? to_contiguous(*bias_given) : Tensor();
   Result result{y.data, bias.defined() ? bias.const_data_ptr<float>() : nullptr};
   float bound = static_cast<float>(limit);
   auto run = [&](auto kind, auto again) {
@@ -289,7 +287,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_gradient(
   using None = std::integral_constant<int64_t, kNone>;
   using Relu = std::integral_constant<int64_t, kRelu>;
   using Clipped = std::integral_constant<int64_t, kClipped>;
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> results;
+  std::tuple<Tensor, Tensor, Tensor, Tensor> results;
   if (activation == kNone) {
     keep = false;
     results = run(None(), std::false_type());
@@ -298,22 +296,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_gradient(
   } else {
     results = activation == kRelu ? run(Relu(), std::true_type()) : run(Clipped(), std::true_type());
   }
-  if (!std::get<3>(results).defined()) std::get<3>(results) = at::empty({0}, x.tensor.options());
+  if (!std::get<3>(results).defined()) std::get<3>(results) = make_tensor({0});
   return results;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def(
-      "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more, Tensor? bias, "
-      "int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)");
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("batch_norm_training", TORCH_BOX(&batch_norm_training));
+  library.impl("batch_norm_gradient", TORCH_BOX(&batch_norm_gradient));
 }
 
-TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("batch_norm_training", batch_norm_training);
-  library.impl("batch_norm_gradient", batch_norm_gradient);
-}
+}  // namespace burnish

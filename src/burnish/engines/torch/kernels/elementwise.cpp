@@ -4,19 +4,17 @@
 // operation, destination and three operands (-1 where there is none). Every tensor is read once, every output written once. Arithmetic
 // is float32; tensors may be bfloat16, and bool as 0 and 1. Tensors broadcast as in NumPy.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <torch/library.h>
+#include <torch/headeronly/util/BFloat16.h>
 
 #include <algorithm>
 #include <memory>
 #include <numeric>
 #include <vector>
 
+#include "tensor.h"
 #include "vector_math.h"
 
+namespace burnish {
 namespace {
 
 constexpr int64_t kBlock = 1024;
@@ -102,11 +100,11 @@ void execute(int64_t operation, const Operand& a, const Operand& b, const Operan
     case kAbs: return run(a, out, count, [](float x) { return std::fabs(x); });
     case kRelu: return run(a, out, count, [](float x) { return x < 0.f ? 0.f : x; });
     case kCopy: return run(a, out, count, [](float x) { return x; });
-    case kExp: return run(a, out, count, [](float x) { return burnish::exponential(x); });
-    case kLog: return run(a, out, count, [](float x) { return burnish::logarithm(x); });
-    case kTanh: return run(a, out, count, [](float x) { return burnish::hyperbolic_tangent(x); });
-    case kErf: return run(a, out, count, [](float x) { return burnish::error_function(x); });
-    case kSigmoid: return run(a, out, count, [](float x) { return burnish::logistic(x); });
+    case kExp: return run(a, out, count, [](float x) { return exponential(x); });
+    case kLog: return run(a, out, count, [](float x) { return logarithm(x); });
+    case kTanh: return run(a, out, count, [](float x) { return hyperbolic_tangent(x); });
+    case kErf: return run(a, out, count, [](float x) { return error_function(x); });
+    case kSigmoid: return run(a, out, count, [](float x) { return logistic(x); });
     case kLess: return run(a, b, out, count, [](float x, float y) { return x < y ? 1.f : 0.f; });
     case kLessOrEqual: return run(a, b, out, count, [](float x, float y) { return x <= y ? 1.f : 0.f; });
     case kGreater: return run(a, b, out, count, [](float x, float y) { return x > y ? 1.f : 0.f; });
@@ -119,19 +117,19 @@ void execute(int64_t operation, const Operand& a, const Operand& b, const Operan
     // (dy, x): what is not at most zero lets its gradient through, NaN too, as in ATen.
     case kReluGrad: return run(a, b, out, count, [](float x, float y) { return y <= 0.f ? 0.f : x; });
     case kNotZero: return run(a, out, count, [](float x) { return x != 0.f ? 1.f : 0.f; });
-    default: TORCH_CHECK(false, "elementwise: no operation ", operation);
+    default: BURNISH_CHECK(false, "elementwise: no operation ", operation);
   }
 }
 
 inline float as_float(float value) { return value; }
-inline float as_float(at::BFloat16 value) { return burnish::float_of(static_cast<uint32_t>(value.x) << 16); }
+inline float as_float(torch::headeronly::BFloat16 value) { return float_of(static_cast<uint32_t>(value.x) << 16); }
 inline float as_float(bool value) { return value ? 1.f : 0.f; }
 
 // A tensor as blocks are read from it: the element of place i is data[(i / (middle * trailing)) * trailing + i % trailing].
 struct Source {
-  at::Tensor tensor;  // keeps the memory
+  Tensor tensor;  // keeps the memory
   const void* data;
-  at::ScalarType type;
+  ScalarType type;
   int64_t middle, trailing;
 };
 
@@ -161,25 +159,25 @@ void gather(const Source& source, int64_t start, int64_t count, float* __restric
 }
 
 const float* block_of(const Source& source, int64_t start, int64_t count, float* scratch) {
-  if (source.type == at::kFloat) {
+  if (source.type == kFloat) {
     const float* data = static_cast<const float*>(source.data);
     if (source.middle == 1) return data + start;
     int64_t place = start % source.trailing;
     if (place + count <= source.trailing) return data + start / (source.middle * source.trailing) * source.trailing + place;
     gather<float>(source, start, count, scratch);
-  } else if (source.type == at::kBFloat16) {
-    gather<at::BFloat16>(source, start, count, scratch);
+  } else if (source.type == kBFloat16) {
+    gather<torch::headeronly::BFloat16>(source, start, count, scratch);
   } else {
     gather<bool>(source, start, count, scratch);
   }
   return scratch;
 }
 
-void store(const float* from, at::ScalarType type, void* to, int64_t start, int64_t count) {
-  if (type == at::kBFloat16) {
+void store(const float* from, ScalarType type, void* to, int64_t start, int64_t count) {
+  if (type == kBFloat16) {
     uint16_t* target = static_cast<uint16_t*>(to) + start;
     for (int64_t i = 0; i < count; ++i) {
-      uint32_t bits = burnish::bits_of(from[i]);
+      uint32_t bits = bits_of(from[i]);
       uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
       target[i] = static_cast<uint16_t>(from[i] != from[i] ? 0x7fc0u : rounded);
     }
@@ -196,21 +194,37 @@ struct Form {
   std::vector<int64_t> strides;  // where they are not
 };
 
-Form form_of(at::TensorList tensors) {
+// Whether the elements of a tensor fill its memory, in whatever order.
+bool is_dense(const Tensor& tensor) {
+  Sizes sizes = tensor.sizes(), strides = tensor.strides();
+  std::vector<int64_t> order;
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis)
+    if (sizes[axis] != 1) order.push_back(axis);
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (int64_t axis : order) {
+    if (strides[axis] != expected) return false;
+    expected *= sizes[axis];
+  }
+  return true;
+}
+
+Form form_of(const std::vector<Tensor>& tensors) {
   Form form;
-  for (const at::Tensor& tensor : tensors) {
+  for (const Tensor& tensor : tensors) {
     if (static_cast<size_t>(tensor.dim()) > form.sizes.size()) form.sizes.insert(form.sizes.begin(), tensor.dim() - form.sizes.size(), 1);
     int64_t before = form.sizes.size() - tensor.dim();
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
       int64_t& size = form.sizes[before + axis];
-      TORCH_CHECK(tensor.size(axis) == size || tensor.size(axis) == 1 || size == 1, "elementwise: shapes that broadcast expected");
+      BURNISH_CHECK(tensor.size(axis) == size || tensor.size(axis) == 1 || size == 1, "elementwise: shapes that broadcast expected");
       if (size == 1) size = tensor.size(axis);
     }
   }
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.sizes() != at::IntArrayRef(form.sizes) || !tensor.is_non_overlapping_and_dense()) continue;
+  for (const Tensor& tensor : tensors) {
+    if (!same(tensor.sizes(), form.sizes)) continue;
     if (tensor.is_contiguous()) break;
-    form.strides = tensor.strides().vec();
+    if (!is_dense(tensor)) continue;
+    form.strides.assign(tensor.strides().begin(), tensor.strides().end());
     form.order.resize(form.sizes.size());
     std::iota(form.order.begin(), form.order.end(), 0);
     std::stable_sort(form.order.begin(), form.order.end(), [&](int64_t a, int64_t b) { return form.strides[a] > form.strides[b]; });
@@ -219,23 +233,23 @@ Form form_of(at::TensorList tensors) {
   return form;
 }
 
-Source source_of(const at::Tensor& tensor, const Form& form) {
-  auto source = [&](const at::Tensor& packed, int64_t middle, int64_t trailing) {
+Source source_of(const Tensor& tensor, const Form& form) {
+  auto source = [&](const Tensor& packed, int64_t middle, int64_t trailing) {
     return Source{packed, packed.const_data_ptr(), packed.scalar_type(), middle, trailing};
   };
-  bool whole = tensor.sizes() == at::IntArrayRef(form.sizes);
-  if (whole && (form.order.empty() ? tensor.is_contiguous() : tensor.strides() == at::IntArrayRef(form.strides))) return source(tensor, 1, 1);
+  bool whole = same(tensor.sizes(), form.sizes);
+  if (whole && (form.order.empty() ? tensor.is_contiguous() : same(tensor.strides(), form.strides))) return source(tensor, 1, 1);
   // In the order of memory, with an extent of 1 where the tensor repeats itself.
   int64_t rank = form.sizes.size(), before = rank - tensor.dim();
   std::vector<int64_t> sizes(rank, 1), strides(rank, 0), target(rank);
   for (int64_t position = 0; position < rank; ++position) {
     int64_t axis = form.order.empty() ? position : form.order[position];
     target[position] = form.sizes[axis];
-    if (axis < before || tensor.stride(axis - before) == 0) continue;
+    if (axis < before || tensor.stride(axis - before) == 0 || tensor.size(axis - before) == 1) continue;
     sizes[position] = tensor.size(axis - before);
     strides[position] = tensor.stride(axis - before);
   }
-  at::Tensor view = tensor.as_strided(sizes, strides);
+  Tensor view = as_strided(tensor, sizes, strides);
   int64_t middle = 1, trailing = 1, changes = 0;
   bool repeats = false;
   for (int64_t position = rank - 1; position >= 0; --position) {
@@ -247,12 +261,13 @@ Source source_of(const at::Tensor& tensor, const Form& form) {
     else if (changes == 0)
       trailing *= target[position];
   }
-  if (changes > 2) return source(view.expand(target).contiguous(), 1, 1);
-  return source(view.contiguous(), middle, trailing);
+  if (changes > 2) return source(to_contiguous(as_strided(tensor, target, strides)), 1, 1);
+  return source(to_contiguous(view), middle, trailing);
 }
 
-std::vector<at::Tensor> elementwise(at::TensorList tensors, at::ArrayRef<double> constants, at::IntArrayRef program, at::IntArrayRef outputs) {
-  TORCH_CHECK(!tensors.empty() && program.size() % kWidth == 0, "elementwise: a tensor and whole instructions expected");
+std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::vector<double>& constants,
+                                const std::vector<int64_t>& program, const std::vector<int64_t>& outputs) {
+  BURNISH_CHECK(!tensors.empty() && program.size() % kWidth == 0, "elementwise: a tensor and whole instructions expected");
   Form form = form_of(tensors);
   int64_t total = 1;
   for (int64_t size : form.sizes) total *= size;
@@ -262,8 +277,8 @@ std::vector<at::Tensor> elementwise(at::TensorList tensors, at::ArrayRef<double>
   std::vector<Operand> registers(count_of_registers, Operand{nullptr, 0.f});
   std::vector<Source> sources(tensor_count);
   for (int64_t i = 0; i < tensor_count; ++i) {
-    const at::Tensor& tensor = tensors[i];
-    TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kBool,
+    const Tensor& tensor = tensors[i];
+    BURNISH_CHECK(tensor.scalar_type() == kFloat || tensor.scalar_type() == kBFloat16 || tensor.scalar_type() == kBool,
                 "elementwise: float32, bfloat16 or bool expected");
     if (tensor.numel() == 1) {
       sources[i].type = tensor.scalar_type();
@@ -278,23 +293,23 @@ std::vector<at::Tensor> elementwise(at::TensorList tensors, at::ArrayRef<double>
     }
   }
   for (size_t i = 0; i < constants.size(); ++i) registers[tensor_count + i].value = static_cast<float>(constants[i]);
-  std::vector<at::Tensor> results;
+  std::vector<Tensor> results;
   std::vector<void*> targets;
   for (int64_t type : outputs) {
-    at::TensorOptions options = tensors[0].options().dtype(static_cast<at::ScalarType>(type));
-    results.push_back(form.order.empty() ? at::empty(form.sizes, options) : at::empty_strided(form.sizes, form.strides, options));
+    ScalarType kind = static_cast<ScalarType>(type);
+    results.push_back(form.order.empty() ? make_tensor(form.sizes, kind) : make_strided(form.sizes, form.strides, kind));
     targets.push_back(results.back().mutable_data_ptr());
   }
-  at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
     std::vector<Operand> local(registers);
     std::unique_ptr<float[]> scratch(new float[count_of_registers * kBlock]);
     for (int64_t start = begin; start < end; start += kBlock) {
       int64_t count = std::min(kBlock, end - start);
       for (int64_t i = 0; i < tensor_count; ++i)
         if (sources[i].data) local[i].data = block_of(sources[i], start, count, scratch.get() + i * kBlock);
-      for (const int64_t* code = program.begin(); code != program.end(); code += kWidth) {
+      for (const int64_t* code = program.data(); code != program.data() + program.size(); code += kWidth) {
         int64_t output = code[1] - inputs;
-        bool direct = output < output_count && results[output].scalar_type() == at::kFloat;
+        bool direct = output < output_count && results[output].scalar_type() == kFloat;
         float* target = direct ? static_cast<float*>(targets[output]) + start : scratch.get() + code[1] * kBlock;
         const Operand& a = local[code[2]];
         execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
@@ -308,8 +323,6 @@ std::vector<at::Tensor> elementwise(at::TensorList tensors, at::ArrayRef<double>
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def("elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]");
-}
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("elementwise", TORCH_BOX(&elementwise)); }
 
-TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("elementwise", elementwise); }
+}  // namespace burnish

@@ -4,15 +4,13 @@
 // Sums are float64. x - mean is applied as (x - mean) - shift, with the shift that rounding left in the mean, so that a large mean costs
 // no digits and a constant row comes out as zeros. The gradient computes the normalized row again from x: nothing of its size is kept.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "tensor.h"
+
+namespace burnish {
 namespace {
 
 constexpr int64_t kRun = 16;  // rows whose gradients of scale and bias are summed in float32 before they enter the float64 sums
@@ -22,26 +20,26 @@ struct Shape {
   int64_t rows, columns;
 };
 
-Shape shape_of(const at::Tensor& x, int64_t axis) {
-  TORCH_CHECK(x.scalar_type() == at::kFloat && axis < 0 && -axis <= x.dim(), "standardize: float32 and an axis counted from the end expected");
+Shape shape_of(const Tensor& x, int64_t axis) {
+  BURNISH_CHECK(x.scalar_type() == kFloat && axis < 0 && -axis <= x.dim(), "standardize: float32 and an axis counted from the end expected");
   int64_t columns = 1;
   for (int64_t position = x.dim() + axis; position < x.dim(); ++position) columns *= x.size(position);
   return {columns ? x.numel() / columns : 0, columns};
 }
 
-std::vector<int64_t> statistic_sizes(const at::Tensor& x, int64_t axis) {
-  std::vector<int64_t> sizes = x.sizes().vec();
+std::vector<int64_t> statistic_sizes(const Tensor& x, int64_t axis) {
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   for (int64_t position = x.dim() + axis; position < x.dim(); ++position) sizes[position] = 1;
   return sizes;
 }
 
-at::Tensor packed(const c10::optional<at::Tensor>& given, int64_t columns) {
-  if (!given.has_value()) return at::Tensor();
-  TORCH_CHECK(given->numel() == columns && given->scalar_type() == at::kFloat, "standardize: one float32 value per column expected");
-  return given->contiguous();
+Tensor packed(const std::optional<Tensor>& given, int64_t columns) {
+  if (!given.has_value()) return Tensor();
+  BURNISH_CHECK(given->numel() == columns && given->scalar_type() == kFloat, "standardize: one float32 value per column expected");
+  return to_contiguous(*given);
 }
 
-const float* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
+const float* data_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
 
 int64_t grain(const Shape& shape) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(shape.columns, 1)); }
 
@@ -63,20 +61,20 @@ double sum_of_squares(const float* x, int64_t count, float mean, float shift) {
 }
 
 // (x, scale, bias) -> y, mean, shift, inverse: y = ((x - mean) - shift) inverse scale + bias, with inverse = 1 / (std + offset).
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> standardize(const at::Tensor& x_given, const c10::optional<at::Tensor>& scale_given,
-                                                                       const c10::optional<at::Tensor>& bias_given, int64_t axis, double epsilon,
+std::tuple<Tensor, Tensor, Tensor, Tensor> standardize(const Tensor& x_given, const std::optional<Tensor>& scale_given,
+                                                                       const std::optional<Tensor>& bias_given, int64_t axis, double epsilon,
                                                                        double offset, bool centered) {
-  at::Tensor x = x_given.contiguous();
+  Tensor x = to_contiguous(x_given);
   Shape shape = shape_of(x, axis);
-  at::Tensor scale = packed(scale_given, shape.columns), bias = packed(bias_given, shape.columns);
+  Tensor scale = packed(scale_given, shape.columns), bias = packed(bias_given, shape.columns);
   std::vector<int64_t> sizes = statistic_sizes(x, axis);
-  at::Tensor y = at::empty(x.sizes(), x.options()), mean = at::empty(sizes, x.options()), shift = at::empty(sizes, x.options()),
-             inverse = at::empty(sizes, x.options());
+  Tensor y = make_tensor(x.sizes()), mean = make_tensor(sizes), shift = make_tensor(sizes),
+             inverse = make_tensor(sizes);
   const float *from = data_of(x), *scales = data_of(scale), *biases = data_of(bias);
   float *to = y.mutable_data_ptr<float>(), *means = mean.mutable_data_ptr<float>(), *shifts = shift.mutable_data_ptr<float>(),
         *inverses = inverse.mutable_data_ptr<float>();
   int64_t columns = shape.columns;
-  at::parallel_for(0, shape.rows, grain(shape), [&](int64_t begin, int64_t end) {
+  parallel_for(0, shape.rows, grain(shape), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* __restrict source = from + row * columns;
       float* __restrict target = to + row * columns;
@@ -136,18 +134,18 @@ void gradient_row(const float* __restrict dy, const float* __restrict x, const f
 }
 
 // (dy, x, mean, shift, inverse, scale) -> dx, dscale, dbias (empty unless `parameters`). Without mean and shift x is the normalized row.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> standardize_gradient(const at::Tensor& dy_given, const at::Tensor& x_given,
-                                                                    const c10::optional<at::Tensor>& mean_given,
-                                                                    const c10::optional<at::Tensor>& shift_given, const at::Tensor& inverse_given,
-                                                                    const c10::optional<at::Tensor>& scale_given, int64_t axis, double offset,
+std::tuple<Tensor, Tensor, Tensor> standardize_gradient(const Tensor& dy_given, const Tensor& x_given,
+                                                                    const std::optional<Tensor>& mean_given,
+                                                                    const std::optional<Tensor>& shift_given, const Tensor& inverse_given,
+                                                                    const std::optional<Tensor>& scale_given, int64_t axis, double offset,
                                                                     bool centered, bool parameters) {
-  at::Tensor dy = dy_given.contiguous(), x = x_given.contiguous(), inverse = inverse_given.contiguous();
+  Tensor dy = to_contiguous(dy_given), x = to_contiguous(x_given), inverse = to_contiguous(inverse_given);
   Shape shape = shape_of(x, axis);
-  TORCH_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == at::kFloat && inverse.numel() == shape.rows &&
+  BURNISH_CHECK(same(dy.sizes(), x.sizes()) && dy.scalar_type() == kFloat && inverse.numel() == shape.rows &&
                   mean_given.has_value() == shift_given.has_value(),
               "standardize_gradient: gradient, rows and statistics of one shape expected");
-  at::Tensor mean = packed(mean_given, shape.rows), shift = packed(shift_given, shape.rows), scale = packed(scale_given, shape.columns);
-  at::Tensor dx = at::empty(x.sizes(), x.options());
+  Tensor mean = packed(mean_given, shape.rows), shift = packed(shift_given, shape.rows), scale = packed(scale_given, shape.columns);
+  Tensor dx = make_tensor(x.sizes());
   const float *flows = data_of(dy), *sources = data_of(x), *inverses = data_of(inverse), *means = data_of(mean), *shifts = data_of(shift),
               *scales = data_of(scale);
   float* targets = dx.mutable_data_ptr<float>();
@@ -162,16 +160,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> standardize_gradient(const at::Te
       gradient_row<false>(flow, source, nullptr, target, flow_sum, product_sum, m, s, gain, r, offset, centered, columns);
   };
   if (!parameters) {
-    at::parallel_for(0, rows, grain(shape), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, grain(shape), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) run(row, nullptr, nullptr);
     });
-    at::Tensor none = at::empty({0}, x.options());
+    Tensor none = make_tensor({0});
     return {dx, none, none};
   }
-  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), rows / grain(shape)));
+  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(get_num_threads(), rows / grain(shape)));
   int64_t share = (rows + threads - 1) / threads;
   std::vector<std::vector<double>> flow_totals(threads), product_totals(threads);
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> flow_sum(columns), product_sum(columns);
     for (int64_t thread = begin; thread < end; ++thread) {
       std::vector<double>&flow_total = flow_totals[thread], &product_total = product_totals[thread];
@@ -190,7 +188,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> standardize_gradient(const at::Te
     }
   });
   std::vector<int64_t> sizes(x.sizes().end() + axis, x.sizes().end());
-  at::Tensor dscale = at::empty(sizes, x.options()), dbias = at::empty(sizes, x.options());
+  Tensor dscale = make_tensor(sizes), dbias = make_tensor(sizes);
   float *scale_gradient = dscale.mutable_data_ptr<float>(), *bias_gradient = dbias.mutable_data_ptr<float>();
   for (int64_t i = 0; i < columns; ++i) {
     double flow = 0.0, product = 0.0;
@@ -206,16 +204,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> standardize_gradient(const at::Te
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def(
-      "standardize(Tensor x, Tensor? scale, Tensor? bias, int axis, float epsilon, float offset, bool centered) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis, float offset, "
-      "bool centered, bool parameters) -> (Tensor, Tensor, Tensor)");
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("standardize", TORCH_BOX(&standardize));
+  library.impl("standardize_gradient", TORCH_BOX(&standardize_gradient));
 }
 
-TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("standardize", standardize);
-  library.impl("standardize_gradient", standardize_gradient);
-}
+}  // namespace burnish

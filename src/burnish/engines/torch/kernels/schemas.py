@@ -1,0 +1,29 @@
+"""The operators that the kernels implement, as PyTorch's dispatcher knows them."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+SCHEMAS = (
+    "keep_pages() -> bool",
+    "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more,"
+    " Tensor? bias, int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    "standardize(Tensor x, Tensor? scale, Tensor? bias, int axis, float epsilon, float offset, bool centered)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
+    " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
+    "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
+)
+
+
+@functools.cache
+def define() -> torch.library.Library:
+    """Define the operators, once; what implements them is loaded later. They live as long as what is returned, which is kept."""
+    library = torch.library.Library("burnish", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in SCHEMAS:
+        library.define(schema)  # type: ignore[no-untyped-call]
+    return library
