@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from burnish import engines, errors, losses, metrics, norms, optim
+    from burnish.distributed import DataParallel
     from burnish.importer import load
     from burnish.program import Program
     from burnish.program.compile import compile
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DataParallel",
     "MixedPrecision",
     "Program",
     "Session",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _DEFINED_IN = {
+    "DataParallel": "burnish.distributed",
     "MixedPrecision": "burnish.program.precision",
     "Program": "burnish.program",
     "Session": "burnish.training",

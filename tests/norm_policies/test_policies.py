@@ -212,7 +212,7 @@ def test_policies_as_objects():
 @pytest.mark.parametrize(
     ("norm", "message"),
     [
-        ("whiten", r"norm: unknown policy 'whiten'; choose among 'train', 'frozen', 'sync', 'ghost', 'renorm'"),
+        ("whiten", r"norm: unknown policy 'whiten'; choose among 'train', 'frozen', 'sync', 'local', 'ghost', 'renorm'"),
         ({1: "frozen"}, r"norm: a pattern is the name of a layer, .* not 1$"),
         ({"bn3": "frozen"}, r"norm: the pattern 'bn3' matches no batch normalization layer; .* are: 'bn1', 'bn2'"),
         ({"bn1": 3}, r"norm: a policy is text, such as 'train' or 'ghost:32', or an object of burnish\.norms, not 3"),

@@ -240,6 +240,16 @@ class ProcessGroup:
         assert own is not None
         return own
 
+    def twin(self) -> ProcessGroup:
+        """Return a group of the same workers, whose exchanges do not wait for those of this one."""
+        if self.world_size == 1:
+            return self
+        lasts = timedelta(seconds=self.timeout + GRACE_SECONDS)
+        made = torch_distributed().new_group(list(self._members), timeout=lasts)
+        return ProcessGroup(
+            self.rank, self.world_size, self.device, self.timeout, self.patience, made, self._watch, self._members
+        )
+
     def check(self) -> None:
         """Raise WorkerError where a worker is known to be gone; asks nobody."""
         if self._watch is not None and (cause := self._watch.cause()) is not None:

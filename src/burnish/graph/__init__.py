@@ -8,6 +8,7 @@ from burnish.graph.attributes import attribute_value
 from burnish.graph.broadcasting import unbroadcast
 from burnish.graph.builder import (
     BURNISH_DOMAIN,
+    NEVER_REPEATED_METADATA,
     ORIGIN_METADATA,
     SOURCE_METADATA,
     TRAINING_DOMAIN,
@@ -27,6 +28,7 @@ from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, s
 __all__ = [
     "BURNISH_DOMAIN",
     "FLOATING",
+    "NEVER_REPEATED_METADATA",
     "ORIGIN_METADATA",
     "SIXTEEN_BIT",
     "SOURCE_METADATA",

@@ -25,6 +25,8 @@ ORIGIN_METADATA = "burnish.origin"
 """Where a node may say which node of the model it comes from; what is emitted in front of it says the same."""
 SOURCE_METADATA = "burnish.source"
 """Where a node of a program says, for a reader, what it computes a part of: ``gradient of Conv 'stem'``."""
+NEVER_REPEATED_METADATA = "burnish.never_repeated"
+"""A node whose metadata holds this key runs once and its outputs are kept: a collective between replicas has it."""
 HANDED_ON = (ORIGIN_METADATA, SOURCE_METADATA)
 
 Scalar = int | float | bool | np.number

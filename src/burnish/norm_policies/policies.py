@@ -83,9 +83,35 @@ class Train(BatchStatistics):
 
 @dataclass(frozen=True)
 class Sync(BatchStatistics):
-    """``sync``: statistics of the batch over all replicas; with one replica the same as ``train``."""
+    """``sync``: statistics of the batch over all workers; with one worker the same as ``train``.
+
+    Args:
+        group: over groups of this many workers, consecutive ranks: as text, ``sync:4``. None: over all.
+    """
 
     name: ClassVar[str] = "sync"
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group is not None and (not is_whole(self.group) or self.group < 1):
+            raise ConfigurationError(
+                f"norm: sync: group must be a whole number of workers, 1 or more, not {self.group!r}: write 'sync:4'"
+            )
+
+    def settings(self) -> str:
+        given = [] if self.group is None else [str(self.group)]
+        return ",".join(given + ([] if self.momentum is None else [f"momentum={_text(self.momentum)}"]))
+
+
+@dataclass(frozen=True)
+class Local(BatchStatistics):
+    """``local``: each worker by the statistics of its own part of the batch; with one worker the same as ``train``.
+
+    The running statistics move on by the average of the workers' statistics, weighted by their numbers of elements.
+    """
+
+    name: ClassVar[str] = "local"
 
 
 @dataclass(frozen=True)
@@ -147,7 +173,7 @@ class Renorm(BatchStatistics):
                 )
 
 
-POLICIES: dict[str, type[NormPolicy]] = {policy.name: policy for policy in (Train, Frozen, Sync, Ghost, Renorm)}
+POLICIES: dict[str, type[NormPolicy]] = {policy.name: policy for policy in (Train, Frozen, Sync, Local, Ghost, Renorm)}
 
 
 class RunningVariance(StrEnum):
@@ -252,6 +278,8 @@ def _setting(policy: str, name: str, part: str) -> dict[str, Any]:
     key, equals, text = (word.strip() for word in part.partition("="))
     if name == Ghost.name and not equals:
         key, text = "size", key
+    if name == Sync.name and not equals:
+        key, text = "group", key
     if name == Frozen.name:
         raise ConfigurationError(f"norm: '{policy}': choose 'frozen', or 'frozen:all' where scale and bias do not train either")
     known = setting_names(POLICIES[name])

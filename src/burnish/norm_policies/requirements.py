@@ -33,6 +33,10 @@ class ExtentRule:
         """Whether a step takes this extent."""
         return extent % self.multiple == 0 and extent >= self.minimum
 
+    def takes_part(self, extent: int) -> bool:
+        """Whether a worker's part of a batch may have this extent: any, but of whole groups."""
+        return extent % self.multiple == 0
+
     @property
     def reason(self) -> str:
         """What the layer asks for, and why."""

@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
 from burnish.norm_policies.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
 from burnish.norm_policies.schedules import linear
+from burnish.ops.collectives import shard_count, shard_mean
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.ops.normalization.ghost import ghost_batch_norm_training
 from burnish.ops.normalization.renorm import batch_renorm_training
 
 # Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics
-# of the whole batch: an engine that runs replicas finds by it what to synchronize. Layers of the policy ghost are not marked:
-# their groups of samples lie within a replica, and there is nothing to synchronize.
+# of the whole batch: a session of several workers finds by it what to synchronize. Layers of the policy ghost are not marked:
+# their groups of samples lie within a worker's part, and only their running statistics are averaged.
 POLICY_METADATA = "burnish.norm.policy"
 LAYER_METADATA = "burnish.norm.layer"
 
@@ -56,7 +58,12 @@ class RunningStatistics:
         return builder.cast(self._once(builder, (policy.start, end, first, last), emit), dtype)
 
     def update(
-        self, builder: Builder, running: tuple[ir.Value, ir.Value], batch: tuple[Tensor, Tensor, Tensor], momentum: float | str
+        self,
+        builder: Builder,
+        running: tuple[ir.Value, ir.Value],
+        batch: tuple[Tensor, Tensor, Tensor],
+        momentum: float | str,
+        over_workers: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> list[Tensor]:
         """Emit the next running mean and variance.
 
@@ -65,11 +72,13 @@ class RunningStatistics:
             running: the running mean and variance.
             batch: mean and population variance of the batch, and the number of elements they are of.
             momentum: what is retained, or ``cumulative``.
+            over_workers: emits what the statistics of several workers come to, from mean and variance.
         """
         mean, variance, count = batch
         if self._variance is RunningVariance.PYTORCH:
             # Where a single element per channel could not be ruled out: dividing its variance 0 by N - 1 = 0 would make it NaN.
             variance = variance * builder.cast(count / builder.op("Max", count - 1, 1), variance.dtype)
+        mean, variance = over_workers(mean, variance)
         following = []
         for value, statistic in zip(running, (mean, variance), strict=True):
             before = self.current(builder, value)
@@ -123,11 +132,13 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
     dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
     x, scale, bias = (builder.cast(tensor, dtype) for tensor in (given, scale, bias))
     mean_value, variance_value = (value for value in node.inputs[3:5] if value is not None)
-    epsilon, momentum = float(attribute_value(node, "epsilon", 1e-5)), float(attribute_value(node, "momentum", 0.9))
+    # An attribute has the digits of float32, also where a graph that was built and never saved holds more of them.
+    epsilon = float(np.float32(attribute_value(node, "epsilon", 1e-5)))
+    momentum = float(attribute_value(node, "momentum", 0.9))
+    elements = elements_per_channel(x)
     if isinstance(policy, Ghost):
         y, mean, variance, count = ghost_batch_norm_training(builder, x, scale, bias, epsilon, policy.size)
     else:
-        count = elements_per_channel(x)
         if isinstance(policy, Renorm):
             running_mean = builder.cast(statistics.current(builder, mean_value), dtype)
             running_variance = builder.cast(statistics.current(builder, variance_value), dtype)
@@ -139,13 +150,21 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
         else:
             y, mean, _, variance = batch_norm_training(builder, x, scale, bias, epsilon)
         _mark(y, policy, node)
+        count = shard_count(elements, mean)
+        _mark(count, policy, node)
+
+    def over_workers(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        averages = shard_mean(mean, variance, elements)
+        _mark(averages[0], policy, node)
+        return averages
+
     retained = momentum if policy.momentum is None else policy.momentum
-    following = statistics.update(builder, (mean_value, variance_value), (mean, variance, count), retained)
+    following = statistics.update(builder, (mean_value, variance_value), (mean, variance, count), retained, over_workers)
     return (builder.cast(y, given.dtype), *following)
 
 
-def _mark(y: Tensor, policy: NormPolicy, node: ir.Node) -> None:
-    producer = y.value.producer()
+def _mark(result: Tensor, policy: NormPolicy, node: ir.Node) -> None:
+    producer = result.value.producer()
     assert producer is not None
     producer.metadata_props[POLICY_METADATA] = str(policy)
     producer.metadata_props[LAYER_METADATA] = layer_name(node)

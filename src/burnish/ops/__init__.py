@@ -8,6 +8,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 from burnish.ops import (
     activation,
     alignment,
+    collectives,
     convolution,
     elementwise,
     indexing,
@@ -37,6 +38,7 @@ __all__ = [
     "Operation",
     "activation",
     "alignment",
+    "collectives",
     "convolution",
     "elementwise",
     "find_gradient",

@@ -7,11 +7,8 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, attribute_value
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value
 from burnish.passes.memory_plan import Task, peak_of, read_by
-
-NEVER_REPEATED_METADATA = "burnish.never_repeated"
-"""A node whose metadata holds this key runs once and its outputs are kept: a collective between replicas has it."""
 
 NEGLIGIBLE_SHARE = 16
 """What is this much smaller than the operand it was computed from, a reduction, is kept: that costs little and saves a pass."""

@@ -24,6 +24,7 @@ from burnish.norm_policies import (
     layer_names,
     resolve_policies,
 )
+from burnish.ops.collectives import all_reduce
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
@@ -42,6 +43,7 @@ from burnish.program.preparation import (
     lift_state,
 )
 from burnish.program.program import GRAPH_NAMES, Program
+from burnish.program.shards import over_all, terms_of_shard
 from burnish.program.signature import Entry, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP, update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
@@ -277,7 +279,10 @@ class _Compilation:
             self._narrow(draft)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 
-        loss, _ = self._add_figures(draft, *self._add_loss(draft, bind))
+        terms, read = self._add_loss(draft, bind)
+        with builder.attributed("the loss"):
+            terms = terms_of_shard(terms, draft.model.graph, self.data)
+        loss, _ = self._add_figures(draft, terms, read, over_all)
         gradients, finite = self._gradients(draft, loss)
         if finite is not None:
             draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
@@ -310,6 +315,7 @@ class _Compilation:
         check_reached(self.state, reached, self.model.graph, self.predictions)
         position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(builder.graph)}
         reached = dict(sorted(reached.items(), key=lambda item: position.get(item[1].value.producer(), 0)))
+        reached = {name: all_reduce((gradient,), "gradient")[0] for name, gradient in reached.items()}
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
@@ -331,16 +337,24 @@ class _Compilation:
         return terms, self.loss.compared(predictions, labels)
 
     def _add_figures(
-        self, draft: Draft, terms: Sequence[losses.Term], read: losses.Compared | None
+        self,
+        draft: Draft,
+        terms: Sequence[losses.Term],
+        read: losses.Compared | None,
+        reported: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Add the loss, each of its terms where it has several, and the metrics as outputs.
 
+        Args:
+            draft, terms, read: where to, of what.
+            reported: emits what is reported of a sum that was taken here.
+
         Returns:
-            The loss; and by the name of each figure the totals that it is a function of.
+            The loss, as it was summed here; and by the name of each figure the totals that it is a function of.
         """
         with draft.builder.attributed("the loss"):
             loss = losses.combined(terms)
-        draft.add_output(loss, LOSS, Role.LOSS)
+        draft.add_output(reported(loss), LOSS, Role.LOSS)
         totals: dict[str, dict[str, Tensor]] = {}
         with draft.builder.attributed("the metrics"):
             for term in terms:
@@ -348,13 +362,13 @@ class _Compilation:
                 totals[name] = {metrics.SUM: term.total, metrics.COUNT: term.weight}
                 if name != LOSS:
                     average = losses.average(term.total, term.weight)
-                    draft.add_output(draft.builder.cast(average, loss.dtype), name, Role.METRIC)
+                    draft.add_output(reported(draft.builder.cast(average, loss.dtype)), name, Role.METRIC)
             for metric in self.metrics:
                 if read is None:
                     raise ConfigurationError(
                         f"metrics: the loss {self.loss.name} compares nothing that '{metric.name}' could read: leave metrics out"
                     )
-                totals[metric.name] = metric.totals(read)
+                totals[metric.name] = {part: reported(total) for part, total in metric.totals(read).items()}
                 draft.add_output(metric.figure(read, totals[metric.name], loss.dtype), metric.name, Role.METRIC)
         return loss, totals
 

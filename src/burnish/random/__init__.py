@@ -5,12 +5,13 @@ dropout and noise, not for cryptography.
 """
 
 from burnish.random.distributions import bernoulli, multinomial, normal, uniform
-from burnish.random.draws import dropout, keep_mask, uniform_bits
+from burnish.random.draws import PLACES_METADATA, dropout, keep_mask, uniform_bits
 from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, check_seed, initial_key, key_from_seed, next_key
 
 __all__ = [
     "KEY_DTYPE",
     "KEY_SHAPE",
+    "PLACES_METADATA",
     "bernoulli",
     "check_seed",
     "dropout",

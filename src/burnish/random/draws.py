@@ -11,6 +11,7 @@ is mixed from the two. That takes five passes over the elements, where mixing th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +21,10 @@ from burnish.graph import Builder, Tensor
 from burnish.random.keys import KEY_DTYPE, mix, stream_key
 
 _WORDS = 2**32
+
+# Where a graph says, in the metadata of the node that counts places, which axes of a shape they number, with commas between.
+# A session of several workers finds by it where a worker's samples begin among those of the batch.
+PLACES_METADATA = "burnish.random.places"
 
 
 def uniform_bits(builder: Builder, key: Tensor, stream: int, like: Tensor) -> Tensor:
@@ -116,15 +121,22 @@ def _words(builder: Builder, key: Tensor, stream: int, like: Tensor) -> Tensor:
     """
     row_key, column_key = builder.op("Split", stream_key(builder, key, stream), num_outputs=2, outputs=2)
     rows, columns = _extents(builder, like)
-    row = builder.op("Unsqueeze", _place_words(row_key, rows), builder.integers([1]))
-    words = builder.op("BitwiseXor", row, _place_words(column_key, columns)) * 0x7FEB352D
+    half = 0 if like.shape is None else (len(like.shape) + 1) // 2
+    dimensions = None if like.shape is None else like.shape.dims
+    row_words = _place_words(row_key, rows, None if dimensions is None else dimensions[:half])
+    column_words = _place_words(column_key, columns, None if dimensions is None else dimensions[half:])
+    words = builder.op("BitwiseXor", builder.op("Unsqueeze", row_words, builder.integers([1])), column_words) * 0x7FEB352D
     return builder.op("BitwiseXor", words, builder.op("BitShift", words, 15, direction="RIGHT")) * 0x846CA68B
 
 
-def _place_words(key: Tensor, extent: Tensor) -> Tensor:
-    """Emit a mixed word for each place from 0 to extent - 1; uint32, one-dimensional."""
+def _place_words(key: Tensor, extent: Tensor, axes: Sequence[int | ir.SymbolicDim] | None) -> Tensor:
+    """Emit a mixed word for each place from 0 to extent - 1; uint32, one-dimensional. ``axes`` are what the places number."""
     builder = key.builder
     places = builder.op("Range", builder.scalar(0, extent), extent, builder.scalar(1, extent))
+    producer = places.value.producer()
+    assert producer is not None
+    names = ["?"] if axes is None else [str(axis) if isinstance(axis, int) else axis.value or "?" for axis in axes]
+    producer.metadata_props[PLACES_METADATA] = ",".join(names)
     return mix(builder.op("BitwiseXor", builder.cast(places, KEY_DTYPE), key))
 
 

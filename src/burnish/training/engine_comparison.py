@@ -15,6 +15,7 @@ from burnish.data.random_batches import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.ops import semantic_operators
+from burnish.ops.collectives import MARKS
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program import Program, Role
 from burnish.program.one_graph import one_graph
@@ -180,7 +181,7 @@ class _Run:
         self.engines = engines
         self.locator = locator
         self.own_state = own_state
-        self.graphs = program.kernel_graphs(semantic_operators())
+        self.graphs = program.kernel_graphs(semantic_operators() - MARKS)
         self.first = next(iter(engines))
         self.signature = program.signature["step"]
         self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT))

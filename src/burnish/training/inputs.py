@@ -16,7 +16,9 @@ from burnish.settings import suggestion
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 
 
-def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, np.ndarray]:
+def check_batch(
+    signature: GraphSignature, batch: Mapping[str, Any], ignored: Collection[str] = (), part: bool = False
+) -> dict[str, np.ndarray]:
     """Return the batch as the arrays that a graph takes, or raise an error that names the input at fault.
 
     Arrays that are contiguous and of the right dtype are passed through, not copied. Floating-point values are rounded to
@@ -27,6 +29,7 @@ def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Co
         signature: of the graph that will run.
         batch: arrays by input name.
         ignored: names that may be in the batch and are not used.
+        part: whether it is a worker's part of a batch, which may be empty along its first axis, or too small for statistics.
 
     Raises:
         InputError: a missing or unexpected input, a wrong dtype, rank or extent, an empty batch, inputs that disagree about
@@ -43,13 +46,13 @@ def check_batch(signature: GraphSignature, batch: Mapping[str, Any], ignored: Co
     arrays = {}
     for name, entry in expected.items():
         array = _as_array(entry, batch[name])
-        _check_shape(entry, array, extents)
+        _check_shape(entry, array, extents, part)
         array = _converted(entry, array)
         _check_range(entry, array)
         arrays[name] = array
     for rule in signature.extents:
         extent, name = extents[rule.dimension]
-        if not rule.allows(extent):
+        if not (rule.takes_part(extent) if part else rule.allows(extent)):
             raise InputError(
                 f"The input '{name}' has {extent} along '{rule.dimension}', and {rule.reason}. Give batches of another size "
                 f"(drop_last=True leaves a shorter last one out), or {rule.remedy}"
@@ -154,7 +157,7 @@ def _as_array(entry: Entry, value: Any) -> np.ndarray:
     return array
 
 
-def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]]) -> None:
+def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]], part: bool) -> None:
     if array.ndim != len(entry.extents):
         raise InputError(
             f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.extents)}: "
@@ -166,7 +169,7 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
                 f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {wanted}: "
                 f"{_expected(entry, array)}"
             )
-        if not isinstance(wanted, int) and extent == 0:
+        if not isinstance(wanted, int) and extent == 0 and not (part and axis == 0):
             raise InputError(
                 f"The input '{entry.name}' is empty along axis {axis} (got [{_extents(array.shape)}]): leave empty batches out"
             )

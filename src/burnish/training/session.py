@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from burnish import engines
+from burnish.distributed import DataParallel
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
@@ -37,10 +38,12 @@ class Session:
         seed: of the random key, when ``state`` is None.
         device: where the engine runs, such as ``cpu``; None is the engine's choice.
         threads: threads used inside one operator; None is the engine's choice. Same seed and threads: same results, bitwise.
+        parallel: None trains alone. With ``burnish.DataParallel()`` every worker opens a session of the same program, and gives
+            each step its part of the batch, of any size, or an empty one; what a step reports is of the whole batch.
 
     Raises:
-        ConfigurationError: ``state`` does not fit the program, or ``seed`` is no integer.
-        EngineError: the engine or the device is not there.
+        ConfigurationError: ``state`` does not fit the program, ``seed`` is no integer, or the workers differ in what they train.
+        EngineError: the engine or the device is not there, or the engine cannot exchange values with other workers.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Session:
         seed: int = 0,
         device: str | None = None,
         threads: int | None = None,
+        parallel: DataParallel | None = None,
     ):
         if not isinstance(program, Program):
             raise ConfigurationError(
@@ -63,7 +67,12 @@ class Session:
         self._check_state(state)
         self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)
         self._labels = tuple(entry.name for entry in program.signature["step"].inputs_of(Role.LABEL))
-        self._runner: ProgramRunner | None = self.engine.open(program, state, device=device, threads=threads)
+        self._is_parallel = parallel is not None
+        self._runner: ProgramRunner | None
+        if parallel is None:
+            self._runner = self.engine.open(program, state, device=device, threads=threads)
+        else:
+            self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         self._closed_state: dict[str, np.ndarray] = {}
 
     def step(self, batch: Mapping[str, Any], **hyperparameters: float) -> dict[str, float]:
@@ -86,7 +95,7 @@ class Session:
             EngineError: the engine failed, or the session is closed.
         """
         signature = self.program.signature["step"]
-        inputs = {**check_batch(signature, batch), **check_hyperparameters(signature, hyperparameters)}
+        inputs = {**check_batch(signature, batch, part=self._is_parallel), **check_hyperparameters(signature, hyperparameters)}
         runner = self._open_runner()
         if signature.end is not None and self.step_count >= signature.end:
             raise ConfigurationError(

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
+from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
@@ -78,7 +79,13 @@ class TorchEngine:
         self.capture = capture
 
     def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+        self,
+        program: Program,
+        state: Mapping[str, np.ndarray],
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        communicator: Communicator | None = None,
     ) -> TorchRunner:
         """Open a program with copies of ``state``; graphs are translated when they are first run.
 
@@ -87,19 +94,25 @@ class TorchEngine:
             state: every state entry by name.
             device: as PyTorch names it; None is the engine's.
             threads: threads inside one operator, of the whole process; None leaves PyTorch's setting.
+            communicator: to the workers that the program is trained with; its collectives are lowered where there are none.
 
         Raises:
             EngineError: there is no such device, ``threads`` is no whole number of at least one, or ``compile="inductor"`` finds
-                no compiler.
+                no compiler, or is asked for with a communicator.
         """
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
         place = _device(device or self.device)
+        if communicator is not None and self.compile == "inductor":
+            raise EngineError(
+                "compile='inductor' compiles a graph as a whole, and exchanges with other workers cannot be part of that: leave "
+                "compile out for training with parallel=..."
+            )
         if self.compile == "inductor":
             check_compiler(place, "compile='inductor'")
         if self.keep_pages and place.type == "cpu":
             memory.keep_pages()
-        return TorchRunner(self, program, state, place, threads)
+        return TorchRunner(self, program, state, place, threads, communicator)
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Translate a model, to be run any number of times.
@@ -144,7 +157,9 @@ class TorchRunner:
         state: Mapping[str, np.ndarray],
         device: torch.device,
         threads: int | None,
+        communicator: Communicator | None = None,
     ):
+        self._communicator = communicator
         self._engine = engine
         self._program = program
         self._device = device
@@ -152,7 +167,9 @@ class TorchRunner:
         self._entries = {entry.name: entry for entry in program.signature.state}
         self._state = self._held(state)
         self._executables: dict[str, Executable] = {}
-        self._recorder: Recorder | None = CudaRecorder(device) if device.type == "cuda" and engine.capture else None
+        self._recorder: Recorder | None = None
+        if device.type == "cuda" and engine.capture and communicator is None:
+            self._recorder = CudaRecorder(device)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
@@ -201,8 +218,11 @@ class TorchRunner:
     @cached_property
     def _graphs(self) -> dict[str, ir.Model]:
         fused = self._engine.compile == "regions" and self._device.type == "cpu" and kernels.available()
-        graphs = self._program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | (FUSED if fused else set()))
         winograd = self._engine.winograd and self._engine.channels_last
+        operators = translated_operators(BURNISH_DOMAIN)
+        if self._communicator is None:
+            operators -= COLLECTIVES
+        graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()))
         return {name: fuse(model, fused, winograd) for name, model in graphs.items()}
 
     @cached_property
@@ -232,7 +252,7 @@ class TorchRunner:
         """A graph as something to call; translated when it is first asked for."""
         found = self._executables.get(graph)
         if found is None:
-            module = translate(self._graphs[graph], self._device)
+            module = translate(self._graphs[graph], self._device, self._communicator)
             whole = self._engine.compile == "inductor"
             inputs = self._program.signature[graph].inputs
             found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)

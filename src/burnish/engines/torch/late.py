@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from burnish.engines.communicator import Communicator
 from burnish.engines.torch.dtypes import ONNX_DTYPES, array_of, torch_dtype
 from burnish.engines.torch.host import Host, Number
 from burnish.engines.torch.translation import Call, Rule
@@ -55,6 +56,8 @@ class _Tensors:
         self._tensors = tensors
         self.device = device
         self.opset = opset
+        self.communicator: Communicator | None = None  # an exchange never waits for what is known only then
+        self.started: dict[ir.Value, torch.nn.Module] = {}
 
     def tensor(self, value: ir.Value) -> torch.Tensor:
         return self._tensors[value]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.dtypes import torch_dtype
 from burnish.engines.torch.fusion import fuse
@@ -69,7 +70,7 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
 
 
 def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphModule:
-    semantic = program.kernel_graphs(translated_operators(BURNISH_DOMAIN))
+    semantic = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) - COLLECTIVES)
     model = fuse(semantic[graph], False) if graph in semantic else program.graphs[graph]
     return translate(model, device)
 

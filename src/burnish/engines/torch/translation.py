@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from burnish.engines.communicator import Communicator
 from burnish.engines.torch import host
 from burnish.engines.torch.dtypes import tensor_of, torch_dtype
 from burnish.engines.torch.host import Host, Number
@@ -60,6 +61,9 @@ class Operands(Protocol):
 
     device: torch.device
     opset: int
+    communicator: Communicator | None
+    started: dict[ir.Value, torch.nn.Module]
+    """By its value, what began an exchange that another node waits for."""
 
     def tensor(self, value: ir.Value) -> Any:
         """The value as a tensor, or a proxy of one."""
@@ -102,6 +106,15 @@ class Call:
     @property
     def opset(self) -> int:
         return self._operands.opset
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The other workers; None where there are none."""
+        return self._operands.communicator
+
+    @property
+    def started(self) -> dict[ir.Value, torch.nn.Module]:
+        return self._operands.started
 
     def __len__(self) -> int:
         return len(self.node.inputs)
@@ -272,13 +285,23 @@ class Translator:
         opset: of the model it is in.
         device: where constants are made.
         captured: of a body, the values of the graphs around it that it reads; they follow its own inputs.
+        communicator: to the other workers, where there are any.
     """
 
-    def __init__(self, graph: ir.Graph, opset: int, device: torch.device, captured: Sequence[ir.Value] = ()):
+    def __init__(
+        self,
+        graph: ir.Graph,
+        opset: int,
+        device: torch.device,
+        captured: Sequence[ir.Value] = (),
+        communicator: Communicator | None = None,
+    ):
         self.source = graph
         self.device = device
         self.opset = opset
         self.captured = captured
+        self.communicator = communicator
+        self.started: dict[ir.Value, torch.nn.Module] = {}
         self.graph = fx.Graph()
         self._tracer = _Tracer(self.graph, self._buffer)
         self._root = torch.nn.Module()
@@ -430,9 +453,9 @@ class Translator:
         return fx.Proxy(node, self._tracer)
 
 
-def translate(model: ir.Model, device: torch.device) -> fx.GraphModule:
+def translate(model: ir.Model, device: torch.device, communicator: Communicator | None = None) -> fx.GraphModule:
     """Translate a model of standard (and translated semantic) operators; see ``Translator.translated``."""
-    return Translator(model.graph, model.opset_imports[""], device).translated()
+    return Translator(model.graph, model.opset_imports[""], device, communicator=communicator).translated()
 
 
 def captured_values(*graphs: ir.Graph) -> list[ir.Value]:

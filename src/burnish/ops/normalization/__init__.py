@@ -3,7 +3,7 @@
 What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norm_policies``.
 """
 
-from burnish.ops.normalization import batch, ghost, group, layer, local_response, lp, renorm, standardize
+from burnish.ops.normalization import batch, ghost, group, layer, local_response, lp, renorm, standardize, synchronized
 from burnish.ops.normalization.batch import batch_norm_training
 from burnish.ops.normalization.statistics import elements_per_channel
 
@@ -18,4 +18,5 @@ __all__ = [
     "lp",
     "renorm",
     "standardize",
+    "synchronized",
 ]

@@ -53,7 +53,7 @@ def batch_renorm_training(
 @gradient("BatchRenormTraining", domain=BURNISH_DOMAIN)
 def batch_renorm_training_gradient(op: Operation, dy: Tensor | None, *statistics: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradient of batch normalization with the scale ``scale r``, and dscale = r Σ dy x̂ + d Σ dy."""
-    r, d = _correction(op, op.outputs[1], op.outputs[2])
+    r, d = correction(op, op.outputs[1], op.outputs[2])
     normalization = copy(op)
     normalization.inputs = (op.required(0), op.required(1) * r, op.required(2))
     dx, dgain, dbias = batch_norm_training_gradient(normalization, dy, *statistics)
@@ -74,13 +74,13 @@ def lower_batch_renorm_training(op: Operation) -> tuple[Tensor, ...]:
     normalized, mean, inverse_std, _ = batch_norm_training(builder, x, ones, zeros, op.attribute("epsilon"))
     normalization = normalized.value.producer()
     assert normalization is not None
-    r, d = _correction(op, mean, inverse_std)
+    r, d = correction(op, mean, inverse_std)
     y = channel_affine(normalized, scale * r, bias + scale * d)
     return y, *(builder.tensor(value) for value in normalization.outputs[1:])
 
 
-def _correction(op: Operation, mean: Tensor, inverse_std: Tensor) -> tuple[Tensor, Tensor]:
-    """r and d, each [C]."""
+def correction(op: Operation, mean: Tensor, inverse_std: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit r and d, each [C], from the statistics of the batch that BatchRenormTraining corrects."""
     running_mean, running_variance, r_max, d_max = (op.required(index) for index in range(3, 7))
     builder = op.builder
     running_inverse_std = builder.op("Reciprocal", builder.op("Sqrt", running_variance + op.attribute("epsilon")))

@@ -6,6 +6,7 @@ have a rule here are not lowered for this engine.
 
 from burnish.engines.torch.operators import (
     activation,
+    collective,
     control,
     convolution,
     elementwise,
@@ -23,6 +24,7 @@ from burnish.engines.torch.operators import (
 
 __all__ = [
     "activation",
+    "collective",
     "control",
     "convolution",
     "elementwise",

@@ -1,0 +1,80 @@
+"""Gradients in buckets: one exchange for many of them, begun as soon as the last of the bucket is computed.
+
+The reverse pass comes to the parameters of the last layer first. While a bucket is exchanged it goes on, and the update of the
+parameters waits for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value, static_shape
+
+
+def bucket_gradients(graph: ir.Graph, bucket_size: int) -> None:
+    """Replace, in place, the exchanges of gradients by exchanges of buckets of them.
+
+    Args:
+        graph: a training graph in order, which exchanges each gradient by itself.
+        bucket_size: the bytes from which on a bucket is full.
+    """
+    position = {node: index for index, node in enumerate(graph)}
+    nodes = list(graph)
+
+    def ready(node: ir.Node) -> int:
+        made = [value.producer() for value in node.inputs if value is not None]
+        return max((position[producer] for producer in made if producer is not None), default=-1)
+
+    exchanges = [node for node in nodes if node.domain == BURNISH_DOMAIN and attribute_value(node, "purpose", "") == "gradient"]
+    buckets: list[list[ir.Node]] = []
+    size = 0
+    for node in sorted(exchanges, key=ready):
+        value = node.inputs[0]
+        assert value is not None
+        first = buckets[-1][0].inputs[0] if buckets else None
+        if first is None or size >= bucket_size or first.dtype != value.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(node)
+        size += int(math.prod(static_shape(value) or ()) * (4 if value.dtype is None else value.dtype.itemsize))
+    for bucket in buckets:
+        _exchange(graph, bucket, nodes[max(map(ready, bucket)) + 1])
+
+
+def _exchange(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> None:
+    """Exchange a bucket: begun before the node ``behind``, waited for where its gradients were exchanged."""
+    last = max(bucket, key=lambda node: list(graph).index(node)) if len(bucket) > 1 else bucket[0]
+    counted = attribute_value(last, "counted", 0)
+    builder = Builder(graph, before=behind)
+    gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
+    samples = [builder.tensor(value) for value in last.inputs[1:] if value is not None]
+    buffer = builder.op(
+        "AllReduceStart",
+        *gradients,
+        *samples,
+        domain=BURNISH_DOMAIN,
+        dtype=gradients[0].dtype,
+        shape=[None],
+        purpose="gradient",
+        counted=counted or None,
+    )
+    builder = Builder(graph, before=last)
+    results = builder.op(
+        "AllReduceFinish", builder.tensor(buffer.value), *gradients, domain=BURNISH_DOMAIN, outputs=len(gradients)
+    )
+    results = results if isinstance(results, tuple) else (results,)
+    for started in (buffer, results[0]):
+        producer = started.value.producer()
+        assert producer is not None
+        producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+    for node, gradient, result in zip(bucket, gradients, results, strict=True):
+        result.value.type, result.value.shape = gradient.value.type, gradient.value.shape
+        output = node.outputs[0]
+        name, is_output = output.name, output.is_graph_output()
+        output.replace_all_uses_with(result.value, replace_graph_outputs=True)
+        if is_output:
+            output.name = None
+            result.value.name = name
+        graph.remove(node, safe=True)

@@ -1,0 +1,74 @@
+"""From the program of one worker to that of several: the same for all of them, with the exchanges in it.
+
+A training graph is compiled with marks where a value of the whole batch is needed (``burnish.ops.collectives``). Here the marks
+become exchanges for a number of workers, and batch normalization takes its statistics over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from burnish.distributed.buckets import bucket_gradients
+from burnish.distributed.replication import check_replicated
+from burnish.distributed.samples import place_samples
+from burnish.distributed.sharing import number_exchanges, share_exchanges
+from burnish.distributed.synchronization import average_statistics, effective_policies, synchronize
+from burnish.errors import ConfigurationError
+from burnish.graph import BURNISH_DOMAIN
+from burnish.norm_policies import NormPolicy
+from burnish.passes import remove_unused
+from burnish.program import Program, Role
+
+
+def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int, share: bool) -> Program:
+    """Return a program with the exchanges of this many workers in its training graph; left as it is.
+
+    Args:
+        program: of one worker.
+        workers: how many there are.
+        norm: what layers of the policy ``train`` do.
+        bucket_size: bytes of gradients in one exchange.
+        share: let layers that do not wait for each other share an exchange.
+
+    Raises:
+        ConfigurationError: the program has no graph to derive one from, or what it computes of a batch cannot be computed of its
+            parts.
+    """
+    if not program.semantic:
+        problem, remedy = "was loaded from one ONNX file", "compile it again, or load it from a folder that Program.save wrote"
+        if program.options.get("recompute") is not None:
+            problem, remedy = "computes activations again", "compile it without recompute"
+        raise ConfigurationError(
+            f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: {remedy}"
+        )
+    model = program.semantic["grad"].clone()
+    if not any(node.op_type == "AllReduce" and node.domain == BURNISH_DOMAIN for node in model.graph):
+        raise ConfigurationError(
+            "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
+            "again"
+        )
+    model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
+    insert_exchanges(model, program, workers, norm)
+    if share:
+        share_exchanges(model.graph)
+    bucket_gradients(model.graph, bucket_size)
+    number_exchanges(model.graph)
+    semantic: Mapping[str, ir.Model] = {**program.semantic, "grad": model}
+    return replace(program, semantic=semantic)
+
+
+def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: NormPolicy) -> None:
+    """Put every exchange into the graph of the gradients, each by itself, in place."""
+    signature = program.signature["grad"]
+    policies = effective_policies(model.graph, norm, workers)
+    synchronize(model.graph, policies, workers)
+    average_statistics(model.graph, policies, workers)
+    remove_unused(model)
+    data = [entry.name for entry in signature.inputs_of(Role.DATA)]
+    labels = [entry.name for entry in signature.inputs_of(Role.LABEL)]
+    place_samples(model.graph, data, workers)
+    remove_unused(model)
+    check_replicated(model.graph, {*data, *labels}, {entry.name: entry for entry in signature.outputs})

@@ -1,0 +1,83 @@
+"""What a session of several workers is asked for, and how it opens a program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from burnish.distributed.agreement import check_agreement
+from burnish.distributed.communicators import GroupCommunicator
+from burnish.distributed.derivation import derive
+from burnish.distributed.process_group import ProcessGroup, join
+from burnish.engines import Engine, ProgramRunner
+from burnish.engines.communicator import Communicator
+from burnish.errors import ConfigurationError, EngineError
+from burnish.norm_policies import Local, NormPolicy, Sync, get
+from burnish.program import Program
+
+BUCKET_SIZE = 25 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallel:
+    """Data-parallel training: every worker has a part of each batch, and all have the same weights after each step.
+
+    Args:
+        norm: what batch normalization layers of the policy ``train`` do: ``sync`` (statistics of the whole batch), ``sync:<n>``
+            (of groups of n workers) or ``local`` (each worker by its own part). Layers with a policy of their own keep it.
+        bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
+        share: let batch normalization layers that do not wait for each other share one exchange.
+        group: the workers, as ``burnish.distributed.join()`` returns them; None: those of the run that this process is of
+            (``torchrun``), joined when the session opens.
+        communicator: another way to reach the workers, in place of ``group``.
+
+    Raises:
+        ConfigurationError: an option is none of these.
+    """
+
+    norm: str | NormPolicy = "sync"
+    bucket_size: int = BUCKET_SIZE
+    share: bool = True
+    group: ProcessGroup | None = field(default=None, repr=False, compare=False)
+    communicator: Communicator | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(get(self.norm), Sync | Local):
+            raise ConfigurationError(
+                f"DataParallel: norm={str(self.norm)!r} is no policy for several workers: give 'sync', 'sync:<workers>' or "
+                "'local', and any other policy to burnish.compile(norm=...)"
+            )
+        if isinstance(self.bucket_size, bool) or not isinstance(self.bucket_size, int) or self.bucket_size < 1:
+            raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
+        if not isinstance(self.share, bool):
+            raise ConfigurationError(f"DataParallel: share must be True or False, not {self.share!r}")
+
+    def open(
+        self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
+    ) -> ProgramRunner:
+        """Open the program on an engine, as every worker runs it; all workers call this together.
+
+        Args:
+            program, state, device, threads: as ``Engine.open`` takes them.
+            engine: one that runs exchanges.
+
+        Raises:
+            ConfigurationError: the workers of the run cannot be found, the program cannot be trained by several workers, or
+                workers differ in program, options, version or state.
+            EngineError: the engine cannot exchange values with other workers.
+        """
+        if "communicator" not in inspect.signature(engine.open).parameters:
+            raise EngineError(
+                f"The engine '{engine.name}' cannot exchange values with other workers: open the session with engine='torch', or "
+                "leave parallel out"
+            )
+        communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        derived = derive(program, communicator.size, get(self.norm), bucket_size=self.bucket_size, share=self.share)
+        check_agreement(communicator, derived, state)
+        opened: ProgramRunner = engine.open(  # type: ignore[call-arg]  # which is one that takes a communicator
+            derived, state, device=device, threads=threads, communicator=communicator
+        )
+        return opened

@@ -1,0 +1,55 @@
+"""That workers stay alike: what a training graph gives must be the same on every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import BURNISH_DOMAIN, attribute_value
+from burnish.program import Role
+from burnish.program.signature import Entry
+
+JOINING = frozenset({"AllReduce", "AllGather"})
+
+
+def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
+    """Raise ConfigurationError where an output is computed from a worker's own part of the batch without an exchange.
+
+    Args:
+        graph: a training graph with its exchanges.
+        own: the names of inputs of which each worker has its own.
+        outputs: what the outputs are.
+    """
+    differing = {value for value in graph.inputs if value.name in own}
+    for node in graph:
+        if node.domain == BURNISH_DOMAIN and node.op_type in JOINING and not attribute_value(node, "group", 0):
+            continue
+        is_rank = node.domain == BURNISH_DOMAIN and node.op_type == "WorkerRank"
+        if is_rank or any(value in differing for value in _read(node)):
+            differing.update(node.outputs)
+    for value in graph.outputs:
+        if value not in differing:
+            continue
+        entry = outputs[value.name or ""]
+        if entry.role is Role.METRIC:
+            raise ConfigurationError(
+                f"parallel=...: the metric '{entry.name}' of a batch is no function of sums over its samples, and workers cannot "
+                "add it up: leave it out of burnish.compile(metrics=...), and evaluate it with a session of one worker"
+            )
+        raise ConfigurationError(
+            f"parallel=...: '{entry.name}' would differ between workers: it is computed from each worker's own part of the "
+            "batch. Train this program with one worker"
+        )
+
+
+def _read(node: ir.Node) -> set[ir.Value]:
+    """What a node reads, in its bodies too."""
+    read = {value for value in node.inputs if value is not None}
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.as_graph().all_nodes():
+                read.update(value for value in inner.inputs if value is not None)
+            read.update(attribute.as_graph().outputs)
+    return read

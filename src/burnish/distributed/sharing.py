@@ -1,0 +1,80 @@
+"""One exchange in place of several: of what is known at the same time, and of what nothing waits for.
+
+The cost of a small exchange is its latency. Two exchanges can be one where neither waits for the other: the first layers of two
+branches of a network, and their gradients. Exchanges are put into levels: one level more than the highest of those that the
+operands depend on. Those of one level never depend on each other, and are one exchange. What is reported of a step, and running
+statistics that are averages, are waited for by nothing in it: they are one exchange at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value
+
+LATE = frozenset({"figure", "average"})
+EXCHANGES = frozenset({"AllReduce", "AllGather", "AllReduceStart"})
+
+
+def share_exchanges(graph: ir.Graph) -> None:
+    """Merge, in place, exchanges that do not wait for each other; those of gradients have rules of their own."""
+    merged: dict[Hashable, list[ir.Node]] = {}
+    levels: dict[ir.Value, int] = {}
+    for node in graph:
+        level = max((levels.get(value, 0) for value in node.inputs if value is not None), default=0)
+        if is_exchange(node):
+            purpose = attribute_value(node, "purpose", "")
+            kind = (node.op_type, attribute_value(node, "group", 0), attribute_value(node, "counted", 0))
+            if purpose in LATE:
+                merged.setdefault(("late", *kind), []).append(node)
+            elif purpose != "gradient":
+                level += 1
+                merged.setdefault((level, *kind), []).append(node)
+        levels.update(dict.fromkeys(node.outputs, level))
+    for nodes in merged.values():
+        if len(nodes) > 1:
+            _merge(graph, nodes)
+    graph.sort()
+
+
+def is_exchange(node: ir.Node) -> bool:
+    return node.domain == BURNISH_DOMAIN and node.op_type in EXCHANGES
+
+
+def number_exchanges(graph: ir.Graph) -> None:
+    """Give every exchange its place in the one order that all workers keep, in place."""
+    for order, node in enumerate(node for node in graph if is_exchange(node)):
+        node.attributes["order"] = ir.AttrInt64("order", order)
+
+
+def _merge(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
+    """One exchange of all that these exchange, where the last of them stands."""
+    last = nodes[-1]
+    builder = Builder(graph, before=last)
+    counted = attribute_value(last, "counted", 0)
+    operands = [value for node in nodes for value in node.inputs[: len(node.inputs) - counted]]
+    operands += last.inputs[len(last.inputs) - counted :] if counted else []
+    results = builder.op(
+        last.op_type,
+        *(None if value is None else builder.tensor(value) for value in operands),
+        domain=BURNISH_DOMAIN,
+        outputs=len(operands) - counted,
+        purpose=attribute_value(last, "purpose", ""),
+        group=attribute_value(last, "group", None),
+        counted=counted or None,
+    )
+    producer = results[0].value.producer()
+    assert producer is not None
+    producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+    outputs = [output for node in nodes for output in node.outputs]
+    for output, result in zip(outputs, results, strict=True):
+        result.value.type, result.value.shape = output.type, output.shape
+        name, is_output = output.name, output.is_graph_output()
+        output.replace_all_uses_with(result.value, replace_graph_outputs=True)
+        if is_output:
+            output.name = None
+            result.value.name = name
+    for node in nodes:
+        graph.remove(node, safe=True)

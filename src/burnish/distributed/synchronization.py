@@ -1,0 +1,181 @@
+"""Batch normalization over several workers: moments of each worker's part, an exchange of them, and what they come to.
+
+With S1 = Σ dy and S2 = Σ dy (x - mean) over all workers and n their elements per channel, r the inverse deviation:
+``dx = scale r (dy - S1 / n - (x - mean) r² S2 / n)``, ``dbias = S1``, ``dscale = r S2``. The sums that dx needs are the gradients
+of scale and bias: these take no exchange of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, replace_node
+from burnish.norm_policies import NormPolicy, Renorm, Sync, Train, get
+from burnish.norm_policies.training import LAYER_METADATA, POLICY_METADATA
+from burnish.ops import Operation
+from burnish.ops.collectives import all_gather, all_reduce
+from burnish.ops.normalization import synchronized
+from burnish.ops.normalization.renorm import correction
+
+DOUBLE = ir.DataType.DOUBLE
+LAYERS = ("BatchNormTraining", "BatchRenormTraining")
+
+
+def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[str, NormPolicy]:
+    """Return what each policy of the graph's layers, as text, means for this many workers.
+
+    Args:
+        graph: with the policies in the metadata of its nodes.
+        norm: what ``train`` means.
+        workers: how many there are.
+
+    Raises:
+        ConfigurationError: the size of a group does not divide the number of workers.
+    """
+    policies: dict[str, NormPolicy] = {}
+    for node in graph:
+        text = node.metadata_props.get(POLICY_METADATA)
+        if text is None or text in policies:
+            continue
+        policy = get(text)
+        meant = norm if isinstance(policy, Train) else policy
+        if isinstance(meant, Sync) and meant.group is not None and workers % meant.group:
+            raise ConfigurationError(
+                f"norm: '{meant}' takes statistics over groups of {meant.group} workers, and there are {workers}: give a size "
+                f"that divides {workers}"
+            )
+        policies[text] = meant
+    return policies
+
+
+def group_of(node: ir.Node, policies: Mapping[str, NormPolicy], workers: int) -> int | None:
+    """Return how many workers a node's statistics are taken over: 0 for all; None where each has its own."""
+    policy = policies[node.metadata_props[POLICY_METADATA]]
+    if isinstance(policy, Renorm):
+        return 0
+    if not isinstance(policy, Sync):
+        return None
+    return 0 if policy.group in (None, workers) else policy.group
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """What a synchronized layer normalizes by; float64 where not said otherwise.
+
+    Attributes:
+        count: [1].
+        inverse_std: [C].
+        shift: [C], the mean is ``pivot + shift``.
+        pivot: [C], of the layer's dtype.
+    """
+
+    count: Tensor
+    inverse_std: Tensor
+    shift: Tensor
+    pivot: Tensor
+
+
+def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> None:
+    """Rewrite, in place, every layer that normalizes by statistics of several workers, and its gradient."""
+    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in LAYERS]:
+        if POLICY_METADATA not in node.metadata_props:
+            continue  # groups of samples within a worker's part
+        group = group_of(node, policies, workers)
+        if group is not None:
+            _synchronize_layer(graph, node, group, workers)
+
+
+def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int) -> None:
+    builder = Builder(graph, before=node)
+    op = Operation(node, builder)
+    x, scale, bias = (op.required(index) for index in range(3))
+    moments, pivot = synchronized.moments_of(x, scale)
+    gathered = all_gather(moments, workers, "moments", group)
+    count, mean, variance = synchronized.merged(gathered, scale)
+    inverse_std = 1.0 / builder.op("Sqrt", variance + op.attribute("epsilon"))
+    shift = mean - builder.cast(pivot, DOUBLE)
+    dtype = scale.dtype
+    narrow_mean, narrow_inverse, narrow_variance, narrow_shift = (
+        builder.cast(tensor, dtype) for tensor in (mean, inverse_std, variance, shift)
+    )
+    gain = scale
+    if node.op_type == "BatchRenormTraining":
+        r, d = correction(op, narrow_mean, narrow_inverse)
+        gain, bias = scale * r, bias + scale * d
+    y = synchronized.applied(x, pivot, narrow_shift, gain * narrow_inverse, bias)
+    statistics = _Statistics(count, inverse_std, shift, pivot)
+    for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
+        if user.op_type != "BatchNormGrad" or user.domain != BURNISH_DOMAIN:
+            raise ConfigurationError(
+                f"norm: the statistics of batch normalization '{node.metadata_props[LAYER_METADATA]}' are read by {user.op_type} "
+                f"'{user.name}', which cannot be synchronized: freeze the layer, norm={{...: 'frozen'}}, or train with one worker"
+            )
+        _synchronize_gradient(graph, user, statistics, group)
+    for user, _ in list(node.outputs[1].uses()):
+        if user.op_type == "ShardCount":
+            number = builder.op("Reshape", count, builder.integers([]), shape=[])
+            user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or dtype).value)
+            graph.remove(user, safe=True)
+    replace_node(node, (y, narrow_mean, narrow_inverse, narrow_variance, None, None))
+
+
+def _synchronize_gradient(graph: ir.Graph, node: ir.Node, statistics: _Statistics, group: int) -> None:
+    builder = Builder(graph, before=node)
+    dy, x, scale = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
+    count, inverse_std, shift, pivot = (
+        builder.tensor(tensor.value) for tensor in (statistics.count, statistics.inverse_std, statistics.shift, statistics.pivot)
+    )
+    sums = synchronized.gradient_sums(dy, x, pivot, builder.cast(shift, pivot.dtype))
+    (total,) = all_reduce((sums,), "sums", group)
+    flow, products = synchronized.halves(total, scale)
+    divisor = builder.op("Max", count, 1.0)
+    gain = builder.cast(scale, DOUBLE) * inverse_std
+    slope = -(gain * inverse_std * inverse_std * products / divisor)
+    offset = -(gain * flow / divisor) - slope * shift
+    dtype = scale.dtype
+    dx = synchronized.applied_gradient(dy, x, pivot, *(builder.cast(tensor, dtype) for tensor in (gain, slope, offset)))
+    own_flow, own_products = synchronized.halves(sums, scale)
+    own = (builder.cast(own_products * inverse_std, dtype), builder.cast(own_flow, dtype))
+    if group == 0:
+        # The sums over all workers are there already.
+        whole = (products * inverse_std, flow)
+        for output, gradient in zip(node.outputs[1:], whole, strict=True):
+            _spare_exchange(output, builder.cast(gradient, dtype))
+    replace_node(node, (dx, *own))
+
+
+def _spare_exchange(own: ir.Value, whole: Tensor) -> None:
+    """Let the sum over all workers stand where this worker's part was to be exchanged, and is read by nothing else."""
+    users = list(own.uses())
+    if (
+        len(users) != 1
+        or users[0][0].op_type != "AllReduce"
+        or users[0][0].domain != BURNISH_DOMAIN
+        or len(users[0][0].inputs) != 1
+    ):
+        return
+    replace_node(users[0][0], whole)
+
+
+def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> None:
+    """Put, in place, the average over the workers where each of them has running statistics of its own part."""
+    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in ("ShardMean", "ShardCount")]:
+        builder = Builder(graph, before=node)
+        if node.op_type == "ShardCount":
+            assert node.inputs[0] is not None
+            replace_node(node, builder.tensor(node.inputs[0]))
+            continue
+        mean, variance, weight = (builder.tensor(value) for value in node.inputs if value is not None)
+        if group_of(node, policies, workers) == 0:
+            replace_node(node, (mean, variance))
+            continue
+        share = builder.cast(weight, DOUBLE)
+        number = builder.op("Reshape", share, builder.integers([1]), shape=[1])
+        weighted = (builder.cast(mean, DOUBLE) * share, builder.cast(variance, DOUBLE) * share, number)
+        means, variances, total = all_reduce(weighted, "average")
+        total = builder.op("Max", total, 1.0)
+        replace_node(node, (builder.cast(means / total, mean.dtype), builder.cast(variances / total, variance.dtype)))

@@ -1,0 +1,49 @@
+"""What an engine asks of the exchange between workers, so that it need not know how they are connected."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+COLLECTIVES = frozenset({"AllReduce", "AllReduceStart", "AllReduceFinish", "AllGather", "WorkerRank"})
+"""The semantic operators that a graph of several workers holds; an engine without a communicator lowers them."""
+
+GRADIENTS = "gradients"
+"""The channel of exchanges that last long, beside which others go on."""
+
+
+class Pending(Protocol):
+    """An exchange under way."""
+
+    def wait(self) -> None:
+        """Wait until the buffer holds the result."""
+        ...
+
+
+class Communicator(Protocol):
+    """The other workers, as seen from one of them.
+
+    Buffers are contiguous PyTorch tensors, on the device that the engine runs on. Every worker makes the same calls, on buffers
+    of the same dtype and size, in the same order within a channel. ``group`` is the number of consecutive ranks that exchange
+    among themselves; 0: all.
+
+    Attributes:
+        rank: of this worker, from 0.
+        size: how many workers there are.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, buffer: Any, *, group: int = 0, channel: str = "") -> Pending:
+        """Begin to replace a buffer by its sum over the workers.
+
+        Args:
+            buffer: numbers; not to be touched before the exchange is done.
+            group: who adds up.
+            channel: exchanges of one channel do not wait for those of another.
+        """
+        ...
+
+    def all_gather(self, buffer: Any, *, group: int = 0) -> Any:
+        """Return the buffers of all workers, [workers, ...], in the order of their ranks."""
+        ...

@@ -1,0 +1,169 @@
+"""Exchanges with other workers (``burnish.engines.communicator``).
+
+The operands of one exchange travel in one buffer. A tensor of images is put into it with its channels last, in which order the
+convolutions leave their gradients: nothing is moved then, and every worker has the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending
+from burnish.engines.torch.translation import Call, translates
+from burnish.errors import EngineError
+from burnish.graph import BURNISH_DOMAIN, describe_node
+
+
+class Exchange(torch.nn.Module):
+    """Sums over the workers.
+
+    Args:
+        communicator: to the others.
+        count: how many tensors are exchanged; behind them may come the number of this worker's samples: where that is 0, what it
+            computed is of nothing, and it gives zeros.
+        group: as the communicator has it.
+        channel: the same.
+    """
+
+    def __init__(self, communicator: Communicator, count: int, group: int, channel: str):
+        super().__init__()
+        self._communicator, self._count, self._group, self._channel = communicator, count, group, channel
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
+        """Begin the exchange; return the buffer that will hold the sums."""
+        own = tensors[: self._count]
+        dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
+        buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own])
+        if len(tensors) > self._count:
+            nothing = tensors[self._count] == 0
+            if buffer.device.type == "cpu":
+                buffer = torch.zeros_like(buffer) if bool(nothing) else buffer
+            else:
+                buffer = torch.where(nothing, 0, buffer)
+        return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
+
+
+class AllReduce(Exchange):
+    """Exchanges tensors, and waits for the sums."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        buffer, pending = self.start(tensors)
+        pending.wait()
+        return _parted(buffer, tensors[: self._count])
+
+
+class AllReduceStart(Exchange):
+    """Begins to exchange tensors; what it returns is read by ``AllReduceFinish`` alone."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.pending: Pending | None = None
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        buffer, self.pending = self.start(tensors)
+        return buffer
+
+
+class AllReduceFinish(torch.nn.Module):
+    """Waits for what ``AllReduceStart`` began.
+
+    Args:
+        started: the exchange.
+    """
+
+    def __init__(self, started: AllReduceStart):
+        super().__init__()
+        self._started = started
+
+    def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert self._started.pending is not None, "an exchange is begun before it is waited for"
+        self._started.pending.wait()
+        self._started.pending = None
+        return _parted(buffer, tensors)
+
+
+class AllGather(torch.nn.Module):
+    """What every worker has, side by side."""
+
+    def __init__(self, communicator: Communicator, group: int):
+        super().__init__()
+        self._communicator, self._group = communicator, group
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dtype = tensors[0].dtype if len({tensor.dtype for tensor in tensors}) == 1 else torch.float64
+        rows = self._communicator.all_gather(torch.cat([_flat(tensor).to(dtype) for tensor in tensors]), group=self._group)
+        parts = torch.split(rows, [tensor.numel() for tensor in tensors], dim=1)
+        return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.flatten(tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor)
+
+
+def _parted(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The parts of a buffer, of the dtypes and shapes of these tensors."""
+    results = []
+    for part, tensor in zip(torch.split(buffer, [math.prod(tensor.shape) for tensor in tensors]), tensors, strict=True):
+        if tensor.dim() == 4:
+            first, channels, height, width = tensor.shape
+            shaped = part.view(first, height, width, channels).permute(0, 3, 1, 2)
+        else:
+            shaped = part.view(tensor.shape)
+        results.append(shaped.to(tensor.dtype))
+    return tuple(results)
+
+
+def _communicator(op: Call) -> Communicator:
+    found = op.communicator
+    if found is None:
+        raise EngineError(
+            f"{describe_node(op.node)} exchanges values with other workers, and there are none: open the program with "
+            "burnish.Session(program, parallel=burnish.DataParallel())"
+        )
+    return found
+
+
+def _exchange(op: Call) -> tuple[Communicator, int, int, str]:
+    counted = int(op.attribute("counted", 0))
+    channel = GRADIENTS if op.attribute("purpose") == "gradient" else "statistics"
+    return _communicator(op), len(op) - counted, int(op.attribute("group", 0)), channel
+
+
+def _operands(op: Call) -> list[Any]:
+    return [op.value(index) for index in range(len(op))]
+
+
+@translates("AllReduce", domain=BURNISH_DOMAIN)
+def all_reduce(op: Call) -> Any:
+    results = op.module(AllReduce(*_exchange(op)), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("AllReduceStart", domain=BURNISH_DOMAIN)
+def all_reduce_start(op: Call) -> Any:
+    started = AllReduceStart(*_exchange(op))
+    op.started[op.node.outputs[0]] = started
+    return op.module(started, _operands(op))
+
+
+@translates("AllReduceFinish", domain=BURNISH_DOMAIN)
+def all_reduce_finish(op: Call) -> Any:
+    started = op.started[op.value(0)]
+    assert isinstance(started, AllReduceStart)
+    results = op.module(AllReduceFinish(started), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("AllGather", domain=BURNISH_DOMAIN)
+def all_gather(op: Call) -> Any:
+    results = op.module(AllGather(_communicator(op), int(op.attribute("group", 0))), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("WorkerRank", domain=BURNISH_DOMAIN)
+def worker_rank(op: Call) -> Any:
+    return torch.tensor(_communicator(op).rank, dtype=torch.int64, device=op.device)

@@ -1,0 +1,117 @@
+"""Collectives: what workers that train one model together exchange, as semantic operators of a training graph.
+
+A training graph says where a value of the whole batch is needed that a worker has only its part of. Alone, the part is the whole,
+and every operator here is lowered to its operand. A session of several workers keeps them (``burnish.distributed``).
+
+    AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...   the sums over the workers, each of the dtype and shape of its operand
+    AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...   [workers, ...]: what each worker has, in the order of the ranks
+    SampleShare(x) -> y                            x times the part of the batch's samples that this worker has
+    ShardCount(count, mean) -> count               the number of elements that a layer's statistics are of
+    ShardMean(mean, variance, weight) -> mean, variance     the averages over the workers by weight, where each has its own
+
+Every worker has the same parameters, and a part of the batch, of any size. The loss that a worker differentiates is its own sums
+divided by the totals of all, so that the sum of the workers' losses is the loss of the batch, and that of their gradients its
+gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Tensor
+from burnish.ops.registry import Operation, gradient, lowering
+
+MARKS = frozenset({"AllReduce", "SampleShare", "ShardCount", "ShardMean"})
+"""What a training graph says of several workers; alone, each is its operand."""
+Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples"]
+"""What a collective is for: what is divided by; what is reported; gradients of parameters; running statistics; statistics of a
+layer in forward and backward; how many samples each worker has."""
+
+
+def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) -> tuple[Tensor, ...]:
+    """Emit the sums over the workers of one value or several, in one exchange.
+
+    Args:
+        tensors: numbers; each worker's are of the same dtypes and shapes.
+        purpose: what for.
+        group: add up over groups of this many consecutive ranks; 0: over all.
+    """
+    builder = tensors[0].builder
+    results = builder.op("AllReduce", *tensors, domain=BURNISH_DOMAIN, outputs=len(tensors), purpose=purpose, group=group or None)
+    results = results if isinstance(results, tuple) else (results,)
+    for result, tensor in zip(results, tensors, strict=True):
+        result.value.type, result.value.shape = tensor.value.type, tensor.value.shape
+    _mark(results[0])
+    return results
+
+
+def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -> Tensor:
+    """Emit what each worker has, [workers, ...] in the order of the ranks; ``group`` as for ``all_reduce``."""
+    dims = [] if tensor.shape is None else list(tensor.shape.dims)
+    gathered = tensor.builder.op(
+        "AllGather",
+        tensor,
+        domain=BURNISH_DOMAIN,
+        purpose=purpose,
+        group=group or None,
+        shape=[group or workers, *dims],
+        dtype=tensor.dtype,
+    )
+    _mark(gathered)
+    return gathered
+
+
+def sample_share(tensor: Tensor) -> Tensor:
+    """Emit a value times the part of the batch's samples that this worker has: for what is the same on every worker."""
+    return tensor.builder.op("SampleShare", tensor, domain=BURNISH_DOMAIN, like=tensor)
+
+
+def shard_count(count: Tensor, mean: Tensor) -> Tensor:
+    """Emit how many elements the statistics are of that ``mean`` belongs to; ``count`` is that of this worker's part."""
+    return count.builder.op("ShardCount", count, mean, domain=BURNISH_DOMAIN, like=count)
+
+
+def shard_mean(mean: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit the average over the workers of statistics, [C] each, where each worker has its own.
+
+    Args:
+        mean, variance: of this worker's part.
+        weight: the number of elements that they are of, a scalar.
+    """
+    averages = mean.builder.op("ShardMean", mean, variance, weight, domain=BURNISH_DOMAIN, outputs=2, like=mean)
+    averages[1].value.type, averages[1].value.shape = variance.value.type, variance.value.shape
+    return averages[0], averages[1]
+
+
+@gradient("AllReduce", domain=BURNISH_DOMAIN)
+def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Each worker's part enters the sum on every worker: its gradient is the sum of theirs."""
+    purpose, group = op.attribute("purpose"), op.attribute("group", 0)
+    return tuple(None if dy is None else all_reduce((dy,), purpose, group)[0] for dy in cotangents)
+
+
+@gradient("SampleShare", domain=BURNISH_DOMAIN)
+def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
+    return sample_share(dy)
+
+
+@lowering("AllReduce")
+def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
+    return tuple(op.required(index) for index in range(len(op.inputs)))
+
+
+@lowering("SampleShare")
+@lowering("ShardCount")
+def lower_share(op: Operation) -> Tensor:
+    return op.required(0)
+
+
+@lowering("ShardMean")
+def lower_shard_mean(op: Operation) -> tuple[Tensor, Tensor]:
+    return op.required(0), op.required(1)
+
+
+def _mark(result: Tensor) -> None:
+    producer = result.value.producer()
+    assert producer is not None
+    producer.metadata_props[NEVER_REPEATED_METADATA] = ""

@@ -1,0 +1,92 @@
+"""What several workers come to, beside what one with the whole batch comes to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import burnish
+from burnish.distributed.communicators import ThreadCommunicator
+from burnish.engines.communicator import Communicator
+
+Batch = Mapping[str, np.ndarray]
+Outcome = tuple[list[dict[str, float]], list[dict[str, np.ndarray]]]
+"""What each step reported, and the state behind it."""
+
+
+def train(session: burnish.Session, batches: Sequence[Batch]) -> Outcome:
+    """The reports and states of some steps."""
+    reports, states = [], []
+    for batch in batches:
+        reports.append(session.step(batch))
+        states.append(session.state())
+    return reports, states
+
+
+def train_alone(program: burnish.Program, batches: Sequence[Batch], **options: Any) -> Outcome:
+    with burnish.Session(program, engine="torch", threads=1, **options) as session:
+        return train(session, batches)
+
+
+def part_of(batch: Batch, rank: int, sizes: Sequence[int]) -> dict[str, np.ndarray]:
+    """The samples of one worker, where each has as many as ``sizes`` says, in the order of the ranks."""
+    start = sum(sizes[:rank])
+    return {name: array[start : start + sizes[rank]] for name, array in batch.items()}
+
+
+def train_part(
+    communicator: Communicator,
+    program: burnish.Program | str,
+    batches: Sequence[Batch],
+    sizes: Sequence[Sequence[int]],
+    options: Mapping[str, Any],
+) -> Outcome:
+    """What one worker comes to; ``sizes`` says for every step how many samples each worker has."""
+    loaded = burnish.Program.load(program) if isinstance(program, str) else program
+    parallel = burnish.DataParallel(communicator=communicator, **options)
+    parts = [part_of(batch, communicator.rank, split) for batch, split in zip(batches, sizes, strict=True)]
+    with burnish.Session(loaded, engine="torch", threads=1, parallel=parallel) as session:
+        return train(session, parts)
+
+
+def train_in_threads(
+    program: burnish.Program, batches: Sequence[Batch], sizes: Sequence[Sequence[int]], **options: Any
+) -> list[Outcome]:
+    """What workers come to that are threads of this process; raises what the first of them raised."""
+    communicators = ThreadCommunicator.group(len(sizes[0]))
+    outcomes: list[Any] = [None] * len(communicators)
+    errors: list[BaseException] = []
+
+    def work(communicator: ThreadCommunicator) -> None:
+        try:
+            outcomes[communicator.rank] = train_part(communicator, program, batches, sizes, options)
+        except BaseException as error:
+            errors.append(error)
+            communicator.abort()
+
+    threads = [threading.Thread(target=work, args=(communicator,)) for communicator in communicators]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if errors:
+        raise (real or errors)[0]
+    return outcomes
+
+
+def largest_difference(one: Outcome, other: Outcome) -> float:
+    """The largest difference of anything reported and of any state entry, relative to the largest value of each."""
+    worst = 0.0
+    for ours, theirs in zip(one[0], other[0], strict=True):
+        assert ours.keys() == theirs.keys()
+        worst = max([worst, *(abs(ours[name] - theirs[name]) / max(1.0, abs(theirs[name])) for name in ours)])
+    for state, expected in zip(one[1], other[1], strict=True):
+        assert state.keys() == expected.keys()
+        for name, array in expected.items():
+            difference = np.abs(state[name].astype(np.float64) - array.astype(np.float64)).max(initial=0)
+            worst = max(worst, difference / max(1.0, np.abs(array.astype(np.float64)).max(initial=0)))
+    return worst if np.isfinite(worst) else np.inf
