@@ -77,6 +77,8 @@ class TorchEngine:
         self.winograd = winograd
         self.tf32 = tf32
         self.capture = capture
+        if compile == "regions" and device == "cpu":
+            kernels.expected()  # an engine that is made before its program has them compiled meanwhile
 
     def open(
         self,
