@@ -6,6 +6,7 @@ but the standard library: contenders that live in environments of their own impo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -49,6 +50,7 @@ class Contender:
         python: Path | str = sys.executable,
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        wait: bool = True,
     ) -> Contender:
         """Start ``script`` of this folder with the job on its command line, and wait until it has imported what it needs.
 
@@ -59,6 +61,7 @@ class Contender:
             python: the interpreter, which decides what is installed.
             environment: environment variables beside this process's own.
             log: a file for its standard error; None shares this process's.
+            wait: False returns at once; ``answer`` then waits. For processes that wait for each other.
 
         Raises:
             ContenderError: it stops before it is ready.
@@ -71,7 +74,8 @@ class Contender:
         if errors is not None:
             errors.close()
         contender = cls(name, process, log)
-        contender._answer()
+        if wait:
+            contender.answer()
         return contender
 
     def open(self) -> None:
@@ -87,6 +91,14 @@ class Contender:
     def turn(self, seconds: float) -> list[float]:
         """Let it run steps until so much time has passed, one at the least; returns the time of each step."""
         return self._ask(f"turn {seconds}")["seconds"]
+
+    def send(self, request: str) -> None:
+        """Begin a request (``open``, ``step``, ``steps 3``, ``memory``, ``finish``); ``answer`` waits for it."""
+        assert self.process.stdin is not None
+        # One that has stopped is found out when its answer is read.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(request.encode() + b"\n")
+            self.process.stdin.flush()
 
     def memory(self) -> int:
         """Its peak resident memory so far, in bytes."""
@@ -105,15 +117,15 @@ class Contender:
         self.process.wait()
 
     def _ask(self, request: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(request.encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
-        return self._answer()
+        self.send(request)
+        return self.answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """Wait for what it says to the request that was sent last.
+
+        Raises:
+            ContenderError: an error, its end, or silence.
+        """
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
             self.kill()
@@ -176,6 +188,8 @@ def serve(build: Callable[[], tuple[Step, dict[str, Any]]]) -> None:
             while time.perf_counter() < end:
                 taken.append(timed()[0])
             return {"seconds": taken}
+        if request[0] == "steps":
+            return {"seconds": [timed()[0] for _ in range(int(request[1]))]}
         return {"peak_bytes": peak_bytes()}
 
     print(json.dumps({"ready": True}), file=answers, flush=True)

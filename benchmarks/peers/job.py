@@ -23,6 +23,12 @@ def read_batches(job: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
         return [(data[f"x{index}"], data[f"labels{index}"]) for index in range(len(data.files) // 2)]
 
 
+def part_of_worker(batches: list[tuple[np.ndarray, np.ndarray]], rank: int, workers: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What one of several workers trains on: its part of each batch, in the order of the ranks."""
+    parts = [(np.array_split(x, workers), np.array_split(labels, workers)) for x, labels in batches]
+    return [(x[rank], labels[rank]) for x, labels in parts]
+
+
 def endless(batches: list[Any]) -> Iterator[Any]:
     """The batches over and over."""
     return itertools.cycle(batches)
