@@ -16,6 +16,7 @@ from burnish.passes.recognize_normalization import recognize_normalization, reco
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 from burnish.passes.recompute import recompute_activations
 from burnish.passes.remove_unused import remove_unused
+from burnish.passes.select_early import select_early
 from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "recognize_training_normalization",
     "recompute_activations",
     "remove_unused",
+    "select_early",
     "widen_reductions",
 ]

@@ -26,7 +26,7 @@ from burnish.norm_policies import (
 )
 from burnish.ops.collectives import all_reduce
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
-from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations
+from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations, select_early
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import Draft, entry_of, finish, settle
@@ -276,6 +276,7 @@ class _Compilation:
 
         def bind(bound: ir.Graph) -> None:
             recognize_training_normalization(draft.model)
+            select_early(draft.model)
             self._narrow(draft)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
 

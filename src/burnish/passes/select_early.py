@@ -1,0 +1,236 @@
+"""Selection before computation: where a model reads a few rows of a tensor alone, as a classifier reads the first token's, only
+these rows are computed.
+
+A Gather with constant indices moves from behind the operators that treat every row alike to before them: normalization over
+other axes, elementwise arithmetic, products with a weight, the queries of an attention. It stops at a value that something else
+reads whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, attribute_value, constant_array, replace_node
+
+Edges = dict[int, int]
+"""Operands of a node that are needed along selected indices alone, and the axis of each."""
+
+PRODUCTS = frozenset({"MatMul", "Gemm"})
+UNARY = frozenset(
+    "Abs Cast Ceil Celu Clip Cos Dropout Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not "
+    "Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tanh ThresholdedRelu".split()
+)
+BROADCASTING = frozenset(
+    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where".split()
+)
+
+
+def select_early(model: ir.Model) -> ir.Model:
+    """Move selections of rows before what computes these rows, in place, where that saves a product.
+
+    Args:
+        model: a canonical model with its shapes, not bound to a mode yet.
+
+    Returns:
+        The same model, for the same outputs. What Dropout keeps of the rows is drawn for these rows alone.
+    """
+    for node in reversed(list(model.graph)):
+        if node.op_type == "Gather" and node.domain == "" and node.graph is model.graph:
+            _move(model.graph, node)
+    return model
+
+
+def _move(graph: ir.Graph, selection: ir.Node) -> None:
+    source, given = selection.inputs[:2]
+    indices = None if given is None else constant_array(given)
+    if source is None or source.shape is None or indices is None or indices.ndim > 1:
+        return
+    axis = int(attribute_value(selection, "axis", 0)) % len(source.shape)
+    extent, count = source.shape[axis], max(indices.size, 1)
+    if isinstance(extent, int) and extent <= count:
+        return
+    edges: dict[tuple[ir.Node, int], int] = {(selection, 0): axis}
+    region: dict[ir.Node, int] = {}
+    for node in _before(graph, selection):
+        needed = _needed(node, edges)
+        found = None if needed is None else _operands(node, needed)
+        if needed is None or found is None:
+            continue
+        region[node] = needed
+        edges |= {(node, index): position for index, position in found.items()}
+    if not any(node.op_type in PRODUCTS for node in region):
+        return
+    _rewrite(graph, selection, region, edges, indices.reshape(-1))
+
+
+def _before(graph: ir.Graph, selection: ir.Node) -> list[ir.Node]:
+    """The nodes in front of one, the nearest first."""
+    nodes = list(graph)
+    return nodes[: nodes.index(selection)][::-1]
+
+
+def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
+    """The one axis along which selected indices of a node's result are all that is read of it, or None."""
+    if not node.outputs or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        return None
+    output = node.outputs[0]
+    axes = {edges.get((usage.node, usage.idx)) for usage in output.uses()}
+    if output.is_graph_output() or len(axes) != 1 or output.shape is None:
+        return None
+    return axes.pop()
+
+
+def _rewrite(
+    graph: ir.Graph, selection: ir.Node, region: dict[ir.Node, int], edges: dict[tuple[ir.Node, int], int], indices: np.ndarray
+) -> None:
+    """Let the nodes of a region compute selected rows."""
+    selected: dict[tuple[ir.Value, int], ir.Value] = {}
+    for node in [node for node in graph if node in region or node is selection]:
+        for index, value in enumerate(node.inputs):
+            axis = edges.get((node, index))
+            if value is None or axis is None or value.producer() in region:
+                continue
+            if (value, axis) not in selected:
+                builder = Builder(graph, before=node)
+                gathered = builder.op("Gather", builder.tensor(value), builder.integers(indices.tolist()), axis=axis)
+                gathered.value.type, gathered.value.shape = value.type, _with_extent(value, axis, indices.size)
+                selected[value, axis] = gathered.value
+            node.replace_input_with(index, selected[value, axis])
+        if node is selection:
+            continue
+        output, axis = node.outputs[0], region[node]
+        if node.op_type == "Reshape":
+            assert output.shape is not None
+            builder = Builder(graph, before=node)
+            behind = [int(extent) for extent in output.shape.dims[axis + 1 :] if isinstance(extent, int)]
+            node.replace_input_with(1, builder.integers([*[0] * axis, indices.size, *behind]).value)
+        output.shape = _with_extent(output, axis, indices.size)
+    result, given = selection.inputs[:2]
+    assert result is not None
+    assert given is not None
+    builder = Builder(graph, before=selection)
+    rows = builder.tensor(result)
+    is_one = given.shape is not None and len(given.shape) == 0
+    replace_node(
+        selection,
+        builder.op("Squeeze", rows, builder.integers([edges[selection, 0]])) if is_one else builder.op("Identity", rows),
+    )
+
+
+def _with_extent(value: ir.Value, axis: int, extent: int) -> ir.Shape:
+    assert value.shape is not None
+    dims = list(value.shape.dims)
+    return ir.Shape([*dims[:axis], extent, *dims[axis + 1 :]])
+
+
+def _operands(node: ir.Node, axis: int) -> Edges | None:
+    """What of a node's operands is needed for selected indices of its result along an axis; None where all may be."""
+    if node.domain != "":
+        return None
+    if node.op_type in UNARY:
+        return {0: axis}
+    if node.op_type in BROADCASTING:
+        return _broadcast_operands(node, axis)
+    rule = _RULES.get(node.op_type)
+    return None if rule is None else rule(node, axis)
+
+
+def _broadcast_operands(node: ir.Node, axis: int) -> Edges | None:
+    shape = node.outputs[0].shape
+    assert shape is not None
+    found: Edges = {}
+    for index, value in enumerate(node.inputs):
+        if value is None or value.shape is None:
+            return None
+        position = axis - len(shape) + len(value.shape)
+        if position < 0 or value.shape[position] == 1:
+            continue
+        if not _same(value.shape[position], shape[axis]):
+            return None
+        found[index] = position
+    return found or None
+
+
+def _matmul_operands(node: ir.Node, axis: int) -> Edges | None:
+    """Rows of the left operand; where the right one has axes in front of its matrix, they stay whole."""
+    left, right = (None if value is None or value.shape is None else len(value.shape) for value in node.inputs[:2])
+    shape = node.outputs[0].shape
+    assert shape is not None
+    if left != len(shape) or right is None or right < 2:
+        return None
+    if axis == len(shape) - 2 or (right == 2 and axis < len(shape) - 2):
+        return {0: axis}
+    return None
+
+
+def _gemm_operands(node: ir.Node, axis: int) -> Edges | None:
+    addend = node.inputs[2] if len(node.inputs) > 2 else None
+    if axis != 0 or attribute_value(node, "transA", 0):
+        return None
+    if addend is None or (addend.shape is not None and len(addend.shape) < 2):
+        return {0: 0}
+    return {0: 0} if addend.shape is not None and addend.shape[0] == 1 else None
+
+
+def _row_operands(default: int) -> Callable[[ir.Node, int], Edges | None]:
+    """For an operator over trailing axes, from its attribute ``axis`` on."""
+
+    def operands(node: ir.Node, axis: int) -> Edges | None:
+        shape = node.outputs[0].shape
+        assert shape is not None
+        first = int(attribute_value(node, "axis", default)) % len(shape)
+        return {0: axis} if axis < first else None
+
+    return operands
+
+
+def _softmax_operands(node: ir.Node, axis: int) -> Edges | None:
+    shape = node.outputs[0].shape
+    assert shape is not None
+    return {0: axis} if int(attribute_value(node, "axis", -1)) % len(shape) != axis else None
+
+
+def _transpose_operands(node: ir.Node, axis: int) -> Edges | None:
+    shape = node.outputs[0].shape
+    assert shape is not None
+    permutation = attribute_value(node, "perm", None) or range(len(shape))[::-1]
+    return {0: int(permutation[axis])}
+
+
+def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
+    """Where the axis and all before it stay as they are, and the others are known."""
+    source, output = node.inputs[0], node.outputs[0].shape
+    if (
+        source is None
+        or source.shape is None
+        or output is None
+        or len(source.shape) <= axis
+        or attribute_value(node, "allowzero", 0)
+    ):
+        return None
+    if not all(_same(source.shape[position], output[position]) for position in range(axis + 1)):
+        return None
+    kept = [extent for extent in (*source.shape.dims[axis + 1 :], *output.dims[axis + 1 :]) if not isinstance(extent, int)]
+    behind = [extent for extent in output.dims[axis + 1 :] if isinstance(extent, int)]
+    return None if kept or prod(behind) == 0 else {0: axis}
+
+
+def _same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    """Whether two extents are known to be equal."""
+    return one == other and (isinstance(one, int) or one.value is not None)
+
+
+_RULES: dict[str, Callable[[ir.Node, int], Edges | None]] = {
+    "Gemm": _gemm_operands,
+    "LayerNormalization": _row_operands(-1),
+    "LogSoftmax": _softmax_operands,
+    "MatMul": _matmul_operands,
+    "RMSNormalization": _row_operands(-1),
+    "Reshape": _reshape_operands,
+    "Softmax": _softmax_operands,
+    "Transpose": _transpose_operands,
+}
