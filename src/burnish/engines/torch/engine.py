@@ -20,6 +20,8 @@ from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
+from burnish.engines.torch.interrupts import uninterrupted
+from burnish.engines.torch.state_updates import Update, apart_from, take_updates
 from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import EngineError
@@ -172,6 +174,9 @@ class TorchRunner:
         self._recorder: Recorder | None = None
         if device.type == "cuda" and engine.capture and communicator is None:
             self._recorder = CudaRecorder(device)
+        self._updates: list[Update] = []
+        graphs = program.signature.graphs
+        self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
@@ -184,11 +189,28 @@ class TorchRunner:
         results = self._run("step", inputs)
         outputs = {entry.name: array_of(results[entry.name], entry.dtype) for entry in signature.outputs if entry.updates is None}
         check_finite_loss(signature, outputs, self.state)
-        moved = {name: results[output] for name, output in signature.updates.items()}
+        with uninterrupted(), torch.inference_mode():
+            self._move_on(results)
+        return outputs
+
+    def _move_on(self, results: Tensors) -> None:
+        """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
+        updates = self._program.signature["step"].updates
+        written = [self._state[entry] for update in self._updates for entry in update.entries]
+        apart_from(written, results)
+        moved = {name: results.pop(output) for name, output in updates.items() if output in results}
         if self._engine.compile == "inductor":
             moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
+        for update in self._updates:
+            try:
+                update.run(self._state, results)
+            except (RuntimeError, MemoryError) as error:
+                reason = " ".join(str(error).split()).rstrip(".")
+                raise EngineError(
+                    f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
+                    "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
+                ) from error
         self._state |= moved
-        return outputs
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         return self._arrays("evaluate", inputs, instead)
@@ -225,7 +247,11 @@ class TorchRunner:
         if self._communicator is None:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()))
-        return {name: fuse(model, fused, winograd) for name, model in graphs.items()}
+        graphs = {name: fuse(model, fused, winograd) for name, model in graphs.items()}
+        if fused and self._recorder is None:
+            names, updates = self._output_names["step"], self._program.signature["step"].updates
+            self._updates = take_updates(graphs["step"].graph, names, updates)
+        return graphs
 
     @cached_property
     def _recorded(self) -> RecordedStep:
@@ -248,7 +274,7 @@ class TorchRunner:
         ]
         with self._settings():
             results = _call(executable, fed, graph)
-        return {entry.name: tensor for entry, tensor in zip(signature.outputs, results, strict=True)}
+        return dict(zip(self._output_names[graph], results, strict=True))
 
     def _executable(self, graph: str) -> Executable:
         """A graph as something to call; translated when it is first asked for."""

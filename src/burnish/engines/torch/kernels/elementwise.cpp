@@ -17,8 +17,8 @@
 namespace burnish {
 namespace {
 
-constexpr int64_t kBlock = 1024;
-constexpr int64_t kGrain = 16 * kBlock;
+constexpr int64_t kBlock = 256;  // elements; the blocks of all registers together fit in the first-level cache
+constexpr int64_t kGrain = 64 * kBlock;
 constexpr int64_t kWidth = 5;
 
 enum Operation : int64_t {
@@ -174,7 +174,9 @@ const float* block_of(const Source& source, int64_t start, int64_t count, float*
 }
 
 void store(const float* from, ScalarType type, void* to, int64_t start, int64_t count) {
-  if (type == kBFloat16) {
+  if (type == kFloat) {
+    std::copy(from, from + count, static_cast<float*>(to) + start);
+  } else if (type == kBFloat16) {
     uint16_t* target = static_cast<uint16_t*>(to) + start;
     for (int64_t i = 0; i < count; ++i) {
       uint32_t bits = bits_of(from[i]);
@@ -265,14 +267,15 @@ Source source_of(const Tensor& tensor, const Form& form) {
   return source(to_contiguous(view), middle, trailing);
 }
 
-std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::vector<double>& constants,
-                                const std::vector<int64_t>& program, const std::vector<int64_t>& outputs) {
-  BURNISH_CHECK(!tensors.empty() && program.size() % kWidth == 0, "elementwise: a tensor and whole instructions expected");
-  Form form = form_of(tensors);
+// Runs a program over `tensors` and stores its results. Where `staged`, a block of results is stored only when the whole program has run
+// on it: results may then lie in the memory of operands of their own shape.
+void compute(const std::vector<Tensor>& tensors, const std::vector<double>& constants, const std::vector<int64_t>& program,
+             const Form& form, const std::vector<Tensor>& results, bool staged) {
+  BURNISH_CHECK(program.size() % kWidth == 0, "elementwise: whole instructions expected");
   int64_t total = 1;
   for (int64_t size : form.sizes) total *= size;
   int64_t tensor_count = tensors.size(), inputs = tensor_count + static_cast<int64_t>(constants.size());
-  int64_t output_count = outputs.size(), count_of_registers = inputs + output_count;
+  int64_t output_count = results.size(), count_of_registers = inputs + output_count;
   for (size_t i = 1; i < program.size(); i += kWidth) count_of_registers = std::max(count_of_registers, program[i] + 1);
   std::vector<Operand> registers(count_of_registers, Operand{nullptr, 0.f});
   std::vector<Source> sources(tensor_count);
@@ -293,13 +296,8 @@ std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::v
     }
   }
   for (size_t i = 0; i < constants.size(); ++i) registers[tensor_count + i].value = static_cast<float>(constants[i]);
-  std::vector<Tensor> results;
   std::vector<void*> targets;
-  for (int64_t type : outputs) {
-    ScalarType kind = static_cast<ScalarType>(type);
-    results.push_back(form.order.empty() ? make_tensor(form.sizes, kind) : make_strided(form.sizes, form.strides, kind));
-    targets.push_back(results.back().mutable_data_ptr());
-  }
+  for (const Tensor& result : results) targets.push_back(result.mutable_data_ptr());
   parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
     std::vector<Operand> local(registers);
     std::unique_ptr<float[]> scratch(new float[count_of_registers * kBlock]);
@@ -309,20 +307,56 @@ std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::v
         if (sources[i].data) local[i].data = block_of(sources[i], start, count, scratch.get() + i * kBlock);
       for (const int64_t* code = program.data(); code != program.data() + program.size(); code += kWidth) {
         int64_t output = code[1] - inputs;
-        bool direct = output < output_count && results[output].scalar_type() == kFloat;
+        bool direct = !staged && output < output_count && results[output].scalar_type() == kFloat;
         float* target = direct ? static_cast<float*>(targets[output]) + start : scratch.get() + code[1] * kBlock;
         const Operand& a = local[code[2]];
         execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
         local[code[1]].data = target;
-        if (output < output_count && !direct) store(target, results[output].scalar_type(), targets[output], start, count);
+        if (output < output_count && !direct && !staged) store(target, results[output].scalar_type(), targets[output], start, count);
       }
+      for (int64_t output = 0; staged && output < output_count; ++output)
+        store(scratch.get() + (inputs + output) * kBlock, results[output].scalar_type(), targets[output], start, count);
     }
   });
+}
+
+std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::vector<double>& constants,
+                                const std::vector<int64_t>& program, const std::vector<int64_t>& outputs) {
+  BURNISH_CHECK(!tensors.empty(), "elementwise: a tensor expected");
+  Form form = form_of(tensors);
+  std::vector<Tensor> results;
+  for (int64_t type : outputs) {
+    ScalarType kind = static_cast<ScalarType>(type);
+    results.push_back(form.order.empty() ? make_tensor(form.sizes, kind) : make_strided(form.sizes, form.strides, kind));
+  }
+  compute(tensors, constants, program, form, results, false);
   return results;
+}
+
+// Writes result i over tensors[targets[i]], of its shape.
+void elementwise_in_place(const std::vector<Tensor>& tensors, const std::vector<double>& constants, const std::vector<int64_t>& program,
+                          const std::vector<int64_t>& targets) {
+  BURNISH_CHECK(!targets.empty(), "elementwise: a tensor to write to expected");
+  std::vector<Tensor> results;
+  for (int64_t target : targets) {
+    BURNISH_CHECK(target >= 0 && target < static_cast<int64_t>(tensors.size()), "elementwise: no tensor ", target);
+    results.push_back(tensors[target]);
+  }
+  Form form = form_of(tensors);
+  Form own = form_of(results);  // the order of memory is that of what is written
+  BURNISH_CHECK(own.sizes == form.sizes, "elementwise: what is written must have the shape of the result");
+  for (const Tensor& result : results) {
+    bool laid_out = own.order.empty() ? result.is_contiguous() : same(result.strides(), own.strides);
+    BURNISH_CHECK(same(result.sizes(), own.sizes) && laid_out, "elementwise: what is written must lie in memory in one order");
+  }
+  compute(tensors, constants, program, own, results, true);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("elementwise", TORCH_BOX(&elementwise)); }
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("elementwise", TORCH_BOX(&elementwise));
+  library.impl("elementwise_", TORCH_BOX(&elementwise_in_place));
+}
 
 }  // namespace burnish

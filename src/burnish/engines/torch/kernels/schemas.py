@@ -17,6 +17,7 @@ SCHEMAS = (
     "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
     " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
     "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
+    "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int[] targets) -> ()",
 )
 
 

@@ -1,0 +1,145 @@
+"""Updates of the state in place: an optimizer's update is taken out of the step's graph, and writes over what it reads.
+
+A graph makes new values and leaves old ones alone; with a copy of every parameter and slot beside the new one, a step takes twice
+the state's memory. What an update reads beside the state, gradients above all, becomes an output of the graph instead. The runner
+looks at the loss, and then runs the updates one by one, when nothing reads the old values any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+import torch
+
+from burnish.graph import BURNISH_DOMAIN, attribute_value
+
+Tensors = MutableMapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The kernel that computes the next value of some state entries over their present one.
+
+    Attributes:
+        operands: names of state entries, or of outputs of the graph.
+        entries: the entries that are written, in the order of the program's results.
+        constants, program: as the elementwise kernel takes them.
+        last: the graph's outputs that no later update reads.
+    """
+
+    operands: tuple[str, ...]
+    entries: tuple[str, ...]
+    constants: tuple[float, ...]
+    program: tuple[int, ...]
+    last: tuple[str, ...] = ()
+
+    def run(self, state: Mapping[str, torch.Tensor], results: Tensors) -> None:
+        """Write the next values into the tensors of ``state``; what of ``results`` is not needed any more is taken out of it."""
+        tensors = [state[name] if name in state else results[name] for name in self.operands]
+        targets = [self.operands.index(entry) for entry in self.entries]
+        torch.ops.burnish.elementwise_.default(tensors, self.constants, self.program, targets)
+        for name in self.last:
+            results.pop(name, None)
+
+
+def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) -> list[Update]:
+    """Take the nodes that update state entries in one kernel each out of a step's graph, in place.
+
+    Args:
+        graph: the fused graph of a step; its inputs have the names of the state entries that they are.
+        names: of the graph's outputs, in their order; changed with them.
+        updates: for state entries, the output that is their next value.
+
+    Returns:
+        The updates. The graph has lost the outputs that they compute, and gained those that they read.
+    """
+    following = {output: entry for entry, output in updates.items()}
+    named = list(zip(graph.outputs, names, strict=True))
+    single = _once(graph.outputs)
+    written = {value: following[name] for value, name in named if name in following and value in single}
+    inputs = {value.name or "": value for value in graph.inputs}
+    chosen: dict[ir.Node, list[str]] = {}
+    for node in graph:
+        entries = _entries(node, written, inputs)
+        if entries is not None:
+            chosen[node] = entries
+    chosen = _independent(chosen, inputs)
+    gone = {output for node in chosen for output in node.outputs}
+    kept = [(value, name) for value, name in named if value not in gone]
+    outputs = dict(kept)
+    added: set[str] = set()
+    taken = []
+    for node, entries in chosen.items():
+        operands = []
+        for value in node.inputs:
+            assert value is not None
+            if value.name in updates and inputs.get(value.name) is value:
+                operands.append(value.name)
+                continue
+            if value not in outputs:
+                name = f"operand:{len(added)}"
+                added.add(name)
+                outputs[value] = name
+                kept.append((value, name))
+            operands.append(outputs[value])
+        constants = tuple(attribute_value(node, "constants", ()))[: attribute_value(node, "constant_count", 0)]
+        taken.append(Update(tuple(operands), tuple(entries), constants, tuple(attribute_value(node, "program", ()))))
+    graph.outputs.clear()
+    graph.outputs.extend(value for value, _ in kept)
+    names[:] = [name for _, name in kept]
+    graph.remove(list(chosen), safe=True)
+    return _released(taken, added)
+
+
+def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
+    """The values that are there once."""
+    return {value for value, count in Counter(values).items() if count == 1}
+
+
+def apart_from(state: Iterable[torch.Tensor], results: Tensors) -> None:
+    """Copy what of ``results`` lies in the memory of ``state``, which is about to be written over."""
+    held = {tensor.untyped_storage().data_ptr() for tensor in state}
+    for name, tensor in results.items():
+        if tensor.untyped_storage().data_ptr() in held:
+            results[name] = tensor.clone()
+
+
+def _entries(node: ir.Node, written: Mapping[ir.Value, str], inputs: Mapping[str, ir.Value]) -> list[str] | None:
+    """The state entries that a node computes the next values of, where it reads their present ones and does nothing else."""
+    if node.op_type != "FusedElementwise" or node.domain != BURNISH_DOMAIN:
+        return None
+    entries = []
+    for output in node.outputs:
+        entry = None if output.uses() else written.get(output)
+        present = None if entry is None else inputs.get(entry)
+        if entry is None or present is None or not any(value is present for value in node.inputs):
+            return None
+        if present.dtype != output.dtype or present.shape is None or present.shape != output.shape:
+            return None
+        entries.append(entry)
+    return entries
+
+
+def _independent(chosen: dict[ir.Node, list[str]], inputs: Mapping[str, ir.Value]) -> dict[ir.Node, list[str]]:
+    """Leave out updates that read what another one writes over: they run with the graph, before any."""
+    owners = {entry: node for node, entries in chosen.items() for entry in entries}
+    present = {inputs[entry]: owner for entry, owner in owners.items()}
+    return {
+        node: entries
+        for node, entries in chosen.items()
+        if all(value is None or present.get(value, node) is node for value in node.inputs)
+    }
+
+
+def _released(updates: list[Update], results: set[str]) -> list[Update]:
+    """Note with every update what of ``results`` it is the last to read."""
+    left = set(results)
+    noted = []
+    for update in reversed(updates):
+        last = tuple(name for name in dict.fromkeys(update.operands) if name in left)
+        left.difference_update(last)
+        noted.append(replace(update, last=last))
+    return noted[::-1]

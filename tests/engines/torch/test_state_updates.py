@@ -1,0 +1,202 @@
+"""Updates of the state in place: what is updated so, what is not, and that a step that fails changes nothing."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+import burnish
+from burnish.engines.torch import TorchEngine, kernels
+from burnish.engines.torch.elementwise_fusion import fuse_elementwise
+from burnish.engines.torch.elementwise_programs import OPERATIONS
+from burnish.engines.torch.interrupts import uninterrupted
+from burnish.engines.torch.state_updates import Update, apart_from, take_updates
+from burnish.errors import EngineError, NonFiniteLossError
+
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
+
+PERCEPTRON = """<ir_version: 10, opset_import: ["": 18]>
+graph (float[batch, 8] x) => (float[batch, 3] logits) <float[64, 8] w, float[64] b, float[3, 64] v> {
+    h = Gemm <transB = 1> (x, w, b)
+    r = Tanh (h)
+    logits = Gemm <transB = 1> (r, v)
+}"""
+
+
+def perceptron() -> ir.Model:
+    proto = onnx.parser.parse_model(PERCEPTRON)
+    generator = np.random.default_rng(0)
+    for name, shape in {"w": (64, 8), "b": (64,), "v": (3, 64)}.items():
+        array = generator.normal(scale=0.3, size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return burnish.load(proto)
+
+
+def batch(seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {"x": generator.normal(size=(6, 8)).astype(np.float32), "labels": generator.integers(0, 3, 6)}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_state_stays_where_it_lies_and_is_that_of_other_engines(threads):
+    program = burnish.compile(perceptron(), optimizer="adamw")
+    session = burnish.Session(program, engine="torch", threads=threads)
+    other = burnish.Session(program, engine=TorchEngine(compile="none"), threads=threads)
+    tensors = session._runner._state
+    places = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    for seed in range(4):
+        ours, theirs = session.step(batch(seed)), other.step(batch(seed))
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    expected = other.state()
+    for name, array in session.state().items():
+        # Adam's first steps divide what rounding left in a gradient by its own size.
+        np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5)
+    kept = [name for name in places if tensors[name].data_ptr() == places[name]]
+    assert {name for name in places if name.endswith(("/w", "/v"))} <= set(kept)
+
+
+def test_a_state_that_was_read_does_not_change_with_the_next_step():
+    session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
+    given = session.state()
+    loaded = {name: array.copy() for name, array in given.items()}
+    session.load_state(loaded)
+    session.step(batch())
+    before = session.state()
+    copies = {name: array.copy() for name, array in before.items()}
+    session.step(batch(1))
+    for name, array in before.items():
+        np.testing.assert_array_equal(array, copies[name])
+        np.testing.assert_array_equal(loaded[name], given[name])
+    assert not np.array_equal(session.state()["param/w"], before["param/w"])
+
+
+def test_a_step_without_a_finite_loss_changes_nothing():
+    session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
+    session.step(batch())
+    before = session.state()
+    broken = batch(1)
+    broken["x"][0, 0] = np.nan
+    with pytest.raises(NonFiniteLossError, match="kept as it was"):
+        session.step(broken)
+    for name, array in session.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_an_update_that_fails_half_way_says_that_the_state_has_changed(monkeypatch):
+    session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
+    session.step(batch())
+
+    def failing(self, state, results):
+        raise RuntimeError("no memory left.")
+
+    monkeypatch.setattr(Update, "run", failing)
+    with pytest.raises(EngineError, match=r"updated the state at '.*': no memory left\. A part of the state .* restore the last"):
+        session.step(batch())
+
+
+def test_an_interrupt_waits_until_the_whole_state_has_moved_on(monkeypatch):
+    program = burnish.compile(perceptron(), optimizer="adamw")
+    session, quiet = (burnish.Session(program, engine="torch") for _ in range(2))
+    session.step(batch()), quiet.step(batch())
+    run = Update.run
+
+    def interrupted(self, state, results):
+        signal.raise_signal(signal.SIGINT)
+        run(self, state, results)
+
+    monkeypatch.setattr(Update, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.step(batch(1))
+    monkeypatch.undo()
+    quiet.step(batch(1))
+    expected = quiet.state()
+    for name, array in session.state().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_an_interrupt_is_not_held_up_elsewhere():
+    with uninterrupted():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+TWO = """<ir_version: 10, opset_import: ["": 18]>
+graph (float[40, 50] a, float[40, 50] b, float[40, 50] g) => (float[40, 50] p, float[40, 50] q, float[50, 40] old) {{
+    s = {scaled}
+    p = Sub (a, s)
+    t = Mul ({read}, g)
+    q = Add (b, t)
+    old = Transpose <perm = [1, 0]> (a)
+}}"""
+
+
+def split(scaled: str, read: str) -> tuple[ir.Model, list[str], list[Update]]:
+    text = TWO.format(scaled=scaled, read=read)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    fuse_elementwise(model.graph)
+    names = ["p", "q", "old"]
+    return model, names, take_updates(model.graph, names, {"a": "p", "b": "q"})
+
+
+def test_what_an_update_reads_becomes_an_output():
+    model, names, updates = split("Mul (g, g)", "b")
+    assert [update.entries for update in updates] == [("a", "b")] or sorted(u.entries for u in updates) == [("a",), ("b",)]
+    assert names == ["old", "operand:0"]
+    assert [value.name for value in model.graph.outputs] == ["old", "g"]
+    assert [node.op_type for node in model.graph] == ["Transpose"]
+    a, b, g = (torch.randn(40, 50, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    expected = a - g * g, b + b * g
+    results = {"operand:0": g, "old": a.t()}
+    before = a.clone()
+    apart_from([a, b], results)
+    for update in updates:
+        update.run({"a": a, "b": b}, results)
+    assert torch.equal(a, expected[0])
+    torch.testing.assert_close(b, expected[1])
+    assert torch.equal(results["old"], before.t())
+    assert "operand:0" not in results
+
+
+def test_what_reads_the_state_of_another_update_runs_before_it():
+    _, _, updates = split("Mul (g, g)", "a")
+    written = [entry for update in updates for entry in update.entries]
+    owners = {entry: update for update in updates for entry in update.entries}
+    for update in updates:
+        for name in update.operands:
+            assert name not in written or owners[name] is update
+
+
+def read_behind_its_result() -> list[int]:
+    """p' = p (m + g) and m' = (m + g) + m of tensors m, g, p: m is read when the place of its result has been computed once."""
+    return [OPERATIONS["Add"], 3, 0, 1, -1, OPERATIONS["Mul"], 4, 2, 3, -1, OPERATIONS["Add"], 3, 3, 0, -1]
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (1025,), (40, 50), (7, 3, 5, 4)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_results_may_lie_where_operands_are_read(shape, channels_last):
+    m, g, p = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    if channels_last and len(shape) == 4:
+        m, p = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (m, p))
+    strides = m.stride()
+    expected = (m + g) + m, p * (m + g)
+    torch.ops.burnish.elementwise_([m, g, p], [], read_behind_its_result(), [0, 2])
+    assert torch.equal(m, expected[0])
+    assert torch.equal(p, expected[1])
+    assert m.stride() == strides
+
+
+def test_what_cannot_be_written_over_is_refused():
+    m, g = torch.zeros(4, 5), torch.zeros(4, 1)
+    add = [OPERATIONS["Add"], 2, 0, 1, -1]
+    with pytest.raises(RuntimeError, match="must have the shape of the result"):
+        torch.ops.burnish.elementwise_([m, g], [], add, [1])
+    with pytest.raises(RuntimeError, match="one order"):
+        torch.ops.burnish.elementwise_([m[:, ::2], g], [], add, [0])
+    with pytest.raises(RuntimeError, match="no tensor 2"):
+        torch.ops.burnish.elementwise_([m, g], [], add, [2])
