@@ -73,11 +73,12 @@ def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) 
     added: set[str] = set()
     taken = []
     for node, entries in chosen.items():
-        operands = []
+        operands: list[str] = []
         for value in node.inputs:
             assert value is not None
-            if value.name in updates and inputs.get(value.name) is value:
-                operands.append(value.name)
+            entry = value.name or ""
+            if entry in updates and inputs.get(entry) is value:
+                operands.append(entry)
                 continue
             if value not in outputs:
                 name = f"operand:{len(added)}"
