@@ -39,7 +39,10 @@ def test_an_exchange_takes_what_the_model_says(kind, algorithm, workers, seconds
     assert Network("test", 0.5, 10.0, algorithm).seconds(kind, 20, workers) == pytest.approx(seconds)
 
 
-def recording(*events, exchanges=(Exchange("all_reduce", 20),)):
+ALL_REDUCE = Exchange("all_reduce", 20)
+
+
+def recording(*events, exchanges=(ALL_REDUCE,)):
     return Recording(tuple(exchanges), tuple(Event(*event) for event in events))
 
 
