@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,30 +52,34 @@ def train_part(
         return train(session, parts)
 
 
-def train_in_threads(
-    program: burnish.Program, batches: Sequence[Batch], sizes: Sequence[Sequence[int]], **options: Any
-) -> list[Outcome]:
-    """What workers come to that are threads of this process; raises what the first of them raised."""
-    communicators = ThreadCommunicator.group(len(sizes[0]))
-    outcomes: list[Any] = [None] * len(communicators)
+def in_threads(workers: int, work: Callable[[ThreadCommunicator], Any]) -> list[Any]:
+    """Call a function once for each worker, all in threads of their own; raises what the first that failed raised."""
+    communicators = ThreadCommunicator.group(workers)
+    results: list[Any] = [None] * workers
     errors: list[BaseException] = []
 
-    def work(communicator: ThreadCommunicator) -> None:
+    def call(communicator: ThreadCommunicator) -> None:
         try:
-            outcomes[communicator.rank] = train_part(communicator, program, batches, sizes, options)
+            results[communicator.rank] = work(communicator)
         except BaseException as error:
             errors.append(error)
             communicator.abort()
 
-    threads = [threading.Thread(target=work, args=(communicator,)) for communicator in communicators]
+    threads = [threading.Thread(target=call, args=(communicator,)) for communicator in communicators]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     if errors:
-        raise (real or errors)[0]
-    return outcomes
+        raise next((error for error in errors if "BrokenBarrierError" not in repr(error)), errors[0])
+    return results
+
+
+def train_in_threads(
+    program: burnish.Program, batches: Sequence[Batch], sizes: Sequence[Sequence[int]], **options: Any
+) -> list[Outcome]:
+    """What workers come to that are threads of this process."""
+    return in_threads(len(sizes[0]), lambda communicator: train_part(communicator, program, batches, sizes, options))
 
 
 def largest_difference(one: Outcome, other: Outcome) -> float:

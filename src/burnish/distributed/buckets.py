@@ -10,7 +10,7 @@ import math
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value, static_shape
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor, attribute_value, static_shape
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int) -> None:
@@ -39,17 +39,17 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int) -> None:
             size = 0
         buckets[-1].append(node)
         size += int(math.prod(static_shape(value) or ()) * (4 if value.dtype is None else value.dtype.itemsize))
-    for bucket in buckets:
-        _exchange(graph, bucket, nodes[max(map(ready, bucket)) + 1])
+    started = [_start(graph, bucket, nodes[max(map(ready, bucket)) + 1]) for bucket in buckets]
+    for bucket, buffer in zip(buckets, started, strict=True):
+        _finish(graph, bucket, max(bucket, key=position.__getitem__), buffer)
 
 
-def _exchange(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> None:
-    """Exchange a bucket: begun before the node ``behind``, waited for where its gradients were exchanged."""
-    last = max(bucket, key=lambda node: list(graph).index(node)) if len(bucket) > 1 else bucket[0]
-    counted = attribute_value(last, "counted", 0)
+def _start(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> ir.Value:
+    """Begin to exchange a bucket, before the node ``behind``."""
     builder = Builder(graph, before=behind)
+    counted = attribute_value(bucket[0], "counted", 0)
     gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
-    samples = [builder.tensor(value) for value in last.inputs[1:] if value is not None]
+    samples = [builder.tensor(value) for value in bucket[0].inputs[1:] if value is not None]
     buffer = builder.op(
         "AllReduceStart",
         *gradients,
@@ -60,15 +60,17 @@ def _exchange(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> None:
         purpose="gradient",
         counted=counted or None,
     )
+    _mark(buffer)
+    return buffer.value
+
+
+def _finish(graph: ir.Graph, bucket: list[ir.Node], last: ir.Node, buffer: ir.Value) -> None:
+    """Wait for a bucket where the last of its gradients was exchanged."""
     builder = Builder(graph, before=last)
-    results = builder.op(
-        "AllReduceFinish", builder.tensor(buffer.value), *gradients, domain=BURNISH_DOMAIN, outputs=len(gradients)
-    )
-    results = results if isinstance(results, tuple) else (results,)
-    for started in (buffer, results[0]):
-        producer = started.value.producer()
-        assert producer is not None
-        producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+    gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
+    found = builder.op("AllReduceFinish", builder.tensor(buffer), *gradients, domain=BURNISH_DOMAIN, outputs=len(gradients))
+    results = found if isinstance(found, tuple) else (found,)
+    _mark(results[0])
     for node, gradient, result in zip(bucket, gradients, results, strict=True):
         result.value.type, result.value.shape = gradient.value.type, gradient.value.shape
         output = node.outputs[0]
@@ -78,3 +80,9 @@ def _exchange(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> None:
             output.name = None
             result.value.name = name
         graph.remove(node, safe=True)
+
+
+def _mark(result: Tensor) -> None:
+    producer = result.value.producer()
+    assert producer is not None
+    producer.metadata_props[NEVER_REPEATED_METADATA] = ""

@@ -1,0 +1,194 @@
+"""Several workers as threads of one process: what each policy, loss and option comes to, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import burnish
+from burnish.distributed.communicators import ThreadCommunicator
+from burnish.distributed.derivation import derive
+from burnish.distributed.sharing import is_exchange
+from burnish.errors import ConfigurationError, EngineError
+from burnish.graph import BURNISH_DOMAIN
+from burnish.norm_policies import get
+from burnish.passes.compute_in_float64 import compute_in_float64
+from oracles.normalized_networks import image_batches, inverted_residual, residual
+from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
+from oracles.small_networks import CLASSES, Network
+
+STEPS = 3
+UNEVEN = [[5, 0, 7], [1, 10, 1], [0, 0, 12]]
+EVEN = [[4, 4, 4]] * STEPS
+
+
+def compiled(norm: str = "train", loss: str | burnish.losses.Loss = "cross_entropy", **options) -> burnish.Program:
+    settings = {"optimizer": "sgd:lr=0.1,momentum=0.9", "running_variance": "pytorch", **options}
+    return burnish.compile(residual(), norm=norm, loss=loss, **settings)
+
+
+def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.Node]:
+    settings = {"bucket_size": 2**20, "share": True, **options}
+    derived = derive(program, workers, get("sync"), **settings)
+    return [node for node in derived.semantic["grad"].graph if is_exchange(node)]
+
+
+@pytest.mark.parametrize(
+    "norm", ["sync", "train:momentum=cumulative", "renorm:start=0,r_max_step=0,d_max_step=0,r_max=1.2,d_max=0.1", "frozen"]
+)
+def test_policies_of_the_whole_batch(norm):
+    program, batches = compiled(norm), image_batches(STEPS, 12)
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, UNEVEN):
+        assert largest_difference(outcome, alone) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("norm", "meaning", "sizes", "alone"),
+    [
+        ("train", "local", EVEN, "ghost:4"),
+        ("local", "sync", EVEN, "ghost:4"),
+        ("ghost:2", "sync", EVEN, "ghost:2"),
+        ("sync:2", "sync", [[3, 3, 3, 3]] * STEPS, "ghost:6"),
+        ("train", "sync:2", [[1, 5, 4, 2]] * STEPS, "ghost:6"),
+    ],
+)
+def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
+    batches = image_batches(STEPS, 12)
+    expected = train_alone(compiled(alone), batches)
+    for outcome in train_in_threads(compiled(norm), batches, sizes, norm=meaning):
+        assert largest_difference(outcome, expected) < 1e-11
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        burnish.losses.cross_entropy(weight=[0.2, 3.0, 1.0, 0.5, 2.0], label_smoothing=0.2, ignore_index=3),
+        burnish.losses.cross_entropy(reduction="sum"),
+        "focal",
+    ],
+)
+def test_losses_divide_by_the_weight_of_all(loss):
+    program, batches = compiled(loss=loss, optimizer="sgd:lr=0.01"), image_batches(STEPS, 12)
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, UNEVEN):
+        assert largest_difference(outcome, alone) < 1e-11
+
+
+def test_a_penalty_of_the_weights_counts_once():
+    network = Network("penalized", [6])
+    logits = network.dense("head", network.input, 6, CLASSES)
+    weight = network.builder.tensor(network.graph.initializers["head.weight"])
+    penalty = network.builder.op("ReduceSum", weight * weight, keepdims=0)
+    penalty.value.name = "penalty"
+    model = network.model(logits)
+    model.graph.outputs.append(penalty.value)
+    loss = burnish.losses.weighted_sum(
+        [(1.0, "cross_entropy", "logits"), (0.3, burnish.losses.output("penalty", reduction="sum"))]
+    )
+    program = burnish.compile(compute_in_float64(model), loss=loss, optimizer="sgd:lr=0.1")
+    rng = np.random.default_rng(0)
+    batches = [{"x": rng.standard_normal((12, 6)), "labels:logits": rng.integers(0, CLASSES, 12)} for _ in range(STEPS)]
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, UNEVEN):
+        assert largest_difference(outcome, alone) < 1e-12
+
+
+def test_masks_are_those_of_the_samples():
+    program = burnish.compile(inverted_residual(dropout=True), optimizer="sgd:lr=0.1")
+    batches = image_batches(STEPS, 12)
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, UNEVEN):
+        assert largest_difference(outcome, alone) < 1e-11
+
+
+def test_float32_differs_by_rounding():
+    program = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05")
+    batches = image_batches(1, 12, np.float32)
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, UNEVEN[:1]):
+        assert largest_difference(outcome, alone) < 2e-6
+
+
+@pytest.mark.parametrize("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}])
+def test_how_exchanges_are_joined_changes_no_bit(options):
+    program, batches = compiled(), image_batches(STEPS, 12)
+    joined, apart = train_in_threads(program, batches, EVEN), train_in_threads(program, batches, EVEN, **options)
+    for one, other in zip(joined, apart, strict=True):
+        assert largest_difference(one, other) == 0
+
+
+def test_layers_that_do_not_wait_for_each_other_share_an_exchange():
+    def counted(**options) -> dict[str, int]:
+        found = exchanges(compiled(), **options)
+        purposes = [node.attributes["purpose"].as_string() for node in found]
+        assert [node.attributes["order"].as_int() for node in found] == list(range(len(found)))
+        return {purpose: purposes.count(purpose) for purpose in sorted(set(purposes))}
+
+    # The short cut's layer of the second block with the first of that block; their gradients with that of its last.
+    assert counted(share=False) == {"count": 1, "figure": 3, "gradient": 1, "moments": 6, "sums": 6}
+    assert counted() == {"count": 1, "figure": 1, "gradient": 1, "moments": 5, "sums": 5}
+
+
+def test_scale_and_bias_take_no_exchange_of_their_own():
+    (gradients,) = [node for node in exchanges(compiled()) if node.op_type == "AllReduceStart"]
+    weights = [value for value in gradients.inputs if value is not None and value.shape is not None and len(value.shape) == 4]
+    # Six convolutions, the dense layer's weight and bias, and the number of samples; none of the twelve vectors of six layers.
+    assert len(weights) == 6
+    assert len(gradients.inputs) == 6 + 2 + 1
+
+
+def test_alone_nothing_is_exchanged():
+    program = compiled()
+    assert all(node.domain != BURNISH_DOMAIN for model in program.graphs.values() for node in model.graph)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "ghost:4"}, r"DataParallel: norm='ghost:4' is no policy for several workers: give 'sync', 'sync:<workers>' or"),
+        ({"bucket_size": 0}, r"DataParallel: bucket_size=0: give a whole number of bytes, 1 or more"),
+        ({"share": 1}, r"DataParallel: share must be True or False, not 1"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.DataParallel(**options)
+
+
+def test_a_group_that_does_not_divide_the_workers():
+    message = r"norm: 'sync:2' takes statistics over groups of 2 workers, and there are 3: give a size that divides 3"
+    with pytest.raises(ConfigurationError, match=message):
+        train_in_threads(compiled("sync:2"), image_batches(1, 12), EVEN[:1])
+
+
+def test_programs_that_are_refused():
+    with pytest.raises(ConfigurationError, match=r"this program computes activations again, .*: compile it without recompute"):
+        exchanges(compiled(recompute="layers"))
+    loaded = burnish.Program.load(compiled().to_onnx())
+    with pytest.raises(ConfigurationError, match=r"this program was loaded from one ONNX file, .*: compile it again, or load it"):
+        exchanges(loaded)
+    with pytest.raises(ConfigurationError, match=r"the metric 'auc:macro' of a batch is no function of sums over its samples"):
+        exchanges(compiled(metrics=["auc:macro"]))
+
+
+def test_an_engine_that_exchanges_nothing():
+    (alone,) = ThreadCommunicator.group(1)
+    message = r"The engine 'onnxruntime' cannot exchange values with other workers: open the session with engine='torch'"
+    with pytest.raises(EngineError, match=message):
+        burnish.Session(compiled(), engine="onnxruntime", parallel=burnish.DataParallel(communicator=alone))
+
+
+def test_workers_that_differ_are_refused():
+    programs = [compiled(), compiled(optimizer="sgd:lr=0.2")]
+
+    def opened(communicator: ThreadCommunicator, program: burnish.Program, seed: int) -> None:
+        burnish.Session(program, engine="torch", seed=seed, parallel=burnish.DataParallel(communicator=communicator)).close()
+
+    message = r"the program of rank 0 has the hash [0-9a-f]{16} and that of rank 1 [0-9a-f]{16}\. Compile the same model"
+    with pytest.raises(ConfigurationError, match=message):
+        in_threads(2, lambda communicator: opened(communicator, programs[communicator.rank], 0))
+    message = r"the state of rank 0 has the hash [0-9a-f]{16} and that of rank 1 [0-9a-f]{16}\. Give every worker the same state"
+    with pytest.raises(ConfigurationError, match=message):
+        in_threads(2, lambda communicator: opened(communicator, programs[0], communicator.rank))
