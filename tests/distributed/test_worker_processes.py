@@ -7,7 +7,6 @@ import pytest
 import burnish
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import largest_difference, train_alone, train_part
-from oracles.worker_pool import WorkerPool
 
 STEPS, SAMPLES = 5, 12
 SIZES = {
@@ -16,13 +15,6 @@ SIZES = {
     3: [[6, 0, 6], [1, 2, 9], [4, 4, 4], [0, 0, 12], [7, 5, 0]],
     4: [[1, 4, 0, 7], [3, 3, 3, 3], [0, 6, 6, 0], [12, 0, 0, 0], [2, 1, 8, 1]],
 }
-
-
-@pytest.fixture(scope="module")
-def pool():
-    workers = WorkerPool(4)
-    yield workers
-    workers.close()
 
 
 @pytest.fixture(scope="module")

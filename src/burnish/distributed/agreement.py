@@ -23,20 +23,21 @@ REMEDIES = {
 """What is compared, and what to do where it differs."""
 
 
-def check_agreement(communicator: Communicator, program: Program, state: Mapping[str, np.ndarray]) -> None:
+def check_agreement(communicator: Communicator, program: Program, state: Mapping[str, np.ndarray], options: str = "") -> None:
     """Compare what every worker is about to train; called by all workers at the same time.
 
     Args:
         communicator: to the others.
         program: with its collectives.
         state: where it starts.
+        options: what else is to be the same of how they exchange.
 
     Raises:
         ConfigurationError: workers differ, with what differs, the two ranks and both hashes.
     """
     import torch
 
-    digests = fingerprints(program, communicator.size, state)
+    digests = fingerprints(program, communicator.size, state, options)
     own = torch.from_numpy(np.frombuffer(b"".join(bytes.fromhex(digest) for digest in digests.values()), np.uint8).copy())
     rows = communicator.all_gather(own).numpy()
     width = rows.shape[1] // len(digests)
@@ -50,14 +51,14 @@ def check_agreement(communicator: Communicator, program: Program, state: Mapping
             )
 
 
-def fingerprints(program: Program, workers: int, state: Mapping[str, np.ndarray]) -> dict[str, str]:
+def fingerprints(program: Program, workers: int, state: Mapping[str, np.ndarray], options: str = "") -> dict[str, str]:
     """Return the SHA-256 of what workers must have in common, as hexadecimal text, by what it is."""
     grad = program.semantic["grad"].graph
     signature = json.dumps([program.signature.to_dict(), program.options], sort_keys=True, default=str)
     texts = {
         "version of burnish": [version("burnish").encode()],
         "program": [signature.encode()],
-        "exchanges": [str(workers).encode(), *_structure(grad)],
+        "exchanges": [f"{workers};{options}".encode(), *_structure(grad)],
         "state": [
             part for name, array in sorted(state.items()) for part in (name.encode(), np.ascontiguousarray(array).tobytes())
         ],

@@ -40,6 +40,9 @@ class GroupCommunicator:
 
         return torch.stack(self._group(group, "").all_gather(buffer))
 
+    def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[torch.Tensor, Pending]:
+        return self._group(group, channel).begin_all_to_all(buffer, name=channel or "values")
+
     def _group(self, size: int, channel: str) -> ProcessGroup:
         """The workers of an exchange; parts of the group are made where they are first asked for, by all at the same exchange."""
         key = (size, channel if channel == GRADIENTS else "")
@@ -78,6 +81,12 @@ class ThreadCommunicator:
         import torch
 
         return self._met(buffer, group, torch.stack)
+
+    def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[torch.Tensor, Pending]:
+        import torch
+
+        place = self.rank % (group or self.size)
+        return self._met(buffer, group, lambda members: torch.stack([member[place] for member in members])), Done()
 
     def _met(self, buffer: torch.Tensor, group: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:
         """Show the others a buffer, and combine what those of the group showed, in the order of their ranks."""

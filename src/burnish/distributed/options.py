@@ -11,6 +11,8 @@ import numpy as np
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.communicators import GroupCommunicator
 from burnish.distributed.derivation import derive
+from burnish.distributed.encodings import encoding_of
+from burnish.distributed.ordered_sums import OrderedSums
 from burnish.distributed.process_group import ProcessGroup, join
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
@@ -30,6 +32,8 @@ class DataParallel:
             (of groups of n workers) or ``local`` (each worker by its own part). Layers with a policy of their own keep it.
         bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
         share: let batch normalization layers that do not wait for each other share one exchange.
+        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``; the sums are wider.
+        deterministic: take every sum over the workers in the order of their ranks.
         group: the workers, as ``burnish.distributed.join()`` returns them; None: those of the run that this process is of
             (``torchrun``), joined when the session opens.
         communicator: another way to reach the workers, in place of ``group``.
@@ -41,6 +45,8 @@ class DataParallel:
     norm: str | NormPolicy = "sync"
     bucket_size: int = BUCKET_SIZE
     share: bool = True
+    compression: str | None = None
+    deterministic: bool = False
     group: ProcessGroup | None = field(default=None, repr=False, compare=False)
     communicator: Communicator | None = field(default=None, repr=False, compare=False)
 
@@ -52,8 +58,10 @@ class DataParallel:
             )
         if isinstance(self.bucket_size, bool) or not isinstance(self.bucket_size, int) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
-        if not isinstance(self.share, bool):
-            raise ConfigurationError(f"DataParallel: share must be True or False, not {self.share!r}")
+        for name in ("share", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
+        encoding_of(self.compression)
 
     def open(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
@@ -75,8 +83,11 @@ class DataParallel:
                 "leave parallel out"
             )
         communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        if self.deterministic or self.compression is not None:
+            encoding = encoding_of(self.compression)
+            communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
         derived = derive(program, communicator.size, get(self.norm), bucket_size=self.bucket_size, share=self.share)
-        check_agreement(communicator, derived, state)
+        check_agreement(communicator, derived, state, f"compression={self.compression}, deterministic={self.deterministic}")
         opened: ProgramRunner = engine.open(  # type: ignore[call-arg]  # which is one that takes a communicator
             derived, state, device=device, threads=threads, communicator=communicator
         )

@@ -168,6 +168,23 @@ class ProcessGroup:
             lambda: distributed.all_gather(gathered, tensor, group=self.torch_group, async_op=True), f"all-gather of {name}"
         )
 
+    def begin_all_to_all(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[torch.Tensor, Pending]:
+        """Begin to give each worker a row of ``tensor``, [workers, ...], contiguous; all are of one shape and dtype.
+
+        Returns:
+            The rows that the workers gave to this one, in the order of their ranks, which are there when ``wait`` has returned.
+        """
+        if self.world_size == 1:
+            return tensor.clone(), DONE
+        import torch
+
+        distributed = torch_distributed()
+        received = torch.empty_like(tensor)
+        return received, self._begin(
+            lambda: distributed.all_to_all_single(received, tensor, group=self.torch_group, async_op=True),
+            f"all-to-all of {name}",
+        )
+
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
         if self.world_size > 1:

@@ -47,3 +47,12 @@ class Communicator(Protocol):
     def all_gather(self, buffer: Any, *, group: int = 0) -> Any:
         """Return the buffers of all workers, [workers, ...], in the order of their ranks."""
         ...
+
+    def all_to_all(self, buffer: Any, *, group: int = 0, channel: str = "") -> tuple[Any, Pending]:
+        """Begin to give row i of a buffer, [workers, ...], to the i-th worker; ``group`` and ``channel`` as for ``all_reduce``.
+
+        Returns:
+            What each worker gave to this one, [workers, ...] in the order of their ranks, and the exchange: until it is done
+            neither is to be touched.
+        """
+        ...

@@ -1,0 +1,76 @@
+"""How gradients travel between workers: as they are, or in 16 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burnish.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+TOP_EXPONENT = 15
+"""A row of float16 is scaled so that its largest element is in [2^14, 2^15): none overflows, also by rounding."""
+EXPONENTS = (-100, 128)
+"""What rows of smaller or larger numbers are scaled by: the factor itself must be a float32."""
+
+
+class Encoding:
+    """Numbers travel as they are; rows in, rows out."""
+
+    def encoded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what travels for some numbers, [rows, n]: [rows, m]."""
+        return rows
+
+    def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the numbers, [rows, n] of a dtype, that came as ``wire``."""
+        return wire.to(dtype)
+
+
+class BFloat16(Encoding):
+    """Numbers are rounded to bfloat16: the range of float32, and an error of up to 2^-8 of each number."""
+
+    def encoded(self, rows: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return rows.to(torch.bfloat16)
+
+
+class Float16(Encoding):
+    """Numbers are rounded to float16, each row times a power of two that travels behind it.
+
+    The error is up to 2^-11 of each number that is at least 2^-29 of the largest in its row, and below that 2^-39 of the largest.
+    NaN and infinities stay what they are.
+    """
+
+    def encoded(self, rows: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        largest = rows.abs().amax(dim=1, keepdim=True)
+        exponents = torch.frexp(torch.where(torch.isfinite(largest), largest, 0).to(torch.float64)).exponent.clamp(*EXPONENTS)
+        scaled = torch.ldexp(rows, TOP_EXPONENT - exponents)
+        return torch.cat([scaled.to(torch.float16), exponents.to(torch.float16)], dim=1)
+
+    def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.ldexp(wire[:, :-1].to(dtype), wire[:, -1:].to(torch.int32) - TOP_EXPONENT)
+
+
+ENCODINGS = {"float16": Float16, "bfloat16": BFloat16}
+
+
+def encoding_of(compression: str | None) -> Encoding | None:
+    """Return the encoding of this name; None for none.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    if compression is None:
+        return None
+    if compression not in ENCODINGS:
+        raise ConfigurationError(
+            f"DataParallel: compression={compression!r}: give one of {', '.join(map(repr, ENCODINGS))}, or leave it out for "
+            "gradients of full precision"
+        )
+    return ENCODINGS[compression]()
