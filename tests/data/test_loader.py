@@ -118,3 +118,35 @@ def test_shifted_images_are_moved_by_at_most_so_many_pixels():
         assert len(matches) == 1
         seen.update(matches)
     assert len(seen) == 9
+
+
+@given(
+    samples=st.integers(1, 40),
+    batch_size=st.integers(1, 50),
+    seed=st.integers(0, 2**40),
+    workers=st.integers(1, 7),
+    changed=st.booleans(),
+    data=st.data(),
+)
+def test_the_parts_of_all_workers_are_the_batch_of_one(samples, batch_size, seed, workers, changed, data):
+    def add_noise(batch, generator):
+        return {**batch, "x": batch["x"] + generator.normal(size=batch["x"].shape)}
+
+    options = {"seed": seed, "augment": add_noise if changed else None}
+    alone = Loader(numbered(samples), batch_size, **options)
+    start = data.draw(st.integers(0, len(alone)))
+    parts = [Loader(numbered(samples), batch_size, **options, rank=rank, workers=workers) for rank in range(workers)]
+    assert {len(part) for part in parts} == {len(alone)}
+    for batch, *shares in zip(alone.epoch(1, start), *(part.epoch(1, start) for part in parts), strict=True):
+        sizes = [len(share["labels"]) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert sizes == sorted(sizes, reverse=True)
+        for name, array in batch.items():
+            joined = np.concatenate([share[name] for share in shares])
+            assert joined.dtype == array.dtype
+            np.testing.assert_array_equal(joined, array)
+
+
+def test_a_rank_is_one_of_the_workers():
+    with pytest.raises(ConfigurationError, match=r"rank=2, workers=2: ranks count from 0"):
+        Loader(numbered(4), 2, rank=2, workers=2)

@@ -15,8 +15,9 @@ from burnish.cli.console import errors
 from burnish.cli.demo import demo
 from burnish.cli.export import export
 from burnish.cli.inspect import inspect
+from burnish.cli.launch import other_rank
 from burnish.cli.train import train
-from burnish.errors import BurnishError
+from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 
 DEBUG = "--debug"
 INTERRUPTED = 130
@@ -36,10 +37,15 @@ class Group(TyperGroup):
         except BurnishError as error:
             if ctx.meta["burnish.debug"]:
                 raise
-            errors().print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            rank = other_rank()
+            # What stops all workers, the first of them says.
+            if rank is None or not isinstance(error, WorkerError | NonFiniteLossError):
+                prefix = "" if rank is None else f"[rank {rank}] "
+                errors().print(f"{prefix}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
-            errors().print(str(interrupt) or "Stopped.", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            if other_rank() is None:
+                errors().print(str(interrupt) or "Stopped.", style="yellow", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
 
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
 
-def output() -> Console:
+def output(quiet: bool = False) -> Console:
     """The console of what a command has to say; made anew, as the stream may have been replaced since."""
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, quiet=quiet)
 
 
 def errors() -> Console:
     """The console of errors and warnings."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def warn_with_rank(rank: int) -> None:
+    """Let warnings of this worker say which one it is."""
+    plain = warnings.formatwarning
+
+    def formatted(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        return f"[rank {rank}] {plain(message, category, filename, lineno, line)}"
+
+    warnings.formatwarning = formatted
 
 
 def split(values: Sequence[str]) -> list[str]:

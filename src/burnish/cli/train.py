@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from burnish.cli import launch
 from burnish.cli.console import counted, output
 from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, with_schedule
 from burnish.cli.options import Compilation, FoldOption, ModelArgument, export_line, planned_line, takes_compilation
@@ -19,9 +20,11 @@ from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
+    from burnish.distributed import DataParallel
+    from burnish.distributed.process_group import ProcessGroup
     from burnish.program import Program
 
-DATA, COURSE, RESULT = "Data", "Course of training", "Results"
+DATA, COURSE, WORKERS, RESULT = "Data", "Course of training", "Several workers", "Results"
 
 
 @takes_compilation()
@@ -62,6 +65,26 @@ def train(
         int | None, typer.Option("--threads", min=1, help="By default the engine's choice.", rich_help_panel=COURSE)
     ] = None,
     engine: Annotated[str, typer.Option("--engine", rich_help_panel=COURSE)] = "auto",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; by default the engine's choice.", rich_help_panel=COURSE)
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            min=1,
+            help="Processes of this machine that train together, each on its part of every batch; on several machines: torchrun.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 1,
+    max_restarts: Annotated[
+        int,
+        typer.Option("--max-restarts", min=0, help="How often to go on when a worker is gone.", rich_help_panel=WORKERS),
+    ] = 0,
+    worker_timeout: Annotated[
+        float,
+        typer.Option("--worker-timeout", help="Seconds that workers wait for one that is late.", rich_help_panel=WORKERS),
+    ] = 60.0,
     checkpoint_every: Annotated[
         int | None,
         typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.", rich_help_panel=COURSE),
@@ -105,21 +128,38 @@ def train(
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     schedule, warmup = compilation.schedule, compilation.warmup
     check_schedule(schedule, warmup)
+    if count > 1 and not launch.is_worker():
+        launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True))
+        return
+    if count > 1:
+        launch.check_count(count)
     from burnish.training.checkpoint import read_checkpoint
     from burnish.training.checkpoint_folder import CheckpointFolder
     from burnish.training.epoch_length import batches_per_epoch
     from burnish.training.interruption import TrainingInterrupted
     from burnish.training.trainer import Trainer
+    from burnish.training.workers import on_first
 
+    parallel, group = parallel_run(device, worker_timeout)
     folder = folder or Path("runs") / model.stem
     if start_from is not None and start_from.is_dir():
         start_from = CheckpointFolder(start_from / "checkpoints").latest
-    if not resume and not overwrite and CheckpointFolder(folder / "checkpoints").exists:
-        raise ConfigurationError(
-            f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
-            "(--output)"
-        )
-    console = output()
+
+    def goes_on() -> bool:
+        """Whether the run in the folder is gone on with; refuses a folder that holds another."""
+        exists = CheckpointFolder(folder / "checkpoints").exists
+        if resume or (exists and launch.is_restart()) or (exists and launch.run_id() and _launched(folder) == launch.run_id()):
+            return resume or exists
+        if exists and not overwrite:
+            raise ConfigurationError(
+                f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another "
+                "folder (--output)"
+            )
+        return False
+
+    resume = on_first(group, goes_on, "the folder of the run")
+    overwrite = overwrite and not resume
+    console = output(quiet=group.rank > 0)
     begin = time.monotonic()
     program = compilation.program(model, batch_size)
     console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
@@ -136,10 +176,11 @@ def train(
     console.print(_described(data, train_set, eval_data, eval_set), markup=False)
     rate = program.options["optimizer"]["lr"]
     steps = epochs * batches_per_epoch(program, len(train_set), batch_size)
-    taken = 0 if start_from is None else read_checkpoint(start_from).step
+    start = start_from if not resume else None
+    taken = 0 if start is None else on_first(group, lambda: read_checkpoint(start).step, f"the checkpoint '{start}'")
     program = with_schedule(program, schedule, warmup, steps, "give fewer --warmup steps, or more --epochs", taken)
     if resume:
-        take_over_checkpoints(folder, program)
+        on_first(group, lambda: take_over_checkpoints(folder, program), "the checkpoints")
     trainer = Trainer(
         program,
         train_set,
@@ -154,15 +195,17 @@ def train(
         resume=resume,
         overwrite=overwrite,
         engine=engine,
+        device=device,
         threads=threads,
+        parallel=parallel,
         state=program.initial_state(seed, reinitialize) if reinitialize and not resume else None,
     )
-    if start_from is not None:
+    if start is not None:
         from burnish.program.carry_over import CarryOverWarning
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CarryOverWarning)
-            trainer.session.restore(start_from, strict=False)
+            trainer.start_from(start)
         for warning in caught:
             console.print(str(warning.message), markup=False)
     course = {"lr": rate, "schedule": schedule, "warmup": warmup, "epochs": epochs}
@@ -170,13 +213,21 @@ def train(
         for note in _resumed_otherwise(folder, course, reinitialize):
             console.print(note, markup=False)
     tuned = export or folder / "tuned.onnx"
-    if not resume:
+    if not resume and group.rank == 0:
         # Of the run that is overwritten: it would pass for this run's until that is done.
         (folder / "tuned.onnx").unlink(missing_ok=True)
         program.save(folder / "program")
         (folder / "run.json").write_text(
             json.dumps(
-                {"command": _command(context), "model": str(model), "data": data, "classes": classes, "course": course}, indent=1
+                {
+                    "command": _command(context),
+                    "model": str(model),
+                    "data": data,
+                    "classes": classes,
+                    "course": course,
+                    "launch": launch.run_id(),
+                },
+                indent=1,
             )
             + "\n",
             encoding="utf-8",
@@ -185,11 +236,27 @@ def train(
         result = trainer.run()
     except TrainingInterrupted as interrupt:
         raise KeyboardInterrupt(f"{interrupt}:\n  {_command(context, resume=True)}") from interrupt
+    if group.rank:
+        return
     trainer.session.export(tuned, fold_norm=fold)
     if result.best is not None and eval_set is not None:
         best = result.best
         console.print(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}", markup=False)
     console.print(export_line(tuned, "the tuned model,", result.steps, program, fold), markup=False)
+
+
+def parallel_run(device: str | None, timeout: float) -> tuple[DataParallel | None, ProcessGroup]:
+    """Join the other workers where a launcher has started several; returns what a trainer takes for them, and the group."""
+    from burnish.distributed.process_group import ProcessGroup, join
+
+    if not launch.is_worker():
+        return None, ProcessGroup(0, 1)
+    from burnish.cli.console import warn_with_rank
+    from burnish.distributed import DataParallel
+
+    group = join(device or "cpu", timeout=timeout)
+    warn_with_rank(group.rank)
+    return DataParallel(group=group), group
 
 
 def what_trains(program: Program) -> str:
@@ -204,6 +271,14 @@ def what_trains(program: Program) -> str:
     return f"{counted(count, 'parameter')} in {counted(len(trained), 'tensor')} train" + (
         f", {counted(rest, 'tensor')} {'stays as it is' if rest == 1 else 'stay as they are'}" if rest else ""
     )
+
+
+def _launched(folder: Path) -> str | None:
+    """Return the name of the launch that the run in a folder was started by."""
+    try:
+        return str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["launch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _resumed_otherwise(folder: Path, course: Mapping[str, object], reinitialize: str | None) -> list[str]:

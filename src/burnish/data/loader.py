@@ -26,9 +26,13 @@ class Loader:
         drop_last: leave out a last batch that is shorter than ``batch_size``.
         augment: ``(batch, generator) -> batch``, random changes to a batch. Its generator is seeded by the seed, the epoch
             and the number of the batch alone.
+        rank, workers: yield the part of each batch that a worker of this rank has among so many: the parts of all of them, one
+            behind the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
+            ``augment`` changes may depend on the whole batch, so that with it each worker reads the whole batch.
 
     Raises:
-        ConfigurationError: a batch size below 1, or no batch at all because ``drop_last`` drops the only one.
+        ConfigurationError: a batch size below 1, or no batch at all because ``drop_last`` drops the only one; or a rank that is
+            none of the workers'.
     """
 
     def __init__(
@@ -39,7 +43,11 @@ class Loader:
         shuffle: bool = True,
         drop_last: bool = False,
         augment: Augmentation | None = None,
+        rank: int = 0,
+        workers: int = 1,
     ):
+        if not 0 <= rank < workers:
+            raise ConfigurationError(f"rank={rank}, workers={workers}: ranks count from 0 to one below the number of workers")
         if batch_size < 1:
             raise ConfigurationError(f"batch_size={batch_size}: a batch holds 1 sample or more")
         if seed < 0:
@@ -50,6 +58,8 @@ class Loader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.augment = augment
+        self.rank = rank
+        self.workers = workers
         if len(self) == 0:
             raise ConfigurationError(
                 f"batch_size={batch_size} leaves no batch: the data set has {len(dataset)} samples; "
@@ -68,10 +78,23 @@ class Loader:
         return np.random.default_rng((self.seed, ORDER, epoch)).permutation(len(self.dataset)).astype(np.int64)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the batches of an epoch, from batch number ``start`` on."""
+        """Yield the batches of an epoch, or this worker's parts of them, from batch number ``start`` on."""
         order = self.order(epoch)
         for number in range(start, len(self)):
-            batch = self.dataset.batch(order[number * self.batch_size : (number + 1) * self.batch_size])
+            indices = order[number * self.batch_size : (number + 1) * self.batch_size]
+            own = part_of(len(indices), self.rank, self.workers)
             if self.augment is not None:
-                batch = self.augment(batch, np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
-            yield batch
+                batch = self.augment(self.dataset.batch(indices), np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
+                yield batch if self.workers == 1 else {name: array[own] for name, array in batch.items()}
+            elif own.start == own.stop:
+                # A data set need not be able to read nothing; one sample tells the shapes.
+                yield {name: array[:0] for name, array in self.dataset.batch(indices[:1]).items()}
+            else:
+                yield self.dataset.batch(indices[own])
+
+
+def part_of(samples: int, rank: int, workers: int) -> slice:
+    """Return which of so many samples a worker has: parts follow each other by rank, and the first may have one more."""
+    each, rest = divmod(samples, workers)
+    start = rank * each + min(rank, rest)
+    return slice(start, start + each + (1 if rank < rest else 0))

@@ -7,8 +7,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 from burnish.distributed.watch import first_line, ranks
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
+TIMEOUT_SECONDS = 60.0
+FIRST_CONTACT_SECONDS = 300.0
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 
@@ -146,15 +148,15 @@ def initialize(place: Place, store: Any, device: str, limit: float) -> None:
         import torch
 
         torch.cuda.set_device(device)
+    _choose_interface(place)
     try:
-        with _interface_of(place):
-            distributed.init_process_group(
-                "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-                store=store,
-                rank=place.rank,
-                world_size=place.world_size,
-                timeout=timedelta(seconds=limit),
-            )
+        distributed.init_process_group(
+            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=limit),
+        )
     except RuntimeError as error:
         raise WorkerError(
             f"The workers have met at {place.address}, but rank {place.rank} cannot connect with another: {first_line(error)}. "
@@ -214,20 +216,13 @@ def _wait_for_all(store: Any, place: Place, until: float, seconds: float) -> Non
                 store.wait([_arrival(missing[0])], timedelta(seconds=max(0.01, min(1.0, until - time.monotonic()))))
 
 
-@contextmanager
-def _interface_of(place: Place) -> Iterator[None]:
-    """Let Gloo use the interface that the store is reached by, where the user names none.
+def _choose_interface(place: Place) -> None:
+    """Let Gloo use the interface that the store is reached by, where the user names none; for groups that are made later too.
 
     By itself it takes what the machine's own name resolves to, which is the loopback on many machines: nobody else reaches that.
     """
-    name = None if INTERFACE in os.environ else _interface_towards(place.host, place.port)
-    if name is not None:
+    if INTERFACE not in os.environ and (name := _interface_towards(place.host, place.port)) is not None:
         os.environ[INTERFACE] = name
-    try:
-        yield
-    finally:
-        if name is not None:
-            os.environ.pop(INTERFACE, None)
 
 
 def _interface_towards(host: str, port: int) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -62,6 +62,21 @@ class DataParallel:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
         encoding_of(self.compression)
+
+    def joined(self, device: str | None) -> DataParallel:
+        """Return these options with the workers of the run in ``group``; joins them where it is not given.
+
+        Raises:
+            ConfigurationError: the environment contradicts itself, or ``communicator`` is given in place of a group.
+            EngineError: PyTorch is missing, or lacks what the device needs.
+            WorkerError: others have not come.
+        """
+        if self.communicator is not None:
+            raise ConfigurationError(
+                "DataParallel: communicator=... connects the steps of a session alone: leave it out for a trainer, or "
+                "give it group=..."
+            )
+        return replace(self, group=self.group or join(device or "cpu"))
 
     def open(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None

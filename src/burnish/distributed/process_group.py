@@ -15,20 +15,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from burnish.distributed import meeting
-from burnish.distributed.meeting import torch_distributed
+from burnish.distributed.meeting import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, torch_distributed
 from burnish.distributed.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
 if TYPE_CHECKING:
     import torch
 
-TIMEOUT_SECONDS = 60.0
-FIRST_CONTACT_SECONDS = 300.0
 # How long a wait lasts before it is seen whether the others still live, and Ctrl-C is heard.
 LOOK_UP_SECONDS = 0.5
 # By how much an exchange outlasts its time, so that who is late is found out before it ends by itself.
 GRACE_SECONDS = SEARCH_SECONDS + 1
 OPERATIONS = ("sum", "min", "max")
+
+_joined: ProcessGroup | None = None
 
 
 def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact: float = FIRST_CONTACT_SECONDS) -> ProcessGroup:
@@ -40,7 +40,8 @@ def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact
         first_contact: seconds that the others may take to come.
 
     Returns:
-        The group; of one worker where ``WORLD_SIZE`` is not set, or is 1.
+        The group; of one worker where ``WORLD_SIZE`` is not set, or is 1. A process that has joined and not left gets the group
+        that it is in.
 
     Raises:
         ConfigurationError: the environment is incomplete or contradicts itself, or a time is not positive.
@@ -53,8 +54,11 @@ def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact
     place = meeting.Place.of_environment()
     if place.world_size == 1:
         return ProcessGroup(0, 1, _own_device(device, place.local_rank), timeout, first_contact)
+    global _joined
     distributed = torch_distributed()
     own_device = _own_device(device, place.local_rank)
+    if _joined is not None and _joined.device == own_device and not _joined.is_closed:
+        return _joined
     if distributed.is_initialized():
         raise ConfigurationError(
             "torch.distributed is initialized already in this process: close the group that burnish joined earlier (close()), or "
@@ -64,15 +68,15 @@ def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact
     meeting.initialize(place, store, own_device, timeout + GRACE_SECONDS)
     watch = Watch(open_store, place.address, place.keeper, place.rank, place.world_size, timeout, _abort_on_cuda(own_device))
     watch.start()
-    return ProcessGroup(place.rank, place.world_size, own_device, timeout, first_contact, distributed.group.WORLD, watch)
+    _joined = ProcessGroup(place.rank, place.world_size, own_device, timeout, first_contact, distributed.group.WORLD, watch)
+    return _joined
 
 
 class Pending:
     """An exchange under way. Until ``wait`` returned, its tensors are neither read nor written."""
 
-    def __init__(self, group: ProcessGroup | None = None, work: Any = None, name: str = "", timeout: float = 0.0):
-        self._group, self._work, self._name, self._timeout = group, work, name, timeout
-        self._began = time.monotonic()
+    def __init__(self, group: ProcessGroup | None = None, work: Any = None, name: str = "", on_cpu: bool = True):
+        self._group, self._work, self._name, self._on_cpu = group, work, name, on_cpu
 
     def wait(self) -> None:
         """Wait until the exchange is done; on CUDA, until it stands in the current stream.
@@ -81,7 +85,7 @@ class Pending:
             WorkerError: a worker is gone, or has not come to it in time.
         """
         if self._group is not None and self._work is not None:
-            self._group.finish(self._work, self._name, self._began, self._timeout)
+            self._group.finish(self._work, self._name, self._on_cpu)
         self._work = None
 
 
@@ -112,6 +116,7 @@ class ProcessGroup:
         torch_group: Any = None,
         watch: Watch | None = None,
         members: Sequence[int] | None = None,
+        name: str = "run",
     ):
         self.rank, self.world_size, self.device = rank, world_size, device
         self.timeout, self.patience = timeout, patience
@@ -120,6 +125,8 @@ class ProcessGroup:
         # Ranks of the whole run, by rank in this group.
         self._members = tuple(range(world_size) if members is None else members)
         self._is_part = members is not None
+        self._name = name
+        self._parts = 0
         self._meetings = 0
         if torch_group is not None and not self._is_part:
             atexit.register(self.close)
@@ -147,7 +154,7 @@ class ProcessGroup:
         distributed = torch_distributed()
         kind = getattr(distributed.ReduceOp, operation.upper())
         return self._begin(
-            lambda: distributed.all_reduce(tensor, kind, group=self.torch_group, async_op=True), f"all-reduce of {name}"
+            lambda: distributed.all_reduce(tensor, kind, group=self.torch_group, async_op=True), f"all-reduce of {name}", tensor
         )
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
@@ -165,7 +172,9 @@ class ProcessGroup:
         distributed = torch_distributed()
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         return gathered, self._begin(
-            lambda: distributed.all_gather(gathered, tensor, group=self.torch_group, async_op=True), f"all-gather of {name}"
+            lambda: distributed.all_gather(gathered, tensor, group=self.torch_group, async_op=True),
+            f"all-gather of {name}",
+            tensor,
         )
 
     def begin_all_to_all(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[torch.Tensor, Pending]:
@@ -192,6 +201,7 @@ class ProcessGroup:
             self._begin(
                 lambda: distributed.broadcast(tensor, self._members[source], group=self.torch_group, async_op=True),
                 f"broadcast of {name}",
+                tensor,
             ).wait()
         return tensor
 
@@ -213,21 +223,21 @@ class ProcessGroup:
         self._count(f"wait for {name}")
         self._meetings += 1
         limit = self.patience if timeout is None else timeout
-        if self._watch is not None and not self._watch.meet(f"{self._members[0]}/{self._meetings}", self.world_size, limit):
+        if self._watch is not None and not self._watch.meet(f"{self._name}:{self._meetings}", self.world_size, limit):
             self.check()
             raise self._late(f"wait for {name}", limit)
 
     def all_gather_bytes(self, content: bytes, *, name: str = "values") -> list[bytes]:
-        """Return the bytes of all workers, in the order of their ranks; each may have any number of them."""
+        """Return the bytes of all workers, in the order of their ranks; each may have any number of them. They go by Gloo."""
         if self.world_size == 1:
             return [content]
         import torch
 
-        length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
+        length = torch.tensor([len(content)], dtype=torch.int64)
         lengths = [int(entry.item()) for entry in self.all_gather(length, name=f"the size of {name}")]
         padded = bytearray(content.ljust(max(1, *lengths), b"\0"))
-        gathered = self.all_gather(torch.frombuffer(padded, dtype=torch.uint8).to(self.device), name=name)
-        return [entry[:size].cpu().numpy().tobytes() for entry, size in zip(gathered, lengths, strict=True)]
+        gathered = self.all_gather(torch.frombuffer(padded, dtype=torch.uint8), name=name)
+        return [entry[:size].numpy().tobytes() for entry, size in zip(gathered, lengths, strict=True)]
 
     def all_gather_json(self, value: Any, *, name: str = "values") -> list[Any]:
         """Return the JSON-compatible values of all workers, in the order of their ranks."""
@@ -241,31 +251,35 @@ class ProcessGroup:
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigurationError(f"size={size!r}: give a whole number of workers, 1 or more")
-        if size >= self.world_size:
-            return self
-        own: ProcessGroup | None = None
-        distributed = torch_distributed()
-        for start in range(0, self.world_size, size):
-            part = self._members[start : start + size]
-            # Every worker has to make every group, also those it is not in.
-            made = None
-            if len(part) > 1:
-                made = distributed.new_group(list(part), timeout=timedelta(seconds=self.timeout + GRACE_SECONDS))
-            if start <= self.rank < start + size:
-                rank = self.rank - start
-                own = ProcessGroup(rank, len(part), self.device, self.timeout, self.patience, made, self._watch, part)
-        assert own is not None
-        return own
+        return self if size >= self.world_size else self.apart(size)
+
+    def apart(self, size: int) -> ProcessGroup:
+        """Return this worker's group of ``size`` ranks that follow each other, with connections of its own.
+
+        Exchanges of one group wait for each other, and not for those of another.
+        """
+        first = self.rank // size * size
+        part = self._members[first : first + size]
+        made = None
+        if len(part) > 1:
+            self._count("connection of a group")
+            limit = timedelta(seconds=self.timeout + GRACE_SECONDS)
+            try:
+                made = torch_distributed().new_group(list(part), timeout=limit, use_local_synchronization=True)
+            except RuntimeError as error:
+                raise self._broken("connection of a group", error) from error
+        self._parts += 1
+        name = f"{self._name}/{self._parts}.{first}"
+        return ProcessGroup(self.rank - first, len(part), self.device, self.timeout, self.patience, made, self._watch, part, name)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this worker has left."""
+        return self.world_size > 1 and self.torch_group is None
 
     def twin(self) -> ProcessGroup:
         """Return a group of the same workers, whose exchanges do not wait for those of this one."""
-        if self.world_size == 1:
-            return self
-        lasts = timedelta(seconds=self.timeout + GRACE_SECONDS)
-        made = torch_distributed().new_group(list(self._members), timeout=lasts)
-        return ProcessGroup(
-            self.rank, self.world_size, self.device, self.timeout, self.patience, made, self._watch, self._members
-        )
+        return self if self.world_size == 1 else self.apart(self.world_size)
 
     def check(self) -> None:
         """Raise WorkerError where a worker is known to be gone; asks nobody."""
@@ -300,10 +314,10 @@ class ProcessGroup:
     def _run_rank(self) -> int:
         return self._members[self.rank]
 
-    def _begin(self, begin: Callable[[], Any], name: str) -> Pending:
+    def _begin(self, begin: Callable[[], Any], name: str, tensor: torch.Tensor) -> Pending:
         self._count(name)
         try:
-            return Pending(self, begin(), name, self.timeout)
+            return Pending(self, begin(), name, tensor.device.type == "cpu")
         except RuntimeError as error:
             raise self._broken(name, error) from error
 
@@ -315,18 +329,19 @@ class ProcessGroup:
         if self._watch is not None:
             self._watch.operations += 1
 
-    def finish(self, work: Any, name: str, began: float, limit: float) -> None:
-        """Wait for what ``torch.distributed`` has under way since ``began`` (monotonic clock), for ``limit`` seconds in all.
+    def finish(self, work: Any, name: str, on_cpu: bool) -> None:
+        """Wait for what ``torch.distributed`` has under way, until its time is over.
 
         Raises:
             WorkerError: a worker is gone, or has not come to it in time.
         """
-        if self.device != "cpu":
+        if not on_cpu:
             try:
                 work.wait()
             except RuntimeError as error:
                 raise self._broken(name, error) from error
             return
+        began = time.monotonic()
         while True:
             try:
                 work.wait(timedelta(seconds=LOOK_UP_SECONDS))
@@ -335,13 +350,15 @@ class ProcessGroup:
                 if work.is_completed():
                     raise self._broken(name, error) from error
             self.check()
-            if time.monotonic() > began + limit:
-                raise self._late(name, limit)
+            if time.monotonic() > began + self.timeout:
+                raise self._late(name, self.timeout)
 
     def _broken(self, name: str, error: RuntimeError) -> WorkerError:
         cause = None if self._watch is None else self._watch.search()
         if cause is None:
             cause = f"the connection to another worker broke in the {name}: {first_line(error)}"
+            if self._watch is not None:
+                self._watch.declare(cause)
         return WorkerError(self._ended(cause))
 
     def _late(self, name: str, limit: float) -> WorkerError:

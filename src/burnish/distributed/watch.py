@@ -20,7 +20,10 @@ SEARCH_INTERVAL_SECONDS = 0.2
 # While somebody waits at a meeting; more workers ask less often, as one store answers them all.
 MEETING_INTERVAL_SECONDS = 0.01
 MEETING_INTERVAL_SECONDS_PER_WORKER = 0.001
+# How long a worker that ends waits for rank 0 to end.
+PARTING_SECONDS = 3.0
 CAUSE = "cause"
+OVER = "over"
 NO_CAUSE = ""
 
 
@@ -106,6 +109,7 @@ class Watch:
         self._meeting: Meeting | None = None
         self._ending = threading.Event()
         self._hurry = threading.Event()
+        self._entered = threading.Event()
         self._thread = threading.Thread(target=self._run, name="burnish-watch", daemon=True)
 
     def start(self) -> None:
@@ -116,12 +120,13 @@ class Watch:
         """Say that this worker leaves in good order, or what was declared, and stop beating."""
         self._ending.set()
         self._hurry.set()
-        self._thread.join(timeout=2 * INTERVAL_SECONDS)
+        self._thread.join(timeout=2 * INTERVAL_SECONDS + PARTING_SECONDS)
 
     def declare(self, cause: str) -> None:
-        """Tell every worker why the run ends; what somebody said earlier stands."""
+        """Tell every worker why the run ends; what somebody said earlier stands. Returns when it is entered, or cannot be."""
         self._declared = self._declared or cause
         self._hurry.set()
+        self._entered.wait(2 * INTERVAL_SECONDS)
 
     def meet(self, name: str, workers: int, seconds: float) -> bool:
         """Wait until so many workers have come to the meeting of this name; False where they have not in this time.
@@ -205,9 +210,9 @@ class Watch:
                 beat += 1
                 if self._hurry.wait(self._interval):
                     self._hurry.clear()
-            if self._declared is not None:
-                store.compare_set(CAUSE, NO_CAUSE, self._declared)
+            self._enter(store)
             store.set(_key(self.rank), json.dumps([beat, self.operations, self._declared is None]))
+            self._let_first_end(store)
         except (RuntimeError, ValueError) as error:
             if not self._ending.is_set():
                 self._find(f"{self._keeper}, which keeps the store at {self._address}, is gone ({first_line(error)})")
@@ -220,8 +225,7 @@ class Watch:
 
     def _round(self, store: Any, beat: int) -> None:
         store.set(_key(self.rank), json.dumps([beat, self.operations, False]))
-        if self._declared is not None:
-            store.compare_set(CAUSE, NO_CAUSE, self._declared)
+        self._enter(store)
         if (meeting := self._meeting) is not None and not meeting.complete:
             come = store.add(meeting.key, 0 if meeting.entered else 1)
             meeting.entered, meeting.complete = True, come >= meeting.workers
@@ -234,8 +238,22 @@ class Watch:
         now = time.monotonic()
         life = self._lives[following]
         if self._cause is None and not life.left and now - life.changed > self.patience:
-            self.declare(f"rank {following} has shown no sign of life for {self.patience:g} s")
+            self._declared = self._declared or f"rank {following} has shown no sign of life for {self.patience:g} s"
         self._contact = now
+
+    def _let_first_end(self, store: Any) -> None:
+        """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why."""
+        until = time.monotonic() + PARTING_SECONDS
+        if self.rank == 0:
+            store.set(OVER, "")
+        while self.rank != 0 and time.monotonic() < until and not store.check([OVER]):
+            time.sleep(MEETING_INTERVAL_SECONDS)
+
+    def _enter(self, store: Any) -> None:
+        """Enter what was declared, where nothing is entered yet."""
+        if self._declared is not None and not self._entered.is_set():
+            store.compare_set(CAUSE, NO_CAUSE, self._declared)
+            self._entered.set()
 
     def _read(self, store: Any, rank: int) -> None:
         if not store.check([_key(rank)]):

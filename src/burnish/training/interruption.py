@@ -42,6 +42,11 @@ class CtrlCNoted:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._earlier)
 
+    @property
+    def noted(self) -> bool:
+        """Whether Ctrl-C was pressed since ``taken`` was last asked."""
+        return self._noted
+
     def taken(self) -> bool:
         """Return whether Ctrl-C was pressed since this was last asked."""
         noted, self._noted = self._noted, False

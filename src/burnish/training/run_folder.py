@@ -147,3 +147,22 @@ class RunFolder:
 
     def _extra(self, position: Position) -> dict[str, Any]:
         return {"course": self._course, "position": asdict(position)}
+
+
+class FollowedFolder(RunFolder):
+    """The folder of a run as all workers but the first have it: that one keeps it, and these write nothing."""
+
+    def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
+        pass
+
+    def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:
+        position.since_row = Means()
+
+    def save(self, session: Session, position: Position) -> None:
+        pass
+
+    def save_best(self, session: Session, position: Position) -> None:
+        pass
+
+    def draw(self, at_once: bool = False) -> str | None:
+        return None

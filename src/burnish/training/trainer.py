@@ -5,27 +5,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from burnish.data import DataSource, Loader, Wanted, as_dataset
+import burnish
+from burnish.data import Dataset, DataSource, Loader, Wanted, as_dataset
 from burnish.data.loader import Augmentation
+from burnish.distributed import DataParallel
+from burnish.distributed.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError
+from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
+from burnish.training import workers
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.position import Position
 from burnish.training.progress import Progress, Reached, Silent, automatic
 from burnish.training.rates import Rates
 from burnish.training.reports import Row
-from burnish.training.run_folder import RunFolder
+from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
 
 ROWS_PER_EPOCH = 10
@@ -38,7 +43,7 @@ class TrainingResult:
     Attributes:
         metrics: loss and metrics after the last epoch: on the evaluation data where there are any, else the averages over
             the training batches of that epoch.
-        history: the rows of ``metrics.csv``.
+        history: the rows of ``metrics.csv``; of several workers, the first alone has them.
         best: ``epoch`` (from 1), ``metric``, ``value`` of the best epoch, whose state ``checkpoints/best.safetensors`` holds.
         steps: steps since the run first started.
         seconds: time spent in training since the run first started.
@@ -84,13 +89,18 @@ class Trainer:
         monitor: the figure that a ``plateau`` schedule in the program is given after each epoch: the loss (None) or a metric, on
             the evaluation data, or on the training data where there are none.
         augment: random changes to training batches, as ``Loader`` takes them.
-        progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``.
+        progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``. Of several workers, the
+            first alone reports.
+        parallel: None trains alone. With ``burnish.DataParallel()`` every worker makes a trainer of the same arguments and runs
+            it: each has its part of every batch, and the run is that of one process with the whole batches. ``batch_size`` is
+            that of all workers together. The first one keeps the folder of the run; the others need not reach it.
 
     Raises:
         ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already.
         DataError: data that cannot be read, or that do not fit the program.
         CheckpointError: nothing to resume, or a run that was started with other options.
         EngineError: the engine is not there.
+        WorkerError: another worker is not there, or trains something else.
     """
 
     def __init__(
@@ -118,6 +128,7 @@ class Trainer:
         monitor: str | None = None,
         augment: Augmentation | None = None,
         progress: bool | Progress = True,
+        parallel: DataParallel | None = None,
     ):
         whole_numbers = {
             "epochs": epochs,
@@ -137,7 +148,13 @@ class Trainer:
         self.epochs = epochs
         self.checkpoint_every = checkpoint_every
         rest = samples_left_out(program, len(train), batch_size)
-        self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment)
+        self._group = ProcessGroup(0, 1)
+        if parallel is not None:
+            parallel = parallel.joined(device)
+            self._group = parallel.group or self._group
+            engine = "torch" if engine == "auto" else engine
+        rank, count = self._group.rank, self._group.world_size
+        self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment, rank=rank, workers=count)
         self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched = _watched(program, best_metric)
@@ -150,19 +167,29 @@ class Trainer:
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
         self.run_directory = Path(run_directory)
-        self.run_folder = RunFolder(self.run_directory, course, keep_checkpoints)
-        if not resume and not overwrite:
-            self.run_folder.check_unused()
-        self.session = Session(program, engine, state, seed, device, threads)
-        self._position = Position()
-        if resume:
-            self._position, passed_over = self.run_folder.restored(self.session)
-            self._notes += passed_over
-        self._rates.check_end(self.session.step_count, self.steps - self._position.step)
-        diagnostics = [entry.name for entry in program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
-        self.run_folder.begin(self._names, diagnostics, self._position.step if resume else None)
-        self._progress: Progress = progress if not isinstance(progress, bool) else automatic() if progress else Silent()
+        kept = RunFolder if self._group.rank == 0 else FollowedFolder
+        self.run_folder = kept(self.run_directory, course, keep_checkpoints)
+        shown: Progress = progress if not isinstance(progress, bool) else automatic() if progress else Silent()
+        self._progress = shown if self._group.rank == 0 else Silent()
         self._ctrl_c = CtrlCNoted()
+        self._stop_vote = workers.StopVote(self._group)
+        self._position = Position()
+        try:
+            self._agree(course, evaluation)
+            if not resume and not overwrite:
+                workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
+            self.session = Session(program, engine, state, seed, device, threads, parallel)
+            if resume:
+                self._resume()
+            self._rates.check_end(self.session.step_count, self.steps - self._position.step)
+            diagnostics = [entry.name for entry in program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
+            last_step = self._position.step if resume else None
+            workers.on_first(
+                self._group, lambda: self.run_folder.begin(self._names, diagnostics, last_step), "the folder of the run"
+            )
+        except BaseException as error:
+            self._group.fail(error)
+            raise
 
     @property
     def latest(self) -> Path:
@@ -185,6 +212,11 @@ class Trainer:
         return self._position.epoch >= self.epochs
 
     @property
+    def group(self) -> ProcessGroup:
+        """The workers of the run; of one, where it trains alone."""
+        return self._group
+
+    @property
     def learning_rate(self) -> float | None:
         """The learning rate that the schedule changes; None where the program computes its own, or has none."""
         return self._rates.start
@@ -195,6 +227,7 @@ class Trainer:
         Raises:
             TrainingInterrupted: Ctrl-C, after the step under way was finished and the state saved.
             NonFiniteLossError: the loss became NaN or infinite; the state from before that step is saved.
+            WorkerError: another worker is gone; the state from before the step is saved.
             BurnishError: any other error, after the state was saved where it could be.
         """
         self._progress.start(self._position.step, self.steps)
@@ -210,7 +243,11 @@ class Trainer:
                 while not self.finished:
                     self._run_epoch()
         except BurnishError as error:
+            self._tell(error)
             raise self._stopped_by(error) from error
+        except BaseException as error:
+            self._tell(error)
+            raise
         finally:
             self._draw(at_once=True)
             self._progress.close()
@@ -225,6 +262,7 @@ class Trainer:
         for batch in self.loader.epoch(position.epoch, position.batch):
             latest = position.metrics if position.unheeded else {}
             given = self._rates.given(position.step, self.steps, latest)
+            self._stop_vote.begin(self._ctrl_c.noted)
             results = self.session.step(batch, **given)
             metrics = {name: results[name] for name in self._names}
             position.rate = self._rates.used(given, results)
@@ -248,8 +286,12 @@ class Trainer:
         position = self._position
         evaluation: dict[str, float] = {}
         if self.eval_loader is not None:
-            evaluation = self.session.evaluate_data(
-                self.eval_loader.epoch(0), lambda _: self._stop_if_interrupted(), parameters=self._parameters
+            evaluation = workers.evaluate(
+                self._group,
+                self.session,
+                self.eval_loader,
+                parameters=self._parameters,
+                looked_up=self._stop_if_interrupted if self._group.world_size == 1 else self._group.check,
             )
         position.metrics = evaluation or position.since_epoch.values()
         position.seconds += time.monotonic() - begin
@@ -262,6 +304,7 @@ class Trainer:
         self._save()
         self._draw()
         if position.epoch < self.epochs:
+            self._stop_vote.begin(self._ctrl_c.noted)
             self._stop_if_interrupted()
 
     def _reached(self) -> Reached:
@@ -269,17 +312,61 @@ class Trainer:
         means = position.since_epoch.values()
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
+    def _agree(self, course: Mapping[str, object], evaluation: Dataset | None) -> None:
+        """Check that all workers were given the same, as far as the program, whose session compares it, does not say it."""
+        if self._group.world_size == 1:
+            return
+        given = {
+            "the version of burnish": burnish.__version__,
+            "the version of PyTorch": version("torch"),
+            **course,
+            "epochs": self.epochs,
+            "checkpoint_every": self.checkpoint_every,
+            "best_metric": self._watched,
+            "the training data": workers.described(self.loader.dataset),
+            "the evaluation data": None if evaluation is None else workers.described(evaluation),
+        }
+        self._group.barrier(name="the others to read their data and compile")
+        workers.agree(self._group, given)
+
+    def _resume(self) -> None:
+        """Go on where the run stopped: the first worker reads the checkpoint, the others get it from there."""
+
+        def restored() -> dict[str, object]:
+            position, passed_over = self.run_folder.restored(self.session)
+            return {"position": asdict(position), "notes": passed_over}
+
+        found = workers.on_first(self._group, restored, "the checkpoint")
+        self._position = Position.from_dict(found["position"])
+        self._notes += found["notes"]
+        workers.take_over_state(self._group, self.session)
+
+    def start_from(self, path: str | Path) -> None:
+        """Begin in the state of a checkpoint, as far as it fits (``Session.restore`` with ``strict=False``).
+
+        Raises:
+            CheckpointError: the file cannot be read, or is of another model.
+            WorkerError: the same, on all workers but the first.
+        """
+        workers.restore(self._group, self.session, Path(path), strict=False)
+
     def _save(self) -> None:
         self.run_folder.save(self.session, self._position)
+        self._group.barrier(name="the first worker to write a checkpoint")
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the other workers why this one stops, unless all stop by the same."""
+        if not isinstance(error, NonFiniteLossError | TrainingInterrupted):
+            self._group.fail(error)
 
     def _stopped_by(self, error: BurnishError) -> BurnishError:
         """Save what there is; return the error with where that is and, for a loss that is not finite, how to go on."""
         position = self._position
         text = f"{str(error).rstrip('.')}. Training stopped in epoch {position.epoch + 1}, batch {position.batch + 1}"
         try:
-            self._save()
+            self.run_folder.save(self.session, self._position)
             text += f"; the state before it is saved in '{self.latest}'"
-        except CheckpointError:
+        except (CheckpointError, WorkerError):
             text += f"; '{self.latest}' holds the last state that was whole" if self.latest.exists() else ""
         if isinstance(error, NonFiniteLossError):
             rate = self._rates.at(position.step, self.steps)
@@ -293,7 +380,8 @@ class Trainer:
         return type(error)(text)
 
     def _stop_if_interrupted(self) -> None:
-        if self._ctrl_c.taken():
+        interrupted = self._ctrl_c.taken() if self._group.world_size == 1 else self._stop_vote.passed()
+        if interrupted:
             self._save()
             raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch)
 

@@ -1,0 +1,123 @@
+"""``burnish train --workers``: one log, the figures of one process, and what is said when a worker is gone."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from burnish.cli import launch
+
+COMMAND = (sys.executable, "-m", "burnish")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def arguments(folder: str, *options: str) -> list[str]:
+    course = f"--data many.npz --eval-data data.npz --engine torch --threads 1 --batch-size 8 --lr 0.01 -o {folder}"
+    return ["train", "model.onnx", *course.split(), *options]
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    generator = np.random.default_rng(1)
+    np.savez("many.npz", x=generator.normal(size=(101, 4, 4)).astype(np.float32), y=generator.integers(0, 3, 101))
+    return folder
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{name: text for name, text in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_to_the_same_end(run, data):
+    run(*arguments("alone", "--epochs", "4"))
+    killed = arguments("together", "--workers", "2", "--checkpoint-every", "5")
+    with subprocess.Popen(
+        [*COMMAND, *killed, "--epochs", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("epoch "):
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        if not children.exists():
+            process.kill()
+            pytest.skip("the children of a process cannot be found here")
+        workers = [int(child) for child in children.read_text().split()]
+        os.kill(workers[-1], signal.SIGKILL)
+        remaining, message = process.communicate(timeout=120)
+    assert process.returncode == 1, remaining + message
+    assert re.search(r"error: Rank [01] \(process \d+\) was ended by SIGKILL, and the others were stopped\.", message)
+    assert message.strip().endswith("burnish " + " ".join([*killed, "--epochs", "100000", "--resume"]))
+    assert message.count("error:") == 1
+    reached = int(rows(data / "together")[-1]["epoch"])
+    if reached > 3:
+        run(*arguments("alone", "--epochs", str(reached + 1), "--overwrite"))
+    epochs = str(max(4, reached + 1))
+    done = subprocess.run(
+        [*COMMAND, *killed, "--epochs", epochs, "--resume"], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("compiled in") == 1
+    together, alone = rows(data / "together"), rows(data / "alone")
+    assert [row["step"] for row in together] == [row["step"] for row in alone]
+    for row, expected in zip(together, alone, strict=True):
+        for name, text in expected.items():
+            assert (row[name] == "") == (text == "")
+            # Float32 sums in another order; the network is too small for them to part further.
+            assert not text or float(row[name]) == pytest.approx(float(text), rel=2e-2, abs=2e-2), name
+
+
+def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    result = run(*arguments("run", "--workers", "3"), code=1)
+    assert "--workers 3, and torchrun has started 2 on this machine: leave --workers out, or torchrun" in result.stderr
+
+
+def test_under_torchrun_one_worker_is_alone(run, data, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert "epoch 1/1" in run(*arguments("run")).output
+
+
+def test_a_restart_goes_on_with_the_run(run, data, monkeypatch):
+    run(*arguments("run", "--epochs", "2"))
+    before = rows(data / "run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    result = run(*arguments("run", "--epochs", "3", "--overwrite"))
+    assert "epoch 3/3" in result.output
+    assert "epoch 1/3" not in result.output
+    assert rows(data / "run")[: len(before)] == before
+
+
+def test_workers_that_a_launch_starts_again_know_their_run(run, data, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "night-shift")
+    run(*arguments("run", "--epochs", "2"))
+    assert "epoch 3/3" in run(*arguments("run", "--epochs", "3")).output
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "day-shift")
+    assert "'run' holds a run already: go on with it (--resume)" in run(*arguments("run"), code=1).stderr
+
+
+def test_who_speaks(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert launch.other_rank() is None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launch.other_rank() == "1"
+    monkeypatch.setenv("RANK", "0")
+    assert launch.other_rank() is None

@@ -1,0 +1,154 @@
+"""A run of several workers is that of one process: the same figures and checkpoints, however many there are."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs_of_workers import assert_same_run, dataset, save_program, train, trainer
+from worker_processes import Workers, run, tell
+
+from burnish.distributed.process_group import ProcessGroup, join
+from burnish.errors import CheckpointError, WorkerError
+from burnish.training.checkpoint import read_checkpoint
+from burnish.training.workers import agree, on_first, spread
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> str:
+    return save_program(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="module")
+def alone(saved, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    trainer(saved, str(folder), parallel=False).run()
+    return folder
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_run_of_workers_is_that_of_one_process(saved, alone, tmp_path, workers):
+    folder = tmp_path / "run"
+    results = run(train, workers, saved, str(folder), {})
+    assert_same_run(folder, alone)
+    for metrics, state in results[1:]:
+        assert metrics == results[0][0]
+        for name, array in state.items():
+            assert array.tobytes() == results[0][1][name].tobytes(), f"{name} is not the same bits on all workers"
+
+
+def stop_early(rank: int, saved: str, folder: str):
+    """Train with a checkpoint after each step, and be gone in the middle of the second epoch."""
+    made = trainer(saved, folder, parallel=True, checkpoint_every=1)
+    steps = made.session.step
+
+    def counted(*arguments, **options):
+        if made.session.step_count == 7:
+            tell("at step 7")
+            time.sleep(60 if rank == 1 else 0)
+        return steps(*arguments, **options)
+
+    made.session.step = counted
+    made.run()
+
+
+def test_a_run_goes_on_within_an_epoch_with_any_number_of_workers(saved, alone, tmp_path):
+    folder = tmp_path / "run"
+    with Workers(stop_early, 3, saved, str(folder)) as workers:
+        for rank in range(3):
+            workers.message(rank)
+        workers.processes[1].kill()
+        outcomes = workers.outcomes()
+    for rank in (0, 2):
+        assert "WorkerError: Rank 1 is gone." in outcomes[rank].error, outcomes[rank].error
+        assert "Training stopped in epoch 2, batch 3; the state before it is saved in" in outcomes[rank].error or rank
+    assert read_checkpoint(folder / "checkpoints" / "latest.safetensors").step == 7
+    shutil.copytree(folder, tmp_path / "by one")
+    run(train, 2, saved, str(folder), {"resume": True})
+    assert_same_run(folder, alone)
+    trainer(saved, str(tmp_path / "by one"), parallel=False, resume=True).run()
+    assert_same_run(tmp_path / "by one", alone)
+
+
+def fail_at_start(rank: int, saved: str, folder: str, kind: str):
+    if kind == "data":
+        trainer(saved, folder, parallel=True, data=dataset(seed=rank))
+    elif kind == "epochs":
+        trainer(saved, folder, parallel=True, epochs=2 + rank)
+    elif kind == "folder":
+        trainer(saved, folder, parallel=True, resume=True)
+    else:
+        trainer(saved, folder, parallel=True, state={} if rank else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "errors"),
+    [
+        ("data", [r"the training data is .* on rank 0, and .* on rank 1. Start all of them with the same command"] * 2),
+        ("epochs", [r"WorkerError: The workers do not train the same: epochs is 2 on rank 0, and 3 on rank 1"] * 2),
+        ("folder", [r"CheckpointError: There is nothing to resume", r"WorkerError: Rank 0 stopped: There is nothing to resume"]),
+        ("state", [r"WorkerError: Rank 1 stopped: The state does not fit", r"ConfigurationError: The state does not fit"]),
+    ],
+)
+def test_what_differs_or_fails_at_the_start_stops_all(saved, tmp_path, kind, errors):
+    with Workers(fail_at_start, 2, saved, str(tmp_path / "run"), kind) as workers:
+        outcomes = workers.outcomes()
+    for outcome, error in zip(outcomes, errors, strict=True):
+        assert outcome.error is not None
+        with pytest.raises(AssertionError, match=error):
+            raise AssertionError(outcome.error)
+
+
+def nan_on_one(rank: int, saved: str, folder: str):
+    data = dataset()
+    data.arrays["x"][17] = np.nan
+    trainer(saved, folder, parallel=True, data=data).run()
+
+
+def test_a_loss_that_is_not_finite_stops_all_at_the_same_step(saved, tmp_path):
+    with Workers(nan_on_one, 2, saved, str(tmp_path / "run")) as workers:
+        first, second = (outcome.error for outcome in workers.outcomes())
+    assert first.startswith("NonFiniteLossError: The loss at step ")
+    assert second.startswith(first[: first.index(" is ")])
+
+
+def test_alone_nothing_is_exchanged():
+    group = ProcessGroup(0, 1)
+    agree(group, {"epochs": 3})
+    assert on_first(group, lambda: 5, "a number") == 5
+    state = {"param/w": np.ones(2)}
+    assert spread(group, state) == state
+    with pytest.raises(CheckpointError, match="damaged"):
+        on_first(group, _raise, "the checkpoint")
+
+
+def _raise() -> None:
+    raise CheckpointError("it is damaged")
+
+
+def spread_kinds(rank: int):
+
+    with join(first_contact=60) as group:
+        state = {
+            "a": np.full((2, 3), rank, np.float16),
+            "b": np.array(rank),
+            "c": np.zeros((0, 4)),
+            "d": np.arange(6).reshape(2, 3).T + rank,
+        }
+        received = spread(group, state)
+        with pytest.raises(WorkerError, match=r"the seed is 0 on rank 0, and 5 on ranks 1 and 2\. Start all"):
+            agree(group, {"the version": "1", "the seed": 0 if rank == 0 else 5})
+        return received
+
+
+def test_the_state_of_the_first_worker_is_spread_in_every_dtype_and_shape():
+    for received in run(spread_kinds, 3):
+        assert received["a"].dtype == np.float16
+        assert received["a"].tolist() == [[0, 0, 0], [0, 0, 0]]
+        assert received["b"].shape == ()
+        assert received["b"] == 0
+        assert received["c"].shape == (0, 4)
+        assert received["d"].tolist() == [[0, 3], [1, 4], [2, 5]]
