@@ -4,7 +4,8 @@ A step is recorded as one worker runs it: the seconds of computation between exc
 bytes, and where it is waited for. The simulation runs that recording on any number of workers:
 
 - Every worker has a clock. Between exchanges it moves on by a duration measured in one of the recorded steps, drawn for each
-  worker and stretch by itself: workers differ as the recorded steps do, no more.
+  worker and stretch by itself. Recorded steps are scaled to one length first: a machine whose speed drifts from step to step
+  would otherwise make workers differ from stretch to stretch by what it does in minutes.
 - An exchange starts when the last worker has come to it, and the one before it on its channel is done; it takes
 
       all-reduce of n bytes, ring:  2 (W - 1) latency + 2 (W - 1) / W n / bandwidth
@@ -187,7 +188,10 @@ class RecordingCommunicator:
         kinds = [[(action, number) for action, number, _ in step] for step in steps]
         if not steps or any(kind != kinds[0] for kind in kinds):
             raise ValueError("the recorded steps are none, or differ in what they exchange")
-        seconds = zip(*([lasted for _, _, lasted in step] for step in steps), strict=True)
+        totals = [sum(lasted for _, _, lasted in step) for step in steps]
+        scales = [statistics.median(totals) / total for total in totals]
+        scaled = ([scale * lasted for _, _, lasted in step] for scale, step in zip(scales, steps, strict=True))
+        seconds = zip(*scaled, strict=True)
         events = [Event(action, number, lasted) for (action, number), lasted in zip(kinds[0], seconds, strict=True)]  # type: ignore[arg-type]
         return Recording(tuple(self._exchanges), tuple(events))
 

@@ -10,7 +10,8 @@ from contenders import Step, serve
 from data_parallel_simulation import RecordingCommunicator
 from job import read_batches, read_job
 
-STEPS = 6
+STEPS = 9
+WARMUP = 2
 
 
 def main() -> None:
@@ -19,18 +20,24 @@ def main() -> None:
     settings = dict(job["optimizer"])
     optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)
 
-    def recorded(share: bool) -> dict[str, Any]:
-        communicator = RecordingCommunicator()
-        parallel = burnish.DataParallel(share=share, communicator=communicator)
-        with burnish.Session(program, engine="torch", threads=job["threads"], parallel=parallel) as session:
-            for _ in range(STEPS):
-                communicator.start_step()
-                session.step({"x": x, "labels": labels})
-                communicator.end_step()
-        return asdict(communicator.recording(skip=2))
-
     def build() -> tuple[Step, dict[str, Any]]:
-        return lambda: 0.0, {"recordings": {"shared": recorded(True), "apart": recorded(False)}}
+        communicators = {"shared": RecordingCommunicator(), "apart": RecordingCommunicator()}
+        sessions = {
+            name: burnish.Session(
+                program,
+                engine="torch",
+                threads=job["threads"],
+                parallel=burnish.DataParallel(share=name == "shared", communicator=communicator),
+            )
+            for name, communicator in communicators.items()
+        }
+        for _ in range(STEPS):
+            for name, communicator in communicators.items():
+                communicator.start_step()
+                sessions[name].step({"x": x, "labels": labels})
+                communicator.end_step()
+        recorded = {name: asdict(communicator.recording(skip=WARMUP)) for name, communicator in communicators.items()}
+        return lambda: 0.0, {"recordings": recorded}
 
     program = burnish.compile(job["onnx"], loss="cross_entropy", optimizer=optimizer, metrics=())
     serve(build)
