@@ -192,6 +192,7 @@ class ProcessGroup:
         return received, self._begin(
             lambda: distributed.all_to_all_single(received, tensor, group=self.torch_group, async_op=True),
             f"all-to-all of {name}",
+            tensor,
         )
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
