@@ -6,23 +6,16 @@
 // Columns and rows of x are counted with the padding before them: x[i] is the padded row's entry q = i + pad, and
 // y[j] = sum over k of w[k] x[stride j + k - pad].
 
-#include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <vector>
 
+#include "tensor.h"
 #include "vectors.h"
 
+namespace burnish {
 namespace {
 
-using burnish::kWidth;
-using burnish::load;
-using burnish::Vector;
-
-constexpr int64_t kTile = burnish::kRegisters / 4;  // pixels whose results are in registers
+constexpr int64_t kTile = kRegisters / 4;  // pixels whose results are in registers
 constexpr int64_t kAhead = 2;                       // tiles between fetching pixels and reading them
 constexpr int64_t kRun = 256;                       // pixels that are summed in float32 before they enter the float64 sums
 constexpr int64_t kStreamed = 8 << 20;              // bytes; what is larger is written past the caches
@@ -37,15 +30,15 @@ struct Geometry {
 template <typename Scalar>
 [[gnu::always_inline]] inline void write(Scalar* target, Vector value, bool streamed) {
   if (streamed)
-    burnish::stream(target, value);
+    stream(target, value);
   else
-    burnish::store(target, value);
+    store(target, value);
 }
 
 template <typename Scalar>
-bool is_streamed(const at::Tensor& tensor) {
+bool is_streamed(const Tensor& tensor) {
   bool aligned = tensor.size(1) % kWidth == 0 && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % (kWidth * sizeof(float)) == 0;
-  return sizeof(Scalar) == sizeof(float) && aligned && static_cast<int64_t>(tensor.nbytes()) >= kStreamed;
+  return sizeof(Scalar) == sizeof(float) && aligned && tensor.numel() * static_cast<int64_t>(sizeof(Scalar)) >= kStreamed;
 }
 
 // [channels, 1, kernel, kernel] to [blocks, kernel * kernel, kWidth].
@@ -101,7 +94,7 @@ template <typename Scalar, int64_t kernel, int64_t stride>
 void forward(const Scalar* x, const std::vector<float>& weights, const std::vector<float>& bias, Scalar* y, const Geometry& g,
              bool streamed) {
   int64_t blocks = g.blocks();
-  at::parallel_for(0, g.images * g.out_height, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, g.images * g.out_height, 1, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
       int64_t row = unit % g.out_height;
       const Scalar* image = x + unit / g.out_height * g.height * g.width * g.channels;
@@ -123,7 +116,7 @@ void forward(const Scalar* x, const std::vector<float>& weights, const std::vect
           run(std::false_type());
       }
     }
-    if (streamed) burnish::fence();
+    if (streamed) fence();
   });
 }
 
@@ -165,7 +158,7 @@ template <typename Scalar, int64_t kernel, int64_t stride, bool edge, bool input
     }
 #pragma GCC unroll 16
     for (int64_t kw = 0; kw < kernel; ++kw)
-      if (weight) burnish::store(sums + (kh * kernel + kw) * kWidth, totals[kw]);
+      if (weight) store(sums + (kh * kernel + kw) * kWidth, totals[kw]);
   }
 #pragma GCC unroll 16
   for (int64_t t = 0; t < kTile; ++t)
@@ -178,10 +171,10 @@ std::vector<double> gradients(const Scalar* dy, const Scalar* x, const std::vect
                               bool streamed) {
   constexpr int64_t taps = kernel * kernel;
   int64_t blocks = g.blocks(), rows = g.images * g.height, count = weight ? blocks * taps * kWidth : 0;
-  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), rows));
+  int64_t threads = std::max<int64_t>(1, std::min<int64_t>(get_num_threads(), rows));
   int64_t share = (rows + threads - 1) / threads, run = std::max<int64_t>(1, kRun / g.width);
   std::vector<std::vector<double>> parts(threads);
-  at::parallel_for(0, threads, 1, [&](int64_t from, int64_t to) {
+  parallel_for(0, threads, 1, [&](int64_t from, int64_t to) {
     std::vector<float> sums(count);
     for (int64_t thread = from; thread < to; ++thread) {
       std::vector<double>& part = parts[thread];
@@ -213,7 +206,7 @@ std::vector<double> gradients(const Scalar* dy, const Scalar* x, const std::vect
         }
       }
     }
-    if (streamed) burnish::fence();
+    if (streamed) fence();
   });
   std::vector<double> total(count, 0.0);
   for (const std::vector<double>& part : parts)
@@ -222,8 +215,8 @@ std::vector<double> gradients(const Scalar* dy, const Scalar* x, const std::vect
 }
 
 template <typename Run>
-void with_scalar(at::ScalarType type, const Run& run) {
-  if (type == at::kFloat)
+void with_scalar(ScalarType type, const Run& run) {
+  if (type == kFloat)
     run(float());
   else
     run(c10::BFloat16());
@@ -241,45 +234,39 @@ void with_window(int64_t kernel, int64_t stride, const Run& run) {
     strided(std::integral_constant<int64_t, 5>());
 }
 
-void check(const at::Tensor& x, const at::Tensor& weight, int64_t stride, at::IntArrayRef pads) {
-  TORCH_CHECK(x.dim() == 4 && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16),
+void check(const Tensor& x, const Tensor& weight, int64_t stride, const std::vector<int64_t>& pads) {
+  BURNISH_CHECK(x.dim() == 4 && (x.scalar_type() == kFloat || x.scalar_type() == kBFloat16),
               "depthwise convolution: images in float32 or bfloat16 expected");
-  TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "depthwise convolution: images and kernels of one type expected");
-  TORCH_CHECK(weight.dim() == 4 && weight.size(0) == x.size(1) && weight.size(1) == 1 && weight.size(2) == weight.size(3) &&
+  BURNISH_CHECK(weight.scalar_type() == x.scalar_type(), "depthwise convolution: images and kernels of one type expected");
+  BURNISH_CHECK(weight.dim() == 4 && weight.size(0) == x.size(1) && weight.size(1) == 1 && weight.size(2) == weight.size(3) &&
                   (weight.size(2) == 3 || weight.size(2) == 5) && x.size(1) >= kWidth,
               "depthwise convolution: one kernel of 3x3 or 5x5 for each of ", kWidth, " channels or more expected");
-  TORCH_CHECK((stride == 1 || stride == 2) && pads.size() == 4 && *std::min_element(pads.begin(), pads.end()) >= 0,
+  BURNISH_CHECK((stride == 1 || stride == 2) && pads.size() == 4 && *std::min_element(pads.begin(), pads.end()) >= 0,
               "depthwise convolution: a stride of 1 or 2 and four pads of zero or more expected");
 }
 
-Geometry geometry(const at::Tensor& x, int64_t kernel, int64_t stride, at::IntArrayRef pads) {
+Geometry geometry(const Tensor& x, int64_t kernel, int64_t stride, const std::vector<int64_t>& pads) {
   auto outputs = [&](int64_t axis) {
     int64_t reach = x.size(axis + 2) + pads[axis] + pads[axis + 2] - kernel;
-    TORCH_CHECK(reach >= 0, "depthwise convolution: the kernel is larger than the padded image");
+    BURNISH_CHECK(reach >= 0, "depthwise convolution: the kernel is larger than the padded image");
     return reach / stride + 1;
   };
   return {x.size(0), x.size(1), x.size(2), x.size(3), outputs(0), outputs(1), pads[0], pads[1]};
 }
 
-at::Tensor channels_last(const at::Tensor& tensor) { return tensor.contiguous(at::MemoryFormat::ChannelsLast); }
-
-at::Tensor empty_images(const at::Tensor& like, at::IntArrayRef sizes) {
-  return at::empty(sizes, like.options(), at::MemoryFormat::ChannelsLast);
-}
-
 // (x, weight, bias) -> y. x [N, C, H, W], weight [C, 1, k, k]; pads: top, left, bottom, right.
-at::Tensor depthwise_convolution(const at::Tensor& x_given, const at::Tensor& weight_given, const c10::optional<at::Tensor>& bias_given,
-                                 int64_t stride, at::IntArrayRef pads) {
+Tensor depthwise_convolution(const Tensor& x_given, const Tensor& weight_given, const std::optional<Tensor>& bias_given,
+                                 int64_t stride, const std::vector<int64_t>& pads) {
   check(x_given, weight_given, stride, pads);
-  at::Tensor x = channels_last(x_given), weight = weight_given.contiguous();
+  Tensor x = to_channels_last(x_given), weight = to_contiguous(weight_given);
   int64_t kernel = weight.size(2);
   Geometry g = geometry(x, kernel, stride, pads);
-  at::Tensor y = empty_images(x, {g.images, g.channels, g.out_height, g.out_width});
+  Tensor y = make_channels_last({g.images, g.channels, g.out_height, g.out_width}, x.scalar_type());
   with_scalar(x.scalar_type(), [&](auto example) {
     using Scalar = decltype(example);
     std::vector<float> weights = packed(weight.const_data_ptr<Scalar>(), g, kernel * kernel), bias;
     if (bias_given.has_value()) {
-      at::Tensor row = bias_given->contiguous();
+      Tensor row = to_contiguous(*bias_given);
       bias.assign(row.const_data_ptr<Scalar>(), row.const_data_ptr<Scalar>() + g.channels);
     }
     with_window(kernel, stride, [&](auto extent, auto step) {
@@ -291,18 +278,18 @@ at::Tensor depthwise_convolution(const at::Tensor& x_given, const at::Tensor& we
 }
 
 // (dy, x, weight) -> dx, dw, each empty unless wanted.
-std::tuple<at::Tensor, at::Tensor> depthwise_convolution_gradient(const at::Tensor& dy_given, const at::Tensor& x_given,
-                                                                  const at::Tensor& weight_given, int64_t stride,
-                                                                  at::IntArrayRef pads, bool input, bool weight_too) {
+std::tuple<Tensor, Tensor> depthwise_convolution_gradient(const Tensor& dy_given, const Tensor& x_given,
+                                                                  const Tensor& weight_given, int64_t stride,
+                                                                  const std::vector<int64_t>& pads, bool input, bool weight_too) {
   check(x_given, weight_given, stride, pads);
-  at::Tensor dy = channels_last(dy_given), weight = weight_given.contiguous();
-  at::Tensor x = weight_too ? channels_last(x_given) : x_given;
+  Tensor dy = to_channels_last(dy_given), weight = to_contiguous(weight_given);
+  Tensor x = weight_too ? to_channels_last(x_given) : x_given;
   int64_t kernel = weight.size(2);
   Geometry g = geometry(x, kernel, stride, pads);
-  TORCH_CHECK(dy.scalar_type() == x.scalar_type() && dy.sizes() == at::IntArrayRef({g.images, g.channels, g.out_height, g.out_width}),
+  BURNISH_CHECK(dy.scalar_type() == x.scalar_type() && same(dy.sizes(), {g.images, g.channels, g.out_height, g.out_width}),
               "depthwise convolution: the gradient of its output expected");
-  at::Tensor dx = input ? empty_images(x, x.sizes()) : at::empty({0}, x.options());
-  at::Tensor dw = weight_too ? empty_images(weight, weight.sizes()) : at::empty({0}, weight.options());
+  Tensor dx = input ? make_channels_last(x.sizes(), x.scalar_type()) : make_tensor({0}, x.scalar_type());
+  Tensor dw = weight_too ? make_tensor(weight.sizes(), x.scalar_type()) : make_tensor({0}, x.scalar_type());
   with_scalar(x.scalar_type(), [&](auto example) {
     using Scalar = decltype(example);
     std::vector<float> weights = packed(weight.const_data_ptr<Scalar>(), g, kernel * kernel);
@@ -334,14 +321,9 @@ std::tuple<at::Tensor, at::Tensor> depthwise_convolution_gradient(const at::Tens
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def("depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor");
-  library.def(
-      "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too) -> "
-      "(Tensor, Tensor)");
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("depthwise_convolution", TORCH_BOX(&depthwise_convolution));
+  library.impl("depthwise_convolution_gradient", TORCH_BOX(&depthwise_convolution_gradient));
 }
 
-TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("depthwise_convolution", depthwise_convolution);
-  library.impl("depthwise_convolution_gradient", depthwise_convolution_gradient);
-}
+}  // namespace burnish

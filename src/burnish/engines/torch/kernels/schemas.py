@@ -16,6 +16,9 @@ SCHEMAS = (
     " -> (Tensor, Tensor, Tensor, Tensor)",
     "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
     " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
+    "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
+    "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"
+    " -> (Tensor, Tensor)",
     "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
     "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int[] targets) -> ()",
 )
