@@ -14,6 +14,7 @@ from torch import fx
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.engines.communicator import COLLECTIVES, Communicator
+from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
@@ -248,6 +249,8 @@ class TorchRunner:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()))
         graphs = {name: fuse(model, fused, winograd) for name, model in graphs.items()}
+        if self._communicator is not None:
+            keep_exchange_order(graphs["step"].graph)
         if fused and self._recorder is None:
             names, updates = self._output_names["step"], self._program.signature["step"].updates
             self._updates = take_updates(graphs["step"].graph, names, updates)
