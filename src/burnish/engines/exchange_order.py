@@ -37,7 +37,8 @@ def keep_exchange_order(graph: ir.Graph) -> None:
             if number is not None and node is not exchange:
                 raise EngineError(
                     f"Exchange {_number(exchange)} between workers ('{exchange.name}') needs the result of exchange "
-                    f"{number} ('{node.name}'), which comes after it: open the session with DataParallel(share=False), and report the model"
+                    f"{number} ('{node.name}'), which comes after it: open the session with DataParallel(share=False), and "
+                    "report the model"
                 )
             placed[node] = None
     rest = [node for node in graph if node not in placed]
