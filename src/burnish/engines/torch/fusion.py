@@ -7,6 +7,7 @@ elementwise arithmetic have modules of their own. What is not of a form that a k
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -66,11 +67,14 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     x, scale, bias = node.inputs[:3]
     assert x is not None
     if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) not in (2, 4):
-        return
+        return  # with the casts around it: what it is lowered to would compute its statistics in bfloat16 without them
     y, mean, inverse_std, variance, centered, shift = node.outputs
     gradients = {user for value in (centered, shift) for user, _ in value.uses()}
     if any(user.op_type != "BatchNormGrad" for user in gradients) or centered.is_graph_output() or shift.is_graph_output():
         return
+    _take_in_casts(graph, node, gradients)
+    x = node.inputs[0]
+    assert x is not None
     last, added = y, None
     addition = _only_user(y, "Add")
     if addition is not None:
@@ -118,6 +122,48 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     else:
         y.replace_all_uses_with(results[0].value, replace_graph_outputs=True)
         graph.remove(node, safe=True)
+
+
+def _take_in_casts(graph: ir.Graph, node: ir.Node, gradients: Collection[ir.Node]) -> None:
+    """Let a layer and its gradients that stand between casts read and write bfloat16 instead: the kernels cast in registers."""
+    readers = [(node, 0), *((gradient, index) for gradient in gradients for index in (0, 1))]
+    written = [node.outputs[0], *(gradient.outputs[0] for gradient in gradients)]
+    sources = [_widened(reader.inputs[index]) for reader, index in readers]
+    if any(source is None for source in sources) or not all(_only_narrowed(value) for value in written):
+        return
+    for (reader, index), source in zip(readers, sources, strict=True):
+        cast = reader.inputs[index].producer()  # type: ignore[union-attr]
+        reader.replace_input_with(index, source)
+        if cast is not None and not cast.outputs[0].uses() and not cast.outputs[0].is_graph_output():
+            graph.remove(cast, safe=True)
+    for value in written:
+        value.type = ir.TensorType(ir.DataType.BFLOAT16)
+        for cast in [user for user, _ in value.uses()]:
+            cast.outputs[0].replace_all_uses_with(value)
+            graph.remove(cast, safe=True)
+
+
+def _widened(value: ir.Value | None) -> ir.Value | None:
+    """The bfloat16 value that a float32 one was cast from."""
+    cast = None if value is None else value.producer()
+    if cast is None or cast.op_type != "Cast" or cast.domain != "" or value is None or value.dtype != ir.DataType.FLOAT:
+        return None
+    source = cast.inputs[0]
+    return source if source is not None and source.dtype == ir.DataType.BFLOAT16 else None
+
+
+def _only_narrowed(value: ir.Value) -> bool:
+    """Whether casts to bfloat16 inside the graph are all that read a value."""
+    if value.is_graph_output():
+        return False
+    casts = [user for user, _ in value.uses()]
+    return all(
+        cast.op_type == "Cast"
+        and cast.domain == ""
+        and cast.outputs[0].dtype == ir.DataType.BFLOAT16
+        and not cast.outputs[0].is_graph_output()
+        for cast in casts
+    )
 
 
 @dataclass(frozen=True)

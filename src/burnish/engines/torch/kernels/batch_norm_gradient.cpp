@@ -1,0 +1,189 @@
+// The gradient of batch normalization in training with the addition and the activation behind it: one pass for the sums, one for the result.
+
+#include "batch_norm_rows.h"
+
+namespace burnish {
+namespace {
+
+// Where the gradient of the activation finds the layer's result: kept, or computed again from x, which saves reading it.
+enum class Result { kKept, kAgain };
+
+template <typename T>
+struct Operands {
+  const T *dy, *x, *y, *more;
+  const float* bias;
+  float limit;
+};
+
+template <typename V>
+struct Centering {
+  V pilot, shift, gain, bias, zero, limit;
+};
+
+enum Value : int64_t { kPilot, kShift, kGain, kBias, kSlope, kOffset, kValues };
+using Values = Columns<kValues>;
+
+template <typename V, bool biased>
+[[gnu::always_inline]] inline Centering<V> centering(const Values::Reader& values, int64_t column, float limit) {
+  return {values.get<V>(kPilot, column),
+          values.get<V>(kShift, column),
+          values.get<V>(kGain, column),
+          biased ? values.get<V>(kBias, column) : V{},
+          V{},
+          V{} + limit};
+}
+
+// The gradient before the activation, where its result is above zero and below the limit.
+template <int64_t activation, Result result, typename V, typename T>
+[[gnu::always_inline]] inline V masked(V flow, V centered, const Centering<V>& own, const T* y, int64_t index) {
+  if constexpr (activation == kNone) return flow;
+  V value;
+  if constexpr (result == Result::kAgain)
+    value = centered * own.gain + own.bias;
+  else
+    value = read<V>(y + index);
+  flow = value > own.zero ? flow : own.zero;
+  if constexpr (activation == kClipped) flow = value < own.limit ? flow : own.zero;
+  return flow;
+}
+
+// Sums of the gradient before the activation and of its products with x - mean; `before`, if any, gets that gradient, which is what the
+// addition passes on.
+template <typename T, int64_t activation, Result result, bool keeps>
+struct Sums {
+  Operands<T> from;
+  Values::Reader values;
+  T* before;
+
+  template <typename V>
+  [[gnu::always_inline]] Centering<V> columns(int64_t column) const {
+    return centering<V, activation != kNone && result == Result::kAgain>(values, column, from.limit);
+  }
+
+  template <typename V>
+  [[gnu::always_inline]] void add(const Centering<V>& own, int64_t index, V& one, V& other) const {
+    V centered = (read<V>(from.x + index) - own.pilot) - own.shift, flow = read<V>(from.dy + index);
+    if constexpr (keeps)
+      if (from.more) {
+        flow += read<V>(from.more + index);
+        if constexpr (!std::is_same_v<T, float>) {  // rounded as it is kept
+          write(before + index, flow);
+          flow = read<V>(before + index);
+        }
+      }
+    flow = masked<activation, result>(flow, centered, own, from.y, index);
+    if constexpr (keeps) write(before + index, flow);
+    one += flow;
+    other += flow * centered;
+  }
+};
+
+template <typename T, int64_t activation, Result result>
+struct InputGradient {
+  Operands<T> from;
+  Values::Reader values;
+  T* dx;
+
+  template <typename V>
+  struct Own {
+    Centering<V> centering;
+    V slope, offset;
+  };
+
+  template <typename V>
+  [[gnu::always_inline]] Own<V> columns(int64_t column) const {
+    return {centering<V, activation != kNone && result == Result::kAgain>(values, column, from.limit), values.get<V>(kSlope, column),
+            values.get<V>(kOffset, column)};
+  }
+
+  template <typename V>
+  [[gnu::always_inline]] void at(const Own<V>& own, int64_t index) const {
+    const Centering<V>& c = own.centering;
+    V centered = (read<V>(from.x + index) - c.pilot) - c.shift;
+    V flow = masked<activation, result>(read<V>(from.dy + index), centered, c, from.y, index);
+    write(dx + index, flow * c.gain + (centered * own.slope + own.offset));
+  }
+};
+
+// With r the inverse deviation, w the scale, N the elements of a channel, g the gradient before the activation:
+// dx = w r (g - sum(g) / N - (x - mean) r^2 sum(g (x - mean)) / N)   (Ioffe and Szegedy 2015, section 3)
+template <typename T, int64_t activation, Result result>
+std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(Operands<T> from, const Tensor& x, const Tensor& scale, const Tensor& inverse_std,
+                                                    const Tensor& saved, bool keeps) {
+  Walk walk(x);
+  int64_t channels = walk.channels;
+  const float *scales = scale.const_data_ptr<float>(), *inverses = inverse_std.const_data_ptr<float>();
+  const float* pilot = saved.const_data_ptr<float>();
+  std::vector<float> gain(channels), slope(channels), offset(channels);
+  for (int64_t c = 0; c < channels; ++c) gain[c] = static_cast<float>(static_cast<double>(scales[c]) * inverses[c]);
+  Values values(walk);
+  values.set(kPilot, pilot);
+  values.set(kShift, pilot + channels);
+  values.set(kGain, gain.data());
+  if (from.bias) values.set(kBias, from.bias);
+  Tensor before = keeps ? empty_like_rows(x) : make_tensor({0}, x.scalar_type());
+  T* kept = before.template mutable_data_ptr<T>();
+  std::vector<double> first, second;
+  if (keeps)
+    sum_channels(walk, Sums<T, activation, result, true>{from, values.reader(), kept}, first, second);
+  else
+    sum_channels(walk, Sums<T, activation, result, false>{from, values.reader(), nullptr}, first, second);
+  Tensor dscale = make_tensor({channels}), dbias = make_tensor({channels});
+  float *scale_gradient = dscale.mutable_data_ptr<float>(), *bias_gradient = dbias.mutable_data_ptr<float>();
+  double count = static_cast<double>(walk.per_channel());
+  for (int64_t c = 0; c < channels; ++c) {
+    double r = inverses[c], weight = scales[c] * r;
+    scale_gradient[c] = static_cast<float>(second[c] * r);
+    bias_gradient[c] = static_cast<float>(first[c]);
+    slope[c] = static_cast<float>(-weight * r * r * second[c] / count);
+    offset[c] = static_cast<float>(-weight * first[c] / count);
+  }
+  values.set(kSlope, slope.data());
+  values.set(kOffset, offset.data());
+  Tensor dx = empty_like_rows(x);
+  T* target = dx.template mutable_data_ptr<T>();
+  if (keeps) {
+    from.dy = kept;
+    for_all(walk, InputGradient<T, kNone, result>{from, values.reader(), target});
+  } else {
+    for_all(walk, InputGradient<T, activation, result>{from, values.reader(), target});
+  }
+  return {dx, dscale, dbias, before};
+}
+
+// (dy, x, scale, inverse_std, saved, y or bias, more) -> dx, dscale, dbias, and the gradient of what was added (empty unless `keep`).
+// The gradient of the output is dy + more. With the bias in place of y nothing was added to the layer's result. dy, x, y, more, dx and the
+// last result are float32 or bfloat16, all else is float32.
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_gradient(
+    const Tensor& dy_given, const Tensor& x_given, const Tensor& scale, const Tensor& inverse_std, const Tensor& saved,
+    const std::optional<Tensor>& y_given, const std::optional<Tensor>& more_given, const std::optional<Tensor>& bias_given,
+    int64_t activation, double limit, bool keep) {
+  BURNISH_CHECK(activation == kNone || y_given.has_value() || bias_given.has_value(), "batch_norm_gradient: y or the bias expected");
+  return with_element_type(x_given, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    auto rows_of = [&](const std::optional<Tensor>& given, const char* name) {
+      if (!given.has_value()) return Tensor();
+      check_rows(*given, x_given, name);
+      return as_rows(*given);
+    };
+    auto data_of = [](const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr; };
+    Tensor x = as_rows(x_given), dy = rows_of(dy_given, "batch_norm_gradient: dy"), y = rows_of(y_given, "batch_norm_gradient: y"),
+           more = rows_of(more_given, "batch_norm_gradient: more");
+    Tensor bias = bias_given.has_value() ? to_contiguous(*bias_given) : Tensor();
+    Operands<T> from{data_of(dy), data_of(x), data_of(y), data_of(more), bias.defined() ? bias.const_data_ptr<float>() : nullptr,
+                     static_cast<float>(limit)};
+    bool keeps = activation == kNone ? more.defined() : keep || more.defined();
+    Tensor scales = to_contiguous(scale), inverses = to_contiguous(inverse_std), centers = to_contiguous(saved);
+    return with_activation(activation, [&](auto kind) {
+      constexpr int64_t k = decltype(kind)::value;
+      if (k == kNone || from.y) return gradient<T, k, Result::kKept>(from, x, scales, inverses, centers, keeps);
+      return gradient<T, k, Result::kAgain>(from, x, scales, inverses, centers, keeps);
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("batch_norm_gradient", TORCH_BOX(&batch_norm_gradient)); }
+
+}  // namespace burnish
