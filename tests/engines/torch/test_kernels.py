@@ -99,6 +99,83 @@ def test_a_residual_network_is_fused_whole():
 
 
 @needs_kernels
+def test_a_residual_network_in_bfloat16_is_fused_whole_without_its_casts():
+    program = burnish.compile(residual_network(), optimizer="sgd", precision="bfloat16")
+    model = fused_graph(program)
+    layers = [node for node in model.graph if node.op_type in ("FusedBatchNorm", "FusedBatchNormGrad")]
+    assert len(layers) == 2 * count(model, "FusedBatchNorm") > 6
+    for node in layers:
+        is_gradient = node.op_type == "FusedBatchNormGrad"
+        x = node.inputs[int(is_gradient)]
+        assert {x.dtype, node.inputs[0].dtype, node.outputs[0].dtype} == {ir.DataType.BFLOAT16}
+        assert x.producer().op_type == "Conv"
+        assert not is_gradient or all(user.op_type.startswith("Conv") for user, _ in node.outputs[0].uses())
+    assert count(model, "Relu") == count(model, "ReluGrad") == 0
+
+
+@needs_kernels
+def test_fused_and_unfused_programs_in_bfloat16_train_alike():
+    """Fused layers round less often: both are as far from float32 as the rounding of bfloat16 takes them."""
+    generator = np.random.default_rng(0)
+    batches = [
+        {"x": generator.normal(size=(32, 1, 8, 8)).astype(np.float32), "labels": generator.integers(0, 10, 32)} for _ in range(3)
+    ]
+    gradients = []
+    for precision, kind in (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "regions")):
+        program = burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=1.0), precision=precision)
+        session = burnish.Session(program, TorchEngine(compile=kind), threads=2)
+        start, steps = session.state(), []
+        for batch in batches:
+            session.load_state(start)
+            session.step(batch)
+            after = session.state()
+            steps.append({name: start[name] - after[name] for name in start if name.startswith("param/")})
+        gradients.append(steps)
+    for name in gradients[0][0]:
+        exact, plain, fused = (np.concatenate([batch[name].ravel() for batch in found]) for found in gradients)
+        error = np.linalg.norm(fused - exact) / np.linalg.norm(exact)
+        assert error <= max(1.5 * np.linalg.norm(plain - exact) / np.linalg.norm(exact), 2.0**-8), name
+
+
+@needs_kernels
+@pytest.mark.parametrize("extents", [(9,), (3, 5, 4)])
+def test_batch_normalization_of_signals_and_volumes_keeps_its_statistics_in_float32(extents):
+    """No kernel takes their ranks: the casts of mixed precision around them stay."""
+    sizes = ", ".join(map(str, extents))
+    kernel = ", ".join("1" for _ in extents)
+    values = {"w": 12, "scale": 6, "bias": 6, "mean": 6, "variance": 6}
+    shapes = {name: str(count) for name, count in values.items()} | {"w": f"6, 2, {kernel}"}
+    generator = np.random.default_rng(0)
+    weights = ", ".join(
+        f"float[{shapes[name]}] {name} = {{{', '.join(map(str, generator.uniform(0.5, 1.5, count).round(3)))}}}"
+        for name, count in values.items()
+    )
+    source = onnx.parser.parse_model(f"""
+<ir_version: 10, opset_import: ["": 22]>
+network (float[batch, 2, {sizes}] x) => (float[batch, features] y)
+<{weights}> {{
+    t = Conv (x, w)
+    n = BatchNormalization (t, scale, bias, mean, variance)
+    r = Relu (n)
+    y = Flatten (r)
+}}""")
+    program = burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=0.1), precision="bfloat16")
+    model = fused_graph(program)
+    assert count(model, "FusedBatchNorm") == count(model, "FusedBatchNormGrad") == 0
+    batch = {
+        "x": generator.normal(3.0, 1.0, (16, 2, *extents)).astype(np.float32),
+        "targets": generator.normal(size=(16, 6 * int(np.prod(extents)))).astype(np.float32),
+    }
+    states = []
+    for kind in ("none", "regions"):
+        session = burnish.Session(program, TorchEngine(compile=kind))
+        session.step(batch)
+        states.append(session.state())
+    for name, expected in states[0].items():
+        np.testing.assert_allclose(states[1][name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@needs_kernels
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "rmsprop"])
 def test_fused_and_unfused_programs_train_alike(optimizer):
     program = burnish.compile(residual_network(), optimizer=optimizer)
