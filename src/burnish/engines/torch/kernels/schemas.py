@@ -16,6 +16,9 @@ SCHEMAS = (
     " -> (Tensor, Tensor, Tensor, Tensor)",
     "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
     " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
+    "winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor",
+    "winograd_input_gradient(Tensor dy, Tensor weight, int[] padding) -> Tensor",
+    "winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",
     "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
     "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"
     " -> (Tensor, Tensor)",

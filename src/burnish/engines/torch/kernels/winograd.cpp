@@ -2,28 +2,22 @@
 //
 // A block of tiles is transformed, multiplied by the transformed kernels and transformed back while it lies in the cache of a core.
 
-#include "winograd.h"
-
-#include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <tuple>
 
-namespace {
+#include "direct.h"
+#include "tensor.h"
+#include "winograd.h"
 
-using namespace burnish::winograd;
+namespace burnish::winograd {
+namespace {
 
 constexpr int64_t kBlock = 4096;  // floats of one point of a block of transformed tiles
 constexpr int64_t kWeightsPerTile = 4096, kTurnedWeightsPerTile = 16384;
 
 // G g G^T of the kernels, as panels: [point][panel of columns][depth][kPanel].
 struct Kernels {
-  at::Tensor tensor;
+  Tensor tensor;
   const float* data;
   int64_t depth, columns;
   int64_t panel() const { return depth * kPanel; }
@@ -87,11 +81,11 @@ template <int64_t stride>
 }
 
 // weight [K, 3, 3, C] -> kernels of depth C and columns K; with `turned`, turned by 180 degrees, of depth K and columns C.
-Kernels transformed(const at::Tensor& weight, bool turned) {
+Kernels transformed(const Tensor& weight, bool turned) {
   int64_t outputs = weight.size(0), inputs = weight.size(1);
   int64_t depth = turned ? outputs : inputs, columns = turned ? inputs : outputs;
-  Kernels result{at::Tensor(), nullptr, depth, columns};
-  result.tensor = at::empty({kPoints * result.point()}, weight.options());
+  Kernels result{Tensor(), nullptr, depth, columns};
+  result.tensor = make_tensor({kPoints * result.point()});
   float* u = result.tensor.mutable_data_ptr<float>();
   result.data = u;
   const float* w = weight.const_data_ptr<float>();
@@ -106,7 +100,7 @@ Kernels transformed(const at::Tensor& weight, bool turned) {
     transform_kernel(g, points);
   };
   if (turned) {
-    at::parallel_for(0, outputs, 4, [&](int64_t begin, int64_t end) {
+    parallel_for(0, outputs, 4, [&](int64_t begin, int64_t end) {
       Vector points[4][4];
       for (int64_t k = begin; k < end; ++k)
         for (int64_t c = 0; c < inputs; c += kLanes) {
@@ -115,7 +109,7 @@ Kernels transformed(const at::Tensor& weight, bool turned) {
         }
     });
   } else {
-    at::parallel_for(0, divide_up(outputs, kLanes), 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, divide_up(outputs, kLanes), 1, [&](int64_t begin, int64_t end) {
       Vector kept[kPoints][kLanes], points[4][4];  // [point][k], vectors of c
       for (int64_t k = begin * kLanes; k < std::min(end * kLanes, outputs); k += kLanes)
         for (int64_t c = 0; c < inputs; c += kLanes) {
@@ -154,11 +148,11 @@ inline void transform_output(const float* m, int64_t point, const float* bias, i
 }
 
 void convolve(const Images& x, const Kernels& kernels, int64_t top, int64_t left, const float* bias, float* y, int64_t height,
-              int64_t width, const at::TensorOptions& options) {
+              int64_t width) {
   Tiling tiles = tiling(height, width, top, left);
   int64_t total = x.images * tiles.per_image();
   int64_t channels = x.channels, outputs = kernels.columns;
-  int64_t threads = at::get_num_threads();
+  int64_t threads = get_num_threads();
   int64_t depth = round_up(channels, kLanes), wide = round_up(outputs, kLanes);
   int64_t most = std::max<int64_t>(kRows, kBlock / std::max(depth, wide) / kRows * kRows);
   int64_t blocks = round_up(divide_up(total, most), threads);
@@ -167,11 +161,11 @@ void convolve(const Images& x, const Kernels& kernels, int64_t top, int64_t left
   int64_t workers = std::min(threads, blocks);
   int64_t source_point = count * depth + kSkew, product_point = count * wide + kSkew;
   int64_t room = kPoints * (source_point + product_point);
-  at::Tensor memory = at::empty({workers * room + 2 * depth}, options);
+  Tensor memory = make_tensor({workers * room + 2 * depth});
   float* work = memory.mutable_data_ptr<float>();
   float* zeros = work + workers * room;
   std::fill(zeros, zeros + depth, 0.f);
-  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
       float* source = work + worker * room;
       float* product = source + kPoints * source_point;
@@ -209,59 +203,55 @@ void convolve(const Images& x, const Kernels& kernels, int64_t top, int64_t left
   });
 }
 
-Images images_of(const at::Tensor& x) { return {x.const_data_ptr<float>(), x.size(0), x.size(2), x.size(3), x.size(1)}; }
+Images images_of(const Tensor& x) { return {x.const_data_ptr<float>(), x.size(0), x.size(2), x.size(3), x.size(1)}; }
 
-bool wins(int64_t images, int64_t height, int64_t width, const at::Tensor& weight, int64_t weights_per_tile) {
+bool wins(int64_t images, int64_t height, int64_t width, const Tensor& weight, int64_t weights_per_tile) {
   return worthwhile(images * tiling(height, width, 0, 0).per_image(), weight.size(1), weight.size(0), weights_per_tile);
 }
 
-void check(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef padding) {
-  TORCH_CHECK(x.dim() == 4 && weight.dim() == 4 && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat,
+void check(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& padding) {
+  BURNISH_CHECK(x.dim() == 4 && weight.dim() == 4 && x.scalar_type() == kFloat && weight.scalar_type() == kFloat,
               "float32 images and kernels expected");
-  TORCH_CHECK(weight.size(2) == 3 && weight.size(3) == 3, "kernels of 3x3 expected");
-  TORCH_CHECK(padding.size() == 2 && std::min(padding[0], padding[1]) >= 0 && std::max(padding[0], padding[1]) <= 2,
+  BURNISH_CHECK(weight.size(2) == 3 && weight.size(3) == 3, "kernels of 3x3 expected");
+  BURNISH_CHECK(padding.size() == 2 && std::min(padding[0], padding[1]) >= 0 && std::max(padding[0], padding[1]) <= 2,
               "padding of 0 to 2 expected");
 }
 
 // (x [N, C, H, W], weight [K, C, 3, 3], bias [K], padding of the height and of the width) -> y.
-at::Tensor winograd_convolution(const at::Tensor& x_given, const at::Tensor& weight_given, const c10::optional<at::Tensor>& bias,
-                                at::IntArrayRef padding) {
+Tensor winograd_convolution(const Tensor& x_given, const Tensor& weight_given, const std::optional<Tensor>& bias,
+                                const std::vector<int64_t>& padding) {
   check(x_given, weight_given, padding);
-  TORCH_CHECK(x_given.size(1) == weight_given.size(1), "images and kernels of the same number of channels expected");
+  BURNISH_CHECK(x_given.size(1) == weight_given.size(1), "images and kernels of the same number of channels expected");
   int64_t height = x_given.size(2) + 2 * padding[0] - 2, width = x_given.size(3) + 2 * padding[1] - 2;
   if (!wins(x_given.size(0), height, width, weight_given, kWeightsPerTile))
-    return at::convolution(x_given, weight_given, bias, {1, 1}, padding, {1, 1}, false, {0, 0}, 1);
-  at::Tensor x = x_given.contiguous(at::MemoryFormat::ChannelsLast), weight = weight_given.contiguous(at::MemoryFormat::ChannelsLast);
-  at::Tensor y = at::empty({x.size(0), weight.size(0), height, width}, x.options(), at::MemoryFormat::ChannelsLast);
-  at::Tensor added = bias.has_value() ? bias->contiguous() : at::Tensor();
-  convolve(images_of(x), transformed(weight, false), padding[0], padding[1], added.defined() ? added.const_data_ptr<float>() : nullptr,
-           y.mutable_data_ptr<float>(), height, width, x.options());
+    return direct::convolution(x_given, weight_given, bias, padding);
+  Tensor x = to_channels_last(x_given), weight = to_channels_last(weight_given);
+  Tensor y = make_channels_last({x.size(0), weight.size(0), height, width});
+  std::optional<Tensor> added;
+  if (bias.has_value()) added = to_contiguous(*bias);
+  convolve(images_of(x), transformed(weight, false), padding[0], padding[1], added.has_value() ? added->const_data_ptr<float>() : nullptr,
+           y.mutable_data_ptr<float>(), height, width);
   return y;
 }
 
 // (dy [N, K, H', W'], weight [K, C, 3, 3], padding of the convolution) -> dx.
-at::Tensor winograd_input_gradient(const at::Tensor& dy_given, const at::Tensor& weight_given, at::IntArrayRef padding) {
+Tensor winograd_input_gradient(const Tensor& dy_given, const Tensor& weight_given, const std::vector<int64_t>& padding) {
   check(dy_given, weight_given, padding);
-  TORCH_CHECK(dy_given.size(1) == weight_given.size(0), "a channel of dy for each kernel expected");
+  BURNISH_CHECK(dy_given.size(1) == weight_given.size(0), "a channel of dy for each kernel expected");
   int64_t height = dy_given.size(2) + 2 - 2 * padding[0], width = dy_given.size(3) + 2 - 2 * padding[1];
-  at::Tensor dx = at::empty({dy_given.size(0), weight_given.size(1), height, width}, dy_given.options(), at::MemoryFormat::ChannelsLast);
+  Tensor dx = make_channels_last({dy_given.size(0), weight_given.size(1), height, width});
   if (!wins(dx.size(0), height, width, weight_given, kTurnedWeightsPerTile))
-    return std::get<0>(at::convolution_backward(dy_given, dx, weight_given, c10::nullopt, {1, 1}, padding, {1, 1}, false, {0, 0}, 1,
-                                                {true, false, false}));
-  at::Tensor dy = dy_given.contiguous(at::MemoryFormat::ChannelsLast), weight = weight_given.contiguous(at::MemoryFormat::ChannelsLast);
-  convolve(images_of(dy), transformed(weight, true), 2 - padding[0], 2 - padding[1], nullptr, dx.mutable_data_ptr<float>(), height, width,
-           dy.options());
+    return direct::gradient(dy_given, dx, weight_given, padding, true);
+  Tensor dy = to_channels_last(dy_given), weight = to_channels_last(weight_given);
+  convolve(images_of(dy), transformed(weight, true), 2 - padding[0], 2 - padding[1], nullptr, dx.mutable_data_ptr<float>(), height, width);
   return dx;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def("winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor");
-  library.def("winograd_input_gradient(Tensor dy, Tensor weight, int[] padding) -> Tensor");
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("winograd_convolution", TORCH_BOX(&winograd_convolution));
+  library.impl("winograd_input_gradient", TORCH_BOX(&winograd_input_gradient));
 }
 
-TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("winograd_convolution", winograd_convolution);
-  library.impl("winograd_input_gradient", winograd_input_gradient);
-}
+}  // namespace burnish::winograd

@@ -3,21 +3,16 @@
 // Its 16 products of matrices, dY~^T X~ over all tiles, are cut into parts that keep their sums in the cache of a core: one row of the
 // transformed tiles (or all four), some channels of dy, some of x. A part transforms what it needs of a block of tiles, and adds.
 
-#include "winograd.h"
-
-#include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <tuple>
 #include <type_traits>
 
-namespace {
+#include "direct.h"
+#include "tensor.h"
+#include "winograd.h"
 
-using namespace burnish::winograd;
+namespace burnish::winograd {
+namespace {
 
 constexpr int64_t kTiles = 32;  // tiles that are summed in registers before they enter the sums of all tiles
 constexpr int64_t kExtent = 128, kWholeExtent = 64;  // channels of a part: of one row of the transformed tiles, of all four
@@ -101,10 +96,10 @@ void transform_block_row(const Images& x, const Tiling& x_tiles, const Images& d
   }
 }
 
-void weight_gradient(const Images& x, const Images& dy, int64_t top, int64_t left, float* dw, const at::TensorOptions& options) {
+void weight_gradient(const Images& x, const Images& dy, int64_t top, int64_t left, float* dw) {
   Tiling x_tiles = tiling(dy.height, dy.width, top, left), dy_tiles = tiling(dy.height, dy.width, 0, 0);
   int64_t total = x.images * x_tiles.per_image();
-  int64_t threads = at::get_num_threads();
+  int64_t threads = get_num_threads();
   Parts parts = parts_of(dy.channels, x.channels, total, threads);
   int64_t jobs = parts.each() * parts.splits;
   int64_t workers = std::min(threads, jobs);
@@ -113,12 +108,12 @@ void weight_gradient(const Images& x, const Images& dy, int64_t top, int64_t lef
   int64_t dy_step = parts.k_extent + kSkew, dy_point = kTiles * dy_step + kSkew;
   int64_t room = parts.points * (x_point + dy_point);
   int64_t widest = std::max(x.channels, dy.channels);
-  at::Tensor memory = at::empty({jobs * parts.sums() + workers * room + widest}, options);
+  Tensor memory = make_tensor({jobs * parts.sums() + workers * room + widest});
   float* sums = memory.mutable_data_ptr<float>();
   float* work = sums + jobs * parts.sums();
   float* zeros = work + workers * room;
   std::fill(zeros, zeros + widest, 0.f);
-  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker)
       for (int64_t job = worker * jobs / workers; job < (worker + 1) * jobs / workers; ++job) {
         float* source = work + worker * room;
@@ -150,7 +145,7 @@ void weight_gradient(const Images& x, const Images& dy, int64_t top, int64_t lef
         }
       }
   });
-  at::parallel_for(0, dy.channels, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, dy.channels, 1, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k)
       for (int64_t c = 0; c < x.channels; c += kLanes) {
         int64_t block = (c / parts.c_extent * parts.k_blocks + k / parts.k_extent) * parts.rows * parts.splits;
@@ -169,29 +164,28 @@ void weight_gradient(const Images& x, const Images& dy, int64_t top, int64_t lef
   });
 }
 
-Images images_of(const at::Tensor& x) { return {x.const_data_ptr<float>(), x.size(0), x.size(2), x.size(3), x.size(1)}; }
+Images images_of(const Tensor& x) { return {x.const_data_ptr<float>(), x.size(0), x.size(2), x.size(3), x.size(1)}; }
 
 // (dy [N, K, H', W'], x [N, C, H, W], padding of the convolution) -> dw [K, C, 3, 3].
-at::Tensor winograd_weight_gradient(const at::Tensor& dy_given, const at::Tensor& x_given, at::IntArrayRef padding) {
-  TORCH_CHECK(x_given.dim() == 4 && dy_given.dim() == 4 && x_given.scalar_type() == at::kFloat && dy_given.scalar_type() == at::kFloat,
+Tensor winograd_weight_gradient(const Tensor& dy_given, const Tensor& x_given, const std::vector<int64_t>& padding) {
+  BURNISH_CHECK(x_given.dim() == 4 && dy_given.dim() == 4 && x_given.scalar_type() == kFloat && dy_given.scalar_type() == kFloat,
               "float32 images expected");
-  TORCH_CHECK(padding.size() == 2 && x_given.size(0) == dy_given.size(0) && x_given.size(2) + 2 * padding[0] - 2 == dy_given.size(2) &&
+  BURNISH_CHECK(padding.size() == 2 && x_given.size(0) == dy_given.size(0) && x_given.size(2) + 2 * padding[0] - 2 == dy_given.size(2) &&
                   x_given.size(3) + 2 * padding[1] - 2 == dy_given.size(3),
               "images and the gradient of their 3x3 convolution expected");
   int64_t tiles = x_given.size(0) * tiling(dy_given.size(2), dy_given.size(3), 0, 0).per_image();
-  at::Tensor dw = at::empty({dy_given.size(1), x_given.size(1), 3, 3}, x_given.options(), at::MemoryFormat::ChannelsLast);
+  Tensor dw = make_channels_last({dy_given.size(1), x_given.size(1), 3, 3});
   if (!worthwhile(tiles, x_given.size(1), dy_given.size(1), kWeightsPerTile))
-    return std::get<1>(at::convolution_backward(dy_given, x_given, dw, c10::nullopt, {1, 1}, padding, {1, 1}, false, {0, 0}, 1,
-                                                {false, true, false}));
-  at::Tensor dy = dy_given.contiguous(at::MemoryFormat::ChannelsLast), x = x_given.contiguous(at::MemoryFormat::ChannelsLast);
-  weight_gradient(images_of(x), images_of(dy), padding[0], padding[1], dw.mutable_data_ptr<float>(), x.options());
+    return direct::gradient(dy_given, x_given, dw, padding, false);
+  Tensor dy = to_channels_last(dy_given), x = to_channels_last(x_given);
+  weight_gradient(images_of(x), images_of(dy), padding[0], padding[1], dw.mutable_data_ptr<float>());
   return dw;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(burnish, library) {
-  library.def("winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor");
+STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
+  library.impl("winograd_weight_gradient", TORCH_BOX(&winograd_weight_gradient));
 }
 
-TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("winograd_weight_gradient", winograd_weight_gradient); }
+}  // namespace burnish::winograd

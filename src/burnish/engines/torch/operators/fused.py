@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from burnish.engines.torch import products
 from burnish.engines.torch.translation import Call, translates
 from burnish.graph import BURNISH_DOMAIN
 
@@ -128,12 +129,12 @@ def softmax_gradient(op: Call) -> Any:
 
 @translates("FusedLinear", domain=BURNISH_DOMAIN)
 def linear(op: Call) -> Any:
-    return torch.ops.burnish.linear.default(op.tensor(0), op.tensor(1), op.optional(2), bool(op.attribute("transposed")))
+    return products.linear(op.tensor(0), op.tensor(1), op.optional(2), bool(op.attribute("transposed")))
 
 
 @translates("FusedLinearWeightGrad", domain=BURNISH_DOMAIN)
 def linear_weight_gradient(op: Call) -> Any:
-    return torch.ops.burnish.linear_weight_gradient.default(op.tensor(0), op.tensor(1))
+    return products.linear_weight_gradient(op.tensor(0), op.tensor(1))
 
 
 # As PyTorch counts element types.
