@@ -14,6 +14,8 @@ from burnish.distributed.derivation import derive
 from burnish.distributed.encodings import encoding_of
 from burnish.distributed.ordered_sums import OrderedSums
 from burnish.distributed.process_group import ProcessGroup, join
+from burnish.distributed.sharded_runner import ShardedRunner
+from burnish.distributed.sharding import sharded, shares_of
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError, EngineError
@@ -21,6 +23,8 @@ from burnish.norm_policies import Local, NormPolicy, Sync, get
 from burnish.program import Program
 
 BUCKET_SIZE = 25 * 2**20
+AGREED = ("compression", "deterministic", "shard_optimizer")
+"""Options of which the training graph says nothing, and in which workers are not to differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,8 @@ class DataParallel:
         share: let batch normalization layers that do not wait for each other share one exchange.
         compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``; the sums are wider.
         deterministic: take every sum over the workers in the order of their ranks.
+        shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone. ``state``,
+            ``save_checkpoint`` and ``export`` of the session are then exchanges, which all workers make.
         group: the workers, as ``burnish.distributed.join()`` returns them; None: those of the run that this process is of
             (``torchrun``), joined when the session opens.
         communicator: another way to reach the workers, in place of ``group``.
@@ -47,6 +53,7 @@ class DataParallel:
     share: bool = True
     compression: str | None = None
     deterministic: bool = False
+    shard_optimizer: bool = False
     group: ProcessGroup | None = field(default=None, repr=False, compare=False)
     communicator: Communicator | None = field(default=None, repr=False, compare=False)
 
@@ -58,7 +65,7 @@ class DataParallel:
             )
         if isinstance(self.bucket_size, bool) or not isinstance(self.bucket_size, int) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
-        for name in ("share", "deterministic"):
+        for name in ("share", "deterministic", "shard_optimizer"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
         encoding_of(self.compression)
@@ -102,8 +109,13 @@ class DataParallel:
             encoding = encoding_of(self.compression)
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
         derived = derive(program, communicator.size, get(self.norm), bucket_size=self.bucket_size, share=self.share)
-        check_agreement(communicator, derived, state, f"compression={self.compression}, deterministic={self.deterministic}")
+        check_agreement(communicator, derived, state, str({name: getattr(self, name) for name in AGREED}))
+        shares = shares_of(derived.signature, communicator.size) if self.shard_optimizer and communicator.size > 1 else None
         opened: ProgramRunner = engine.open(  # type: ignore[call-arg]  # which is one that takes a communicator
-            derived, state, device=device, threads=threads, communicator=communicator
+            derived if shares is None else sharded(derived, shares, communicator.rank),
+            state,
+            device=device,
+            threads=threads,
+            communicator=communicator,
         )
-        return opened
+        return opened if shares is None else ShardedRunner(opened, communicator, shares, derived.signature.state, state)

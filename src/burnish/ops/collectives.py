@@ -5,6 +5,7 @@ and every operator here is lowered to its operand. A session of several workers 
 
     AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...   the sums over the workers, each of the dtype and shape of its operand
     AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...   [workers, ...]: what each worker has, in the order of the ranks
+    GatherParameters(p1, p2, ...; owners) -> q1, q2, ...   of each parameter, what the worker that owns it has
     SampleShare(x) -> y                            x times the part of the batch's samples that this worker has
     ShardCount(count, mean) -> count               the number of elements that a layer's statistics are of
     ShardMean(mean, variance, weight) -> mean, variance     the averages over the workers by weight, where each has its own
@@ -16,6 +17,7 @@ gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Tensor
@@ -59,6 +61,22 @@ def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -
     )
     _mark(gathered)
     return gathered
+
+
+def gather_parameters(tensors: tuple[Tensor, ...], owners: Sequence[int]) -> tuple[Tensor, ...]:
+    """Emit what the owner of each tensor has.
+
+    Args:
+        tensors: of one dtype, with static shapes; of what others own, anything of that shape.
+        owners: the rank for each.
+    """
+    builder = tensors[0].builder
+    found = builder.op("GatherParameters", *tensors, domain=BURNISH_DOMAIN, outputs=len(tensors), owners=list(owners))
+    results = found if isinstance(found, tuple) else (found,)
+    for result, tensor in zip(results, tensors, strict=True):
+        result.value.type, result.value.shape = tensor.value.type, tensor.value.shape
+    _mark(results[0])
+    return results
 
 
 def sample_share(tensor: Tensor) -> Tensor:

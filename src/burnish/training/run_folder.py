@@ -150,7 +150,7 @@ class RunFolder:
 
 
 class FollowedFolder(RunFolder):
-    """The folder of a run as all workers but the first have it: that one keeps it, and these write nothing."""
+    """The folder of a run as all workers but the first have it: that one keeps it, and these give it what they hold."""
 
     def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
         pass
@@ -159,10 +159,10 @@ class FollowedFolder(RunFolder):
         position.since_row = Means()
 
     def save(self, session: Session, position: Position) -> None:
-        pass
+        session.take_part()
 
     def save_best(self, session: Session, position: Position) -> None:
-        pass
+        session.take_part()
 
     def draw(self, at_once: bool = False) -> str | None:
         return None

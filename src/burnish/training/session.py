@@ -13,6 +13,7 @@ import numpy as np
 
 from burnish import engines
 from burnish.distributed import DataParallel
+from burnish.distributed.sharded_runner import ShardedRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
@@ -74,6 +75,7 @@ class Session:
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         self._closed_state: dict[str, np.ndarray] = {}
+        self._has_part = False
 
     def step(self, batch: Mapping[str, Any], **hyperparameters: float) -> dict[str, float]:
         """Run one training step.
@@ -192,8 +194,20 @@ class Session:
         return int(self._runner.state_entry(self._step_name))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of the state, by state name; also of a closed session."""
+        """Return copies of the state, by state name; also of a closed session.
+
+        With ``DataParallel(shard_optimizer=True)`` all workers call it at the same time, and for ``save_checkpoint`` and
+        ``export``, which read it, the others call ``take_part``.
+
+        Raises:
+            EngineError: the session is closed, and other workers had a part of its state.
+        """
         if self._runner is None:
+            if self._has_part:
+                raise EngineError(
+                    "The session is closed, and other workers hold a part of its state (shard_optimizer=True): take the state, "
+                    "or write the checkpoint, before it is closed"
+                )
             return {name: array.copy() for name, array in self._closed_state.items()}
         return self._runner.state()
 
@@ -281,9 +295,16 @@ class Session:
 
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
-        if self._runner is not None:
+        if isinstance(self._runner, ShardedRunner):
+            self._closed_state, self._has_part = self._runner.own_state(), True
+        elif self._runner is not None:
             self._closed_state = self._runner.state()
-            self._runner = None
+        self._runner = None
+
+    def take_part(self) -> None:
+        """Give what this worker alone has of the state to another, which calls ``state``, ``save_checkpoint`` or ``export``."""
+        if isinstance(self._runner, ShardedRunner):
+            self._runner.state()
 
     def __enter__(self) -> Session:
         return self

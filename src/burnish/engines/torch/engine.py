@@ -199,7 +199,7 @@ class TorchRunner:
         updates = self._program.signature["step"].updates
         written = [self._state[entry] for update in self._updates for entry in update.entries]
         apart_from(written, results)
-        moved = {name: results.pop(output) for name, output in updates.items() if output in results}
+        moved = {name: results[output] for name, output in updates.items() if output in results}
         if self._engine.compile == "inductor":
             moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
         for update in self._updates:

@@ -100,6 +100,36 @@ class AllGather(torch.nn.Module):
         return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True))
 
 
+class GatherParameters(torch.nn.Module):
+    """What the owner of each tensor has.
+
+    Args:
+        communicator: to the others.
+        owners: the rank of the owner of each tensor; operands behind them are waited for alone.
+    """
+
+    def __init__(self, communicator: Communicator, owners: Sequence[int]):
+        super().__init__()
+        self._communicator, self._owners = communicator, tuple(owners)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        places = [[place for place, owner in enumerate(self._owners) if owner == rank] for rank in range(self._communicator.size)]
+        sizes = [sum(tensors[place].numel() for place in own) for own in places]
+        buffer = tensors[0].new_zeros(max(sizes))
+        own = places[self._communicator.rank]
+        if own:
+            torch.cat([_flat(tensors[place]) for place in own], out=buffer[: sizes[self._communicator.rank]])
+        rows = self._communicator.all_gather(buffer)
+        results = list(tensors[: len(self._owners)])
+        for rank, (kept, size) in enumerate(zip(places, sizes, strict=True)):
+            if kept and rank != self._communicator.rank:
+                parts = _parted(rows[rank, :size], [tensors[place] for place in kept])
+                for place, part in zip(kept, parts, strict=True):
+                    # A part would keep the whole buffer, and at its address some kernels add up in another order.
+                    results[place] = part.clone()
+        return tuple(results)
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return torch.flatten(tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor)
 
@@ -161,6 +191,12 @@ def all_reduce_finish(op: Call) -> Any:
 @translates("AllGather", domain=BURNISH_DOMAIN)
 def all_gather(op: Call) -> Any:
     results = op.module(AllGather(_communicator(op), int(op.attribute("group", 0))), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("GatherParameters", domain=BURNISH_DOMAIN)
+def gather_parameters(op: Call) -> Any:
+    results = op.module(GatherParameters(_communicator(op), op.attribute("owners")), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 

@@ -1,0 +1,157 @@
+"""Optimizer state in shares comes to what whole state comes to, bit by bit, and a checkpoint is that of one worker."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import burnish
+from burnish import optim
+from burnish.distributed.sharding import bytes_of, shares_of
+from burnish.errors import ConfigurationError, EngineError
+from oracles.normalized_networks import image_batches, residual
+from oracles.several_workers import in_threads, part_of, train_in_threads, train_part
+from oracles.small_networks import CLASSES, perceptron
+
+STEPS, SAMPLES = 4, 12
+PARTS = {2: [[5, 7], [12, 0], [6, 6], [2, 10]], 3: [[5, 7, 0], [4, 4, 4], [0, 0, 12], [1, 2, 9]]}
+FEATURES = 12
+OPTIMIZERS = {
+    "adam, clipped": optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01)),
+    "accumulated": optim.accumulate(optim.adamw(lr=0.01), 2),
+    "averaged": optim.ema(optim.sgd(lr=0.05, momentum=0.9), 0.9),
+    "groups": optim.groups(optim.sgd(lr=0.05, momentum=0.9), {"*bias": {"lr_scale": 2.0}, "*second*": "frozen"}),
+    "lamb": optim.lamb(lr=0.01),
+    "adafactor": optim.adafactor(lr=0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def program():
+    return burnish.compile(perceptron(dropout=True), optimizer="adam:lr=0.01")
+
+
+@pytest.fixture(scope="module")
+def batches():
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "x": rng.standard_normal((SAMPLES, FEATURES), np.float32),
+            "labels": rng.integers(0, CLASSES, SAMPLES),
+        }
+        for _ in range(STEPS)
+    ]
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.dtype == other[name].dtype
+        assert array.shape == other[name].shape
+        assert array.tobytes() == other[name].tobytes(), name
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sharded_training_is_training(program, batches, name):
+    changed = program.with_optimizer(OPTIMIZERS[name])
+    whole = train_in_threads(changed, batches, PARTS[3])
+    for outcome in train_in_threads(changed, batches, PARTS[3], shard_optimizer=True):
+        assert outcome[0] == whole[0][0]
+        for state, expected in zip(outcome[1], whole[0][1], strict=True):
+            assert_same_bits(state, expected)
+
+
+def test_exchanges_that_a_worker_reads_nothing_of(program, batches):
+    whole = train_in_threads(program, batches, PARTS[3], bucket_size=1)
+    for outcome in train_in_threads(program, batches, PARTS[3], bucket_size=1, shard_optimizer=True, deterministic=True):
+        assert_same_bits(outcome[1][-1], whole[0][1][-1])
+
+
+def test_processes_and_images(pool, tmp_path):
+    program = burnish.compile(residual(), optimizer="adam:lr=0.01,eps=1e-3")
+    given = (str(program.save(tmp_path / "program")), image_batches(STEPS, SAMPLES), PARTS[3])
+    whole = pool.run(3, train_part, *given, {"deterministic": True})
+    for outcome in pool.run(3, train_part, *given, {"deterministic": True, "shard_optimizer": True}):
+        assert_same_bits(outcome[1][-1], whole[0][1][-1])
+
+
+def test_a_worker_holds_its_share(program):
+    shares = shares_of(program.signature, 3)
+    entries = {entry.name: entry for entry in program.signature.state}
+    sizes = [sum(bytes_of(entries[name]) for name in shares.of(rank)) for rank in range(3)]
+    largest = max(sum(bytes_of(entries[slot]) for slot in shares.slots if shares.slots[slot] == name) for name in shares.owners)
+    assert max(sizes) - min(sizes) <= largest
+    assert sum(sizes) == sum(2 * 4 * math.prod(array.shape) for name, array in program.weights.items() if name in shares.owners)
+
+    def held(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
+        with burnish.Session(program, engine="torch", parallel=parallel) as session:
+            return set(session._runner.own_state())
+
+    for rank, names in enumerate(in_threads(3, held)):
+        assert names == set(entries) - shares.not_of(rank)
+
+
+def test_a_checkpoint_is_that_of_one_worker_and_goes_on_with_any_number(program, batches, tmp_path):
+    def begun(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
+        with burnish.Session(program, engine="torch", parallel=parallel) as session:
+            for batch in batches[:2]:
+                session.step(part_of(batch, communicator.rank, [4, 4, 4]))
+            if communicator.rank == 1:
+                session.save_checkpoint(tmp_path / "begun.safetensors")
+            else:
+                session.take_part()
+
+    def gone_on(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
+        with burnish.Session(program, engine="torch", parallel=parallel) as session:
+            session.restore(tmp_path / "begun.safetensors")
+            restored = session.state()
+            for batch in batches[2:]:
+                session.step(part_of(batch, communicator.rank, [7, 5]))
+            return restored, session.state()
+
+    in_threads(3, begun)
+    with burnish.Session(program, engine="torch") as session:
+        session.restore(tmp_path / "begun.safetensors")
+        alone = session.state()
+        for batch in batches[2:]:
+            session.step(batch)
+        final = session.state()
+    for restored, state in in_threads(2, gone_on):
+        assert_same_bits(restored, alone)
+        for name, array in state.items():
+            np.testing.assert_allclose(array, final[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_closed_session_says_that_others_had_a_part(program, tmp_path):
+    def closed(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
+        session = burnish.Session(program, engine="torch", parallel=parallel)
+        session.close()
+        assert session.step_count == 0
+        for call in (session.state, lambda: session.save_checkpoint(tmp_path / "late.safetensors")):
+            with pytest.raises(EngineError, match=r"other workers hold a part of its state \(shard_optimizer=True\): take the"):
+                call()
+
+    in_threads(2, closed)
+
+
+def test_one_worker_has_everything(program, batches):
+    whole = train_in_threads(program, batches, [[SAMPLES]] * STEPS)
+    outcome = train_in_threads(program, batches, [[SAMPLES]] * STEPS, shard_optimizer=True)
+    assert_same_bits(outcome[0][1][-1], whole[0][1][-1])
+
+
+def test_an_optimizer_that_mixes_the_slots_of_parameters_is_refused(program, batches):
+    mixing = program.with_optimizer(optim.accumulate(optim.ema(optim.sgd(lr=0.1, momentum=0.9)), 2))
+    with pytest.raises(ConfigurationError, match=r"shard_optimizer=True: the optimizer reads 'opt/.*', which one worker alone"):
+        train_in_threads(mixing, batches, PARTS[2], shard_optimizer=True)
+
+
+def test_an_option_that_is_none():
+    with pytest.raises(ConfigurationError, match="shard_optimizer must be True or False, not 1"):
+        burnish.DataParallel(shard_optimizer=1)
