@@ -18,8 +18,9 @@ def main() -> None:
     optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)
 
     def build() -> tuple[Step, dict[str, Any]]:
+        engine = burnish.engines.get(job["engine"])  # before the program, so that its kernels are built meanwhile
         program = burnish.compile(job["onnx"], loss="cross_entropy", optimizer=optimizer, metrics=(), precision=job["precision"])
-        session = burnish.Session(program, engine=job["engine"], threads=job["threads"])
+        session = burnish.Session(program, engine=engine, threads=job["threads"])
         versions = {"burnish": burnish.__version__, job["engine"]: importlib.import_module(job["engine"]).__version__}
         return lambda: session.step(next(batches))["loss"], {"nodes": len(program.step.graph), "versions": versions}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ import burnish
 from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.translation import translated_operators
+from burnish.engines.torch.translation import translate, translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 
@@ -252,12 +253,12 @@ def test_layouts_may_differ():
 
 
 def forget_kernels():
-    kernels.available.cache_clear()
-    kernels._building.cache_clear()
+    for remembered in (kernels._load, kernels._building, kernels._warn):
+        remembered.cache_clear()
 
 
 def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "_build", lambda: (_ for _ in ()).throw(RuntimeError("no compiler here")))
+    monkeypatch.setattr(kernels, "_build", lambda name: (_ for _ in ()).throw(RuntimeError("no compiler here")))
     monkeypatch.delenv("BURNISH_KERNELS", raising=False)
     forget_kernels()
     try:
@@ -273,9 +274,42 @@ def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
 
 
 def test_kernels_can_be_switched_off(monkeypatch):
-    kernels.available.cache_clear()
     monkeypatch.setenv("BURNISH_KERNELS", "off")
+    assert not kernels.available()
+    assert not kernels.expected()
+
+
+def test_every_kernel_has_its_schemas():
+    assert {source.stem for source in Path(kernels.__file__).parent.glob("*.cpp")} == set(kernels.schemas.SCHEMAS)
+
+
+@needs_kernels
+def test_a_graph_waits_for_the_kernels_that_it_calls():
+    program = burnish.compile(residual_network())
+    runner = burnish.Session(program, "torch", threads=1)._runner
+    module = translate(runner._graphs["step"], torch.device("cpu"))
+    assert {"batch_norm", "elementwise"} <= kernels.called(module) <= set(kernels.schemas.SCHEMAS) - {"depthwise", "standardize"}
+
+
+@needs_kernels
+def test_a_kernel_that_fails_leaves_graphs_that_call_it_to_pytorch(monkeypatch, caplog):
+    build = kernels._build
+
+    def failing(name):
+        if name == "batch_norm":
+            raise RuntimeError("refused here")
+        return build(name)
+
+    monkeypatch.setattr(kernels, "_build", failing)
+    forget_kernels()
     try:
-        assert not kernels.available()
+        program = burnish.compile(residual_network())
+        batch = {"x": np.random.default_rng(0).normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": np.arange(4)}
+        with caplog.at_level(logging.WARNING, logger="burnish"):
+            one, other = (burnish.Session(program, engine, threads=1) for engine in ("torch", "onnxruntime"))
+            for _ in range(2):
+                assert one.step(batch)["loss"] == pytest.approx(other.step(batch)["loss"], rel=1e-5)
+        assert not one._runner._updates
+        assert caplog.text.count("refused here") == 1
     finally:
-        kernels.available.cache_clear()
+        forget_kernels()

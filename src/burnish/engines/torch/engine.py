@@ -241,8 +241,24 @@ class TorchRunner:
         return tensor
 
     @cached_property
+    def _fused(self) -> bool:
+        """Whether graphs are prepared for the engine's kernels; these may be compiled meanwhile."""
+        wanted = self._engine.compile == "regions" and self._device.type == "cpu"
+        return wanted and (kernels.expected() or kernels.available())
+
+    @cached_property
     def _graphs(self) -> dict[str, ir.Model]:
-        fused = self._engine.compile == "regions" and self._device.type == "cpu" and kernels.available()
+        graphs = self._prepared(self._fused)
+        if self._fused and self._recorder is None:
+            names, updates = self._output_names["step"], self._program.signature["step"].updates
+            self._updates = take_updates(graphs["step"].graph, names, updates)
+        return graphs
+
+    @cached_property
+    def _graphs_without_kernels(self) -> dict[str, ir.Model]:
+        return self._prepared(False)
+
+    def _prepared(self, fused: bool) -> dict[str, ir.Model]:
         winograd = self._engine.winograd and self._engine.channels_last
         operators = translated_operators(BURNISH_DOMAIN)
         if self._communicator is None:
@@ -251,9 +267,6 @@ class TorchRunner:
         graphs = {name: fuse(model, fused, winograd) for name, model in graphs.items()}
         if self._communicator is not None:
             keep_exchange_order(graphs["step"].graph)
-        if fused and self._recorder is None:
-            names, updates = self._output_names["step"], self._program.signature["step"].updates
-            self._updates = take_updates(graphs["step"].graph, names, updates)
         return graphs
 
     @cached_property
@@ -284,6 +297,12 @@ class TorchRunner:
         found = self._executables.get(graph)
         if found is None:
             module = translate(self._graphs[graph], self._device, self._communicator)
+            called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
+            if self._fused and called and not kernels.available(*called):
+                module = translate(self._graphs_without_kernels[graph], self._device, self._communicator)
+                if graph == "step":
+                    self._updates = []
+                    self._output_names["step"] = [entry.name for entry in self._program.signature["step"].outputs]
             whole = self._engine.compile == "inductor"
             inputs = self._program.signature[graph].inputs
             found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)

@@ -53,7 +53,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 @functools.cache
 def _pointwise() -> Product | None:
     """oneDNN's x weight' + bias as PyTorch's compiler calls it, or None where this build of PyTorch is without it."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch._C._dispatch_has_kernel_for_dispatch_key("mkldnn::_linear_pointwise", "CPU"):

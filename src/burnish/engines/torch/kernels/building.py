@@ -1,7 +1,7 @@
-"""Building of the kernels: one compiler process per source file, as many at a time as there are cores, and one library of it all.
+"""Building of the kernels: one compiler process and one library per source file.
 
-What was built from the same sources, by the same compiler, for the same PyTorch and such a processor is found in the cache. Files
-come there whole or not at all, and processes that want the same library at once build it once.
+What was built from the same source and headers, by the same compiler, for the same PyTorch and such a processor is found in the
+cache. Files come there whole or not at all, and processes that want the same library at once build it once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -35,11 +34,11 @@ def find_compiler() -> str | None:
     return None
 
 
-def build_library(folder: Path) -> Path:
-    """Build the sources of a folder, or find what was built of them; returns the library's path.
+def build_library(source: Path) -> Path:
+    """Build one source, which may include the headers beside it, or find what was built of it; returns the library's path.
 
     Raises:
-        RuntimeError: PyTorch is too old, there is no compiler, or it refuses a file; the message begins with why.
+        RuntimeError: PyTorch is too old, there is no compiler, or it refuses the file; the message begins with why.
         OSError: the cache cannot be written, or the compiler not started.
     """
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -48,28 +47,18 @@ def build_library(folder: Path) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise RuntimeError("there is no C++ compiler: install g++ or clang++, or name one in CXX")
-    sources = sorted(folder.glob("*.cpp"), key=lambda source: -source.stat().st_size)  # the longest first, as they end last
-    common = _digest(_circumstances(compiler), *(header.read_bytes() for header in sorted(folder.glob("*.h"))))
-    digests = [_digest(common, source.name, source.read_bytes()) for source in sources]
+    headers = [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
+    digest = _digest(_circumstances(compiler), source.name, source.read_bytes(), *headers)
     cache = _cache()
-    library = cache / f"burnish_kernels_{_digest(*digests)[:16]}.so"
+    library = cache / f"burnish_{source.stem}_{digest[:16]}.so"
     if library.exists():
         return library
     cache.mkdir(parents=True, exist_ok=True)
-    objects = [cache / f"{source.stem}_{digest[:16]}.o" for source, digest in zip(sources, digests, strict=True)]
-    with _lock(cache / "lock"):
-        if library.exists():
-            return library
-        with ThreadPoolExecutor(max(1, min(len(sources), len(_cores())))) as pool:
-            list(pool.map(lambda pair: _compile(compiler, folder, *pair), zip(sources, objects, strict=True)))
-        _write(library, [compiler, "-shared", *map(str, objects), *_link_flags()])
+    with _lock(cache / f"{source.stem}.lock"):
+        if not library.exists():
+            flags = [*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *_include_flags()]
+            _write(library, [compiler, *flags, "-I", str(source.parent), "-shared", str(source), *_link_flags()])
     return library
-
-
-def _compile(compiler: str, folder: Path, source: Path, target: Path) -> None:
-    if not target.exists():
-        flags = [*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *_include_flags()]
-        _write(target, [compiler, *flags, "-I", str(folder), "-c", str(source)])
 
 
 def _write(target: Path, command: Sequence[str]) -> None:
@@ -98,8 +87,9 @@ def _link_flags() -> list[str]:
     return [f"-L{folder}", "-ltorch_cpu", "-lc10", *undefined]
 
 
+@functools.cache
 def _circumstances(compiler: str) -> str:
-    """All that the library depends on beside its sources."""
+    """All that a library depends on beside its sources."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     return "\n".join((torch.__version__, str(_torch_folder()), compiler, version, platform.machine(), _processor(), *FLAGS))
 
@@ -126,8 +116,9 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _cores() -> Sequence[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+def cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cache() -> Path:

@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 
-SCHEMAS = (
-    "keep_pages() -> bool",
-    "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more,"
-    " Tensor? bias, int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-    "standardize(Tensor x, Tensor? scale, Tensor? bias, int axis, float epsilon, float offset, bool centered)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
-    " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
-    "winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor",
-    "winograd_input_gradient(Tensor dy, Tensor weight, int[] padding) -> Tensor",
-    "winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",
-    "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
-    "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"
-    " -> (Tensor, Tensor)",
-    "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
-    "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int[] targets) -> ()",
-)
+SCHEMAS = {
+    "allocator": ("keep_pages() -> bool",),
+    "batch_norm_gradient": (
+        "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more,"
+        " Tensor? bias, int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    ),
+    "elementwise": (
+        "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
+        "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int[] targets) -> ()",
+    ),
+    "batch_norm": (
+        "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    ),
+    "winograd": (
+        "winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor",
+        "winograd_input_gradient(Tensor dy, Tensor weight, int[] padding) -> Tensor",
+    ),
+    "winograd_weights": ("winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",),
+    "depthwise": (
+        "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
+        "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"
+        " -> (Tensor, Tensor)",
+    ),
+    "standardize": (
+        "standardize(Tensor x, Tensor? scale, Tensor? bias, int axis, float epsilon, float offset, bool centered)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
+        "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
+        " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
+    ),
+}
+"""By the file that implements them. Files are built in this order: first what most programs need, of that the longest."""
+
+KERNEL_OF = {schema.partition("(")[0]: kernel for kernel, schemas in SCHEMAS.items() for schema in schemas}
+"""The file that implements an operator."""
 
 
 @functools.cache
 def define() -> torch.library.Library:
     """Define the operators, once; what implements them is loaded later. They live as long as what is returned, which is kept."""
     library = torch.library.Library("burnish", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for schema in SCHEMAS:
+    for schema in itertools.chain(*SCHEMAS.values()):
         library.define(schema)  # type: ignore[no-untyped-call]
     return library
