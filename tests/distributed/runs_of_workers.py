@@ -26,6 +26,7 @@ def dataset(samples: int = SAMPLES, seed: int = 0) -> ArrayDataset:
 
 
 def trainer(saved: str, folder: str, parallel: bool, epochs: int = EPOCHS, timeout: float = 30, **options) -> Trainer:
+    exchange = options.pop("exchange", {})
     return Trainer(
         burnish.Program.load(saved),
         options.pop("data", dataset()),
@@ -38,7 +39,7 @@ def trainer(saved: str, folder: str, parallel: bool, epochs: int = EPOCHS, timeo
         threads=1,
         augment=shift_images("x"),
         progress=False,
-        parallel=burnish.DataParallel(group=join(timeout=timeout, first_contact=60)) if parallel else None,
+        parallel=burnish.DataParallel(group=join(timeout=timeout, first_contact=60), **exchange) if parallel else None,
         **options,
     )
 

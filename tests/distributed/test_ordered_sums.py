@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 
 import burnish
-from burnish.distributed.communicators import ThreadCommunicator
 from burnish.distributed.encodings import BFloat16, Encoding, Float16, encoding_of
 from burnish.distributed.ordered_sums import SMALL_BYTES, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
-from oracles.several_workers import largest_difference, train_alone, train_in_threads
+from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
 
 LARGE = SMALL_BYTES // 4 + 13
 SIZES = [1, 5, LARGE]
@@ -43,32 +40,18 @@ def summed(communicator, numbers, compression=None, group=0, channel=GRADIENTS):
     return buffer.numpy()
 
 
-def in_threads(workers: int, function, *arguments) -> list:
-    results: list = [None] * workers
-
-    def work(communicator):
-        results[communicator.rank] = function(communicator, *arguments)
-
-    threads = [threading.Thread(target=work, args=(communicator,)) for communicator in ThreadCommunicator.group(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_are_in_the_order_of_the_ranks(workers, size):
     numbers = terms(workers, size)
-    for found in in_threads(workers, summed, numbers):
+    for found in in_threads(workers, lambda communicator: summed(communicator, numbers)):
         np.testing.assert_array_equal(found, in_order(numbers))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_of_groups(size):
     numbers = terms(4, size, np.float64)
-    found = in_threads(4, summed, numbers, None, 2)
+    found = in_threads(4, lambda communicator: summed(communicator, numbers, None, 2))
     for rank, result in enumerate(found):
         np.testing.assert_array_equal(result, in_order(numbers[rank // 2 * 2 :][:2]))
 
@@ -81,7 +64,7 @@ def every_sum(communicator, cases):
 def test_processes_connected_by_gloo_add_up_the_same(pool, workers):
     cases = [(terms(workers, size), kind) for size in SIZES for kind in (None, "float16", "bfloat16")]
     by_processes = pool.run(workers, every_sum, cases)
-    for ours, theirs in zip(by_processes, in_threads(workers, every_sum, cases), strict=True):
+    for ours, theirs in zip(by_processes, in_threads(workers, lambda communicator: every_sum(communicator, cases)), strict=True):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -91,7 +74,7 @@ def test_processes_connected_by_gloo_add_up_the_same(pool, workers):
 @pytest.mark.parametrize("size", [7, LARGE])
 def test_compressed_sums_are_off_by_the_rounding_of_each_term_and_of_the_sum(compression, roundoff, magnitude, size):
     numbers = (np.random.default_rng(0).standard_normal((3, size)) * magnitude).astype(np.float32)
-    found = in_threads(3, summed, numbers, compression)
+    found = in_threads(3, lambda communicator: summed(communicator, numbers, compression))
     exact = numbers.astype(np.float64).sum(axis=0)
     off = roundoff * (np.abs(numbers).astype(np.float64).sum(axis=0) * (1 + roundoff) + np.abs(exact)) * (1 + 1e-6)
     for result in found:
@@ -105,17 +88,17 @@ def test_compressed_sums_are_off_by_the_rounding_of_each_term_and_of_the_sum(com
 @pytest.mark.parametrize("size", [7, LARGE])
 def test_zeros_stay_zeros_and_what_is_not_finite_arrives(compression, size):
     numbers = np.zeros((2, size), np.float32)
-    for result in in_threads(2, summed, numbers, compression):
+    for result in in_threads(2, lambda communicator: summed(communicator, numbers, compression)):
         np.testing.assert_array_equal(result, 0)
     for value in (np.nan, np.inf, -np.inf):
         numbers[1, -1] = value
-        for result in in_threads(2, summed, numbers, compression):
+        for result in in_threads(2, lambda communicator: summed(communicator, numbers, compression)):
             np.testing.assert_array_equal(result[-1], np.float32(value))
 
 
 def test_gradients_alone_are_compressed():
     numbers = np.full((2, 5), 1 / 3, np.float32)
-    for result in in_threads(2, summed, numbers, "bfloat16", 0, "statistics"):
+    for result in in_threads(2, lambda communicator: summed(communicator, numbers, "bfloat16", 0, "statistics")):
         np.testing.assert_array_equal(result, in_order(numbers))
 
 

@@ -40,6 +40,21 @@ def test_a_run_of_workers_is_that_of_one_process(saved, alone, tmp_path, workers
             assert array.tobytes() == results[0][1][name].tobytes(), f"{name} is not the same bits on all workers"
 
 
+def train_sharded(rank: int, saved: str, folder: str):
+    made = trainer(saved, folder, parallel=True, exchange={"shard_optimizer": True})
+    result = made.run()
+    made.session.close()
+    made.group.close()
+    return result.metrics
+
+
+def test_a_run_with_the_state_in_shares_writes_the_checkpoints_of_one_process(saved, alone, tmp_path):
+    folder = tmp_path / "run"
+    results = run(train_sharded, 2, saved, str(folder))
+    assert results[0] == results[1]
+    assert_same_run(folder, alone)
+
+
 def stop_early(rank: int, saved: str, folder: str):
     """Train with a checkpoint after each step, and be gone in the middle of the second epoch."""
     made = trainer(saved, folder, parallel=True, checkpoint_every=1)
