@@ -253,8 +253,9 @@ def test_layouts_may_differ():
 
 
 def forget_kernels():
-    for remembered in (kernels._load, kernels._building, kernels._warn):
+    for remembered in (kernels._load, kernels._warn):
         remembered.cache_clear()
+    kernels._builds.clear()
 
 
 def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
@@ -277,6 +278,23 @@ def test_kernels_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("BURNISH_KERNELS", "off")
     assert not kernels.available()
     assert not kernels.expected()
+
+
+def test_kernels_that_no_graph_calls_are_not_built(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernels, "_build", lambda name: asked.append(name) or (_ for _ in ()).throw(RuntimeError("not now")))
+    monkeypatch.delenv("BURNISH_KERNELS", raising=False)
+    monkeypatch.setattr(kernels, "find_compiler", lambda: "c++")
+    forget_kernels()
+    try:
+        assert kernels.expected()
+        for built in kernels._requested(*kernels.EARLY):
+            built.exception(timeout=60)
+        assert sorted(asked) == sorted(kernels.EARLY)
+        assert not kernels.available("depthwise")
+        assert sorted(asked) == sorted([*kernels.EARLY, "depthwise"])
+    finally:
+        forget_kernels()
 
 
 def test_every_kernel_has_its_schemas():

@@ -8,17 +8,15 @@ A kernel is written so that the first run on a machine does not wait for it:
   compiles in a second. ``<torch/library.h>`` and ``<ATen/...>`` take five more.
 - It ends in ``STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("name", TORCH_BOX(&name)); }``. The schema of the
   operator stands in ``schemas.py``, so that graphs that call it are made while it is compiled.
-- Each file is compiled by itself, into a library of its own, and again only when it, or a header, has changed. A graph waits for
-  those that it calls.
+- Each file is compiled by itself, into a library of its own, when a graph first calls it, and again only when it, or a header,
+  has changed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
-import queue
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,18 +29,24 @@ from burnish.engines.torch.kernels.building import build_library, cores, find_co
 
 schemas.define()
 
+EARLY = ("allocator", "batch_norm_gradient", "elementwise", "batch_norm")
+"""The kernels that most training graphs call, what takes longest to compile first."""
+
 _log = logging.getLogger("burnish")
+_lock = threading.Lock()
+_builds: dict[str, Future[Path]] = {}
+_compilers = threading.BoundedSemaphore(cores())
 
 
 def expected() -> bool:
     """Whether the kernels will be there once they are built: they are not switched off, and there is a compiler.
 
-    Starts building them in the background. What depends on them may be prepared meanwhile; ``available`` waits for them.
-    ``BURNISH_KERNELS=off`` in the environment goes without them.
+    Starts building those that most graphs call, in the background; others are built when a graph calls them. What depends on
+    them may be prepared meanwhile; ``available`` waits for them. ``BURNISH_KERNELS=off`` in the environment goes without them.
     """
     if os.environ.get("BURNISH_KERNELS") == "off" or find_compiler() is None:
         return False
-    _building()
+    _requested(*EARLY)
     return True
 
 
@@ -51,7 +55,9 @@ def available(*names: str) -> bool:
     if os.environ.get("BURNISH_KERNELS") == "off":
         return False
     try:
-        for name in names or schemas.SCHEMAS:
+        wanted = names or tuple(schemas.SCHEMAS)
+        _requested(*wanted)
+        for name in wanted:
             _load(name)
     except (OSError, RuntimeError, ImportError) as error:
         _warn(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
@@ -73,7 +79,8 @@ def called(module: torch.fx.GraphModule) -> set[str]:
 
 @functools.cache
 def _load(name: str) -> None:
-    torch.ops.load_library(str(_building()[name].result()))  # type: ignore[no-untyped-call]
+    (built,) = _requested(name)
+    torch.ops.load_library(str(built.result()))  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -81,26 +88,22 @@ def _warn(reason: str) -> None:
     _log.warning("burnish: the fused kernels could not be built (%s); PyTorch's own operators run in their place", reason)
 
 
-@functools.cache
-def _building() -> dict[str, Future[Path]]:
+def _requested(*names: str) -> list[Future[Path]]:
     """The libraries, being built on threads of their own: compilers are other processes, so that Python goes on."""
-    built: dict[str, Future[Path]] = {name: Future() for name in schemas.SCHEMAS}
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in built:
-        waiting.put(name)
+    with _lock:
+        for name in names:
+            if name not in _builds:
+                _builds[name] = Future()
+                threading.Thread(target=_build_into, args=(name, _builds[name]), name="burnish-kernels", daemon=True).start()
+        return [_builds[name] for name in names]
 
-    def build() -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                name = waiting.get_nowait()
-                try:
-                    built[name].set_result(_build(name))
-                except BaseException as error:
-                    built[name].set_exception(error)
 
-    for _ in range(min(len(built), cores())):
-        threading.Thread(target=build, name="burnish-kernels", daemon=True).start()
-    return built
+def _build_into(name: str, built: Future[Path]) -> None:
+    with _compilers:
+        try:
+            built.set_result(_build(name))
+        except BaseException as error:
+            built.set_exception(error)
 
 
 def _build(name: str) -> Path:
