@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,49 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     result = run(*arguments("run", "--workers", "3"), code=1)
     assert "--workers 3, and torchrun has started 2 on this machine: leave --workers out, or torchrun" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workers", "0"), "'--workers': Input should be greater than or equal to 1"),
+        (("--workers", "2", "--worker-timeout", "0"), "--worker-timeout 0: give a number of seconds above 0"),
+        (("--max-restarts", "2"), "--max-restarts starts the workers of --workers again: give --workers 2 or more"),
+    ],
+)
+def test_options_of_workers_that_are_refused(run, data, options, message):
+    result = run(*arguments("run", *options), code=2)
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not (data / "run").exists()
+
+
+def test_data_that_no_worker_can_read_are_named_once(data):
+    options = arguments("run", "--workers", "2")
+    options[options.index("many.npz")] = "missing.npz"
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: missing.npz: no such file or folder"), done.stderr
+    assert done.stderr.count("missing.npz") == 1
+
+
+def test_data_that_one_worker_cannot_read_are_named_by_all(data):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    processes = []
+    for rank in range(2):
+        options = arguments("run")
+        options[options.index("many.npz")] = "missing.npz" if rank else "many.npz"
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        processes.append(
+            subprocess.Popen(
+                [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment(), **place}
+            )
+        )
+    first, second = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1]
+    assert first.startswith("error: Rank 1 stopped: missing.npz: no such file or folder"), first
+    assert second.startswith("[rank 1] error: missing.npz: no such file or folder"), second
 
 
 def test_under_torchrun_one_worker_is_alone(run, data, monkeypatch):

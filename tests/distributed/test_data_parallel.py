@@ -150,11 +150,18 @@ def test_alone_nothing_is_exchanged():
         ({"norm": "ghost:4"}, r"DataParallel: norm='ghost:4' is no policy for several workers: give 'sync', 'sync:<workers>' or"),
         ({"bucket_size": 0}, r"DataParallel: bucket_size=0: give a whole number of bytes, 1 or more"),
         ({"share": 1}, r"DataParallel: share must be True or False, not 1"),
+        ({"group": 4}, r"DataParallel: group=4 is no group of workers: give what burnish\.distributed\.join\(\) returns"),
     ],
 )
 def test_options_that_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         burnish.DataParallel(**options)
+
+
+def test_what_is_no_set_of_options():
+    message = r"parallel=True: give burnish\.DataParallel\(\), or None to train alone"
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.Session(compiled(), engine="torch", parallel=True)
 
 
 def test_a_group_that_does_not_divide_the_workers():
@@ -175,7 +182,9 @@ def test_programs_that_are_refused():
 
 def test_an_engine_that_exchanges_nothing():
     (alone,) = ThreadCommunicator.group(1)
-    message = r"The engine 'onnxruntime' cannot exchange values with other workers: open the session with engine='torch'"
+    message = (
+        r"The engine 'onnxruntime' cannot exchange values with other workers: train with engine='torch' \(--engine torch\), or"
+    )
     with pytest.raises(EngineError, match=message):
         burnish.Session(compiled(), engine="onnxruntime", parallel=burnish.DataParallel(communicator=alone))
 

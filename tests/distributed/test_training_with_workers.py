@@ -12,9 +12,9 @@ from runs_of_workers import assert_same_run, dataset, save_program, train, train
 from worker_processes import Workers, run, tell
 
 from burnish.distributed.process_group import ProcessGroup, join
-from burnish.errors import CheckpointError, WorkerError
+from burnish.errors import CheckpointError, DataError, WorkerError
 from burnish.training.checkpoint import read_checkpoint
-from burnish.training.workers import agree, on_first, spread
+from burnish.training.workers import agree, on_all, on_first, spread
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +142,45 @@ def test_alone_nothing_is_exchanged():
 
 def _raise() -> None:
     raise CheckpointError("it is damaged")
+
+
+def read_on_all(rank: int, unreadable: tuple[int, ...], message: str):
+    def read() -> int:
+        if rank in unreadable:
+            raise DataError(message.format(rank=rank))
+        return rank
+
+    with join(first_contact=60) as group:
+        return on_all(group, read, "read the data")
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "message", "errors"),
+    [
+        ((), "", [None, None, None]),
+        (
+            (1,),
+            "no such file",
+            ["WorkerError: Rank 1 stopped: no such file", "DataError: no such file", "WorkerError: Rank 1 stopped: no such file"],
+        ),
+        (
+            (0, 1, 2),
+            "no such file",
+            ["DataError: no such file", "WorkerError: Rank 0 stopped: no such file", "WorkerError: Rank 0 stopped: no such file"],
+        ),
+        (
+            (0, 2),
+            "{rank} is empty",
+            ["DataError: 0 is empty", "WorkerError: Rank 0 stopped: 0 is empty", "DataError: 2 is empty"],
+        ),
+    ],
+    ids=["none", "one", "all alike", "two"],
+)
+def test_what_fails_on_some_workers_stops_all_and_is_said_once(unreadable, message, errors):
+    with Workers(read_on_all, 3, unreadable, message) as workers:
+        outcomes = workers.outcomes()
+    assert [outcome.error for outcome in outcomes] == errors
+    assert [outcome.value for outcome in outcomes] == ([0, 1, 2] if not unreadable else [None] * 3)
 
 
 def spread_kinds(rank: int):

@@ -15,12 +15,11 @@ from burnish.cli.console import errors
 from burnish.cli.demo import demo
 from burnish.cli.export import export
 from burnish.cli.inspect import inspect
-from burnish.cli.launch import other_rank
+from burnish.cli.launch import INTERRUPTED, other_rank
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 
 DEBUG = "--debug"
-INTERRUPTED = 130
 
 
 class Group(TyperGroup):

@@ -128,6 +128,13 @@ def train(
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     schedule, warmup = compilation.schedule, compilation.warmup
     check_schedule(schedule, warmup)
+    if worker_timeout <= 0:
+        raise typer.BadParameter(f"--worker-timeout {worker_timeout:g}: give a number of seconds above 0")
+    if max_restarts and count == 1:
+        raise typer.BadParameter(
+            "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its own "
+            "for its workers"
+        )
     if count > 1 and not launch.is_worker():
         launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True))
         return
@@ -138,7 +145,7 @@ def train(
     from burnish.training.epoch_length import batches_per_epoch
     from burnish.training.interruption import TrainingInterrupted
     from burnish.training.trainer import Trainer
-    from burnish.training.workers import on_first
+    from burnish.training.workers import on_all, on_first
 
     parallel, group = parallel_run(device, worker_timeout)
     folder = folder or Path("runs") / model.stem
@@ -160,20 +167,27 @@ def train(
     resume = on_first(group, goes_on, "the folder of the run")
     overwrite = overwrite and not resume
     console = output(quiet=group.rank > 0)
-    begin = time.monotonic()
-    program = compilation.program(model, batch_size)
-    console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
-    if compilation.recompute:
-        console.print(planned_line(program, batch_size), markup=False)
-    from burnish.data import Wanted, open_dataset
 
-    wanted = Wanted.by(program)
-    train_set = open_dataset(data, wanted, label=label, image_size=image_size)
+    def prepared() -> tuple[Program, Dataset, Dataset | None]:
+        """The program, and the data to train and to evaluate on."""
+        from burnish.data import Wanted, open_dataset
+
+        begin = time.monotonic()
+        program = compilation.program(model, batch_size)
+        console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
+        if compilation.recompute:
+            console.print(planned_line(program, batch_size), markup=False)
+        wanted = Wanted.by(program)
+        train_set = open_dataset(data, wanted, label=label, image_size=image_size)
+        eval_set = None
+        if eval_data is not None:
+            classes = getattr(train_set, "classes", None)
+            eval_set = open_dataset(eval_data, wanted, label=label, classes=classes, image_size=image_size)
+        console.print(_described(data, train_set, eval_data, eval_set), markup=False)
+        return program, train_set, eval_set
+
+    program, train_set, eval_set = on_all(group, prepared, "compile the model and read the data")
     classes = getattr(train_set, "classes", None)
-    eval_set = None
-    if eval_data is not None:
-        eval_set = open_dataset(eval_data, wanted, label=label, classes=classes, image_size=image_size)
-    console.print(_described(data, train_set, eval_data, eval_set), markup=False)
     rate = program.options["optimizer"]["lr"]
     steps = epochs * batches_per_epoch(program, len(train_set), batch_size)
     start = start_from if not resume else None

@@ -6,18 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from burnish.distributed.process_group import ProcessGroup
+from burnish.distributed.process_group import DONE, ProcessGroup
 from burnish.engines.communicator import GRADIENTS, Pending
 
 if TYPE_CHECKING:
     import torch
-
-
-class Done:
-    """An exchange that is over."""
-
-    def wait(self) -> None:
-        pass
 
 
 class GroupCommunicator:
@@ -75,7 +68,7 @@ class ThreadCommunicator:
             return total
 
         buffer.copy_(self._met(buffer, group, add_up))
-        return Done()
+        return DONE
 
     def all_gather(self, buffer: torch.Tensor, *, group: int = 0) -> torch.Tensor:
         import torch
@@ -86,7 +79,7 @@ class ThreadCommunicator:
         import torch
 
         place = self.rank % (group or self.size)
-        return self._met(buffer, group, lambda members: torch.stack([member[place] for member in members])), Done()
+        return self._met(buffer, group, lambda members: torch.stack([member[place] for member in members])), DONE
 
     def _met(self, buffer: torch.Tensor, group: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:
         """Show the others a buffer, and combine what those of the group showed, in the order of their ranks."""

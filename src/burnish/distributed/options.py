@@ -69,6 +69,16 @@ class DataParallel:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
         encoding_of(self.compression)
+        if self.group is not None and not isinstance(self.group, ProcessGroup):
+            raise ConfigurationError(
+                f"DataParallel: group={self.group!r} is no group of workers: give what burnish.distributed.join() returns"
+            )
+
+    @staticmethod
+    def check(parallel: object) -> None:
+        """Raise ConfigurationError where ``parallel`` is neither such options nor None."""
+        if parallel is not None and not isinstance(parallel, DataParallel):
+            raise ConfigurationError(f"parallel={parallel!r}: give burnish.DataParallel(), or None to train alone")
 
     def joined(self, device: str | None) -> DataParallel:
         """Return these options with the workers of the run in ``group``; joins them where it is not given.
@@ -101,8 +111,8 @@ class DataParallel:
         """
         if "communicator" not in inspect.signature(engine.open).parameters:
             raise EngineError(
-                f"The engine '{engine.name}' cannot exchange values with other workers: open the session with engine='torch', or "
-                "leave parallel out"
+                f"The engine '{engine.name}' cannot exchange values with other workers: train with engine='torch' "
+                "(--engine torch), or with one worker (without parallel=..., --workers)"
             )
         communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
         if self.deterministic or self.compression is not None:

@@ -61,6 +61,7 @@ class Session:
             raise ConfigurationError(
                 f"A session opens a program, not a {type(program).__name__}: give what burnish.compile or Program.load returns"
             )
+        DataParallel.check(parallel)
         self.program = program
         self.engine = engines.get(engine)
         if state is None:

@@ -140,6 +140,7 @@ class Trainer:
             if number is not None and (not isinstance(number, int | np.integer) or number < 1):
                 raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
         check_seed(seed)
+        DataParallel.check(parallel)
         wanted = Wanted.by(program)
         train = as_dataset(train_data, wanted)
         classes = getattr(train, "classes", None)

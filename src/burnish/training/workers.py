@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLES_COMPARED = 5
+Result = TypeVar("Result")
 
 
 class StopVote:
@@ -71,6 +72,36 @@ def on_first(group: ProcessGroup, function: Callable[[], Any], name: str) -> Any
     if "error" in first:
         raise WorkerError(f"Rank 0 stopped: {first['error']}")
     return first["value"]
+
+
+def on_all(group: ProcessGroup, function: Callable[[], Result], name: str) -> Result:
+    """Return what a function returns on this worker, where it succeeds on all of them.
+
+    Args:
+        group: the workers.
+        function: what each does by itself, however long it takes: it exchanges nothing.
+        name: what the others wait for, for messages.
+
+    Raises:
+        BurnishError: what ``function`` raised here, where rank 0 did not raise the same.
+        WorkerError: it failed elsewhere, or on rank 0 as here: the first rank on which it did, and its error.
+    """
+    failure: BurnishError | None = None
+    try:
+        value = function()
+    except BurnishError as error:
+        failure = error
+    except BaseException as error:
+        group.fail(error)
+        raise
+    group.barrier(name=f"the others to {name}")
+    told = group.all_gather_json(None if failure is None else str(failure), name=f"whether all could {name}")
+    if failure is not None and (group.rank == 0 or str(failure) != told[0]):
+        raise failure
+    failed = next((rank for rank, message in enumerate(told) if message is not None), None)
+    if failed is not None:
+        raise WorkerError(f"Rank {failed} stopped: {told[failed]}")
+    return value
 
 
 def agree(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
