@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -101,15 +103,26 @@ class GraphSignature:
     end: int | None = None
 
     def inputs_of(self, *roles: Role) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.inputs if entry.role in roles)
+        return self._of("inputs", self.inputs, roles)
 
     def outputs_of(self, *roles: Role) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.outputs if entry.role in roles)
+        return self._of("outputs", self.outputs, roles)
 
-    @property
-    def updates(self) -> dict[str, str]:
+    @cached_property
+    def updates(self) -> Mapping[str, str]:
         """State name -> name of the output that holds its next value."""
-        return {entry.updates: entry.name for entry in self.outputs if entry.updates is not None}
+        return MappingProxyType({entry.updates: entry.name for entry in self.outputs if entry.updates is not None})
+
+    def _of(self, side: str, entries: tuple[Entry, ...], roles: tuple[Role, ...]) -> tuple[Entry, ...]:
+        """Found once: every step asks for the same, of hundreds of entries."""
+        found = self._found.get((side, roles))
+        if found is None:
+            found = self._found[side, roles] = tuple(entry for entry in entries if entry.role in roles)
+        return found
+
+    @cached_property
+    def _found(self) -> dict[tuple[str, tuple[Role, ...]], tuple[Entry, ...]]:
+        return {}
 
 
 @dataclass(frozen=True)

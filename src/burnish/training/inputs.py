@@ -228,9 +228,10 @@ def _fitted(entry: Entry, array: np.ndarray) -> np.ndarray:
 def _check_range(entry: Entry, array: np.ndarray) -> None:
     if (entry.minimum is None and entry.maximum is None) or array.size == 0:
         return
-    low = entry.minimum if entry.minimum is not None else int(array.min())
-    high = entry.maximum if entry.maximum is not None else int(array.max())
-    if array.min() >= low and array.max() <= high:
+    smallest, largest = array.min(), array.max()
+    low = smallest if entry.minimum is None else entry.minimum
+    high = largest if entry.maximum is None else entry.maximum
+    if smallest >= low and largest <= high:
         return
     outside = (array < low) | (array > high)
     if entry.ignored is not None:

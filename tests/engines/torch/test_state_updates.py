@@ -15,7 +15,7 @@ from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.elementwise_programs import OPERATIONS
 from burnish.engines.torch.interrupts import uninterrupted
-from burnish.engines.torch.state_updates import Update, apart_from, take_updates
+from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates
 from burnish.errors import EngineError, NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
@@ -154,7 +154,9 @@ def test_what_an_update_reads_becomes_an_output():
     expected = a - g * g, b + b * g
     results = {"operand:0": g, "old": a.t()}
     before = a.clone()
-    apart_from([a, b], results)
+    shared = may_share(model.graph, names)
+    assert "old" in shared
+    apart_from([a, b], results, shared)
     for update in updates:
         update.run({"a": a, "b": b}, results)
     assert torch.equal(a, expected[0])
@@ -185,7 +187,7 @@ def test_results_may_lie_where_operands_are_read(shape, channels_last):
         m, p = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (m, p))
     strides = m.stride()
     expected = (m + g) + m, p * (m + g)
-    torch.ops.burnish.elementwise_([m, g, p], [], read_behind_its_result(), [0, 2])
+    torch.ops.burnish.elementwise_([m, g, p], [], read_behind_its_result(), 3, [0, 2])
     assert torch.equal(m, expected[0])
     assert torch.equal(p, expected[1])
     assert m.stride() == strides
@@ -195,8 +197,39 @@ def test_what_cannot_be_written_over_is_refused():
     m, g = torch.zeros(4, 5), torch.zeros(4, 1)
     add = [OPERATIONS["Add"], 2, 0, 1, -1]
     with pytest.raises(RuntimeError, match="must have the shape of the result"):
-        torch.ops.burnish.elementwise_([m, g], [], add, [1])
+        torch.ops.burnish.elementwise_([m, g], [], add, 2, [1])
     with pytest.raises(RuntimeError, match="one order"):
-        torch.ops.burnish.elementwise_([m[:, ::2], g], [], add, [0])
+        torch.ops.burnish.elementwise_([m[:, ::2], g], [], add, 2, [0])
     with pytest.raises(RuntimeError, match="no tensor 2"):
-        torch.ops.burnish.elementwise_([m, g], [], add, [2])
+        torch.ops.burnish.elementwise_([m, g], [], add, 2, [2])
+    with pytest.raises(RuntimeError, match="3 tensors are no whole groups of 2"):
+        torch.ops.burnish.elementwise_([m, g, m], [], add, 2, [0])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_one_call_updates_tensors_of_every_size_as_calls_of_their_own_do(threads, kind):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3,), (0,), (255,), (256,), (1,), (257, 3), (2, 8, 5, 7), (130_001,), (16384,), (64, 1024), (2,)]
+    groups = [[torch.randn(shape, generator=generator).to(kind) for _ in range(3)] for shape in shapes]
+    groups[6] = [tensor.contiguous(memory_format=torch.channels_last) for tensor in groups[6]]
+    groups[7][1][129_999] = torch.nan
+    apart = [[tensor.clone() for tensor in group] for group in groups]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.ops.burnish.elementwise_([tensor for group in groups for tensor in group], [], read_behind_its_result(), 3, [0, 2])
+        for group in apart:
+            torch.ops.burnish.elementwise_(group, [], read_behind_its_result(), 3, [0, 2])
+    finally:
+        torch.set_num_threads(before)
+    for together, alone in zip(groups, apart, strict=True):
+        for one, other in zip(together, alone, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_parameters_of_all_shapes_share_a_call():
+    session = burnish.Session(burnish.compile(perceptron(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)), engine="torch")
+    session.step(batch())
+    (update,) = session._runner._updates
+    assert sorted(update.entries) == sorted(f"{kind}/{name}" for kind in ("param", "opt/momentum") for name in "wbv")

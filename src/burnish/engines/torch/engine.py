@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +22,7 @@ from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
-from burnish.engines.torch.state_updates import Update, apart_from, take_updates
+from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates
 from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import EngineError
@@ -30,6 +30,7 @@ from burnish.graph import BURNISH_DOMAIN
 
 if TYPE_CHECKING:
     from burnish.program import Program
+    from burnish.program.signature import Entry
 
 Tensors = dict[str, torch.Tensor]
 Executable = Callable[..., tuple[torch.Tensor, ...]]
@@ -152,6 +153,18 @@ class TorchEngine:
         return self.load(model)(inputs)
 
 
+class _Fed(NamedTuple):
+    """What a step asks of an entry, worked out once."""
+
+    name: str
+    dtype: ir.DataType
+    is_state: bool
+
+    @classmethod
+    def of(cls, entry: Entry) -> _Fed:
+        return cls(entry.name, entry.dtype, entry.is_state)
+
+
 class TorchRunner:
     """A program opened on PyTorch."""
 
@@ -176,8 +189,11 @@ class TorchRunner:
         if device.type == "cuda" and engine.capture and communicator is None:
             self._recorder = CudaRecorder(device)
         self._updates: list[Update] = []
+        self._may_share: list[str] = []
         graphs = program.signature.graphs
+        self._inputs = {name: [_Fed.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
+        self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
@@ -188,7 +204,7 @@ class TorchRunner:
             self._recorded.commit()
             return outputs
         results = self._run("step", inputs)
-        outputs = {entry.name: array_of(results[entry.name], entry.dtype) for entry in signature.outputs if entry.updates is None}
+        outputs = {name: array_of(results[name], dtype) for name, dtype in self._reported}
         check_finite_loss(signature, outputs, self.state)
         with uninterrupted(), torch.inference_mode():
             self._move_on(results)
@@ -197,8 +213,8 @@ class TorchRunner:
     def _move_on(self, results: Tensors) -> None:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
         updates = self._program.signature["step"].updates
-        written = [self._state[entry] for update in self._updates for entry in update.entries]
-        apart_from(written, results)
+        if self._may_share:
+            apart_from((self._state[entry] for update in self._updates for entry in update.entries), results, self._may_share)
         moved = {name: results[output] for name, output in updates.items() if output in results}
         if self._engine.compile == "inductor":
             moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
@@ -252,6 +268,7 @@ class TorchRunner:
         if self._fused and self._recorder is None:
             names, updates = self._output_names["step"], self._program.signature["step"].updates
             self._updates = take_updates(graphs["step"].graph, names, updates)
+            self._may_share = may_share(graphs["step"].graph, names) if self._updates else []
         return graphs
 
     @cached_property
@@ -281,12 +298,11 @@ class TorchRunner:
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
         executable = self._executable(graph)
-        signature = self._program.signature[graph]
         fed = [
             self._state[instead.get(entry.name, entry.name)]
             if entry.is_state
             else self._laid_out(_placed(inputs[entry.name], entry.dtype, self._device))
-            for entry in signature.inputs
+            for entry in self._inputs[graph]
         ]
         with self._settings():
             results = _call(executable, fed, graph)
@@ -318,9 +334,11 @@ class TorchRunner:
 
 
 def _without_autograd(module: fx.GraphModule) -> Executable:
+    forward = module.forward  # nothing hooks into the module
+
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode():
-            return module(*inputs)
+            return forward(*inputs)
 
     return call
 

@@ -2,7 +2,8 @@
 
 A graph makes new values and leaves old ones alone; with a copy of every parameter and slot beside the new one, a step takes twice
 the state's memory. What an update reads beside the state, gradients above all, becomes an output of the graph instead. The runner
-looks at the loss, and then runs the updates one by one, when nothing reads the old values any more.
+looks at the loss, and then runs the updates, when nothing reads the old values any more. An optimizer does the same to every
+parameter: updates of one program run in one call, since most parameters of a model are too small to be worth a call each.
 """
 
 from __future__ import annotations
@@ -18,35 +19,49 @@ from burnish.graph import BURNISH_DOMAIN, attribute_value
 
 Tensors = MutableMapping[str, torch.Tensor]
 
+# Operators whose results always have memory of their own; others may give a view, or what they were given.
+OWN_RESULTS = {
+    BURNISH_DOMAIN: {"FusedElementwise", "FusedLinear", "FusedLinearWeightGrad"},
+    "": {"Add", "Conv", "MatMul", "Mul", "Sub"},
+}
+
 
 @dataclass(frozen=True)
 class Update:
-    """The kernel that computes the next value of some state entries over their present one.
+    """A call of the kernel that computes the next values of state entries over their present ones: one program over many groups.
 
     Attributes:
-        operands: names of state entries, or of outputs of the graph.
-        entries: the entries that are written, in the order of the program's results.
+        operands: names of state entries, or of outputs of the graph: those of each group, one group after another.
+        width: the number of operands of a group.
+        targets: which operands of a group are written, in the order of the program's results.
         constants, program: as the elementwise kernel takes them.
         last: the graph's outputs that no later update reads.
     """
 
     operands: tuple[str, ...]
-    entries: tuple[str, ...]
+    width: int
+    targets: tuple[int, ...]
     constants: tuple[float, ...]
     program: tuple[int, ...]
     last: tuple[str, ...] = ()
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The state entries that are written."""
+        return tuple(
+            self.operands[start + target] for start in range(0, len(self.operands), self.width) for target in self.targets
+        )
+
     def run(self, state: Mapping[str, torch.Tensor], results: Tensors) -> None:
         """Write the next values into the tensors of ``state``; what of ``results`` is not needed any more is taken out of it."""
         tensors = [state[name] if name in state else results[name] for name in self.operands]
-        targets = [self.operands.index(entry) for entry in self.entries]
-        torch.ops.burnish.elementwise_.default(tensors, self.constants, self.program, targets)
+        torch.ops.burnish.elementwise_.default(tensors, self.constants, self.program, self.width, self.targets)
         for name in self.last:
             results.pop(name, None)
 
 
 def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) -> list[Update]:
-    """Take the nodes that update state entries in one kernel each out of a step's graph, in place.
+    """Take the nodes that update state entries by elementwise arithmetic out of a step's graph, in place.
 
     Args:
         graph: the fused graph of a step; its inputs have the names of the state entries that they are.
@@ -87,12 +102,13 @@ def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) 
                 kept.append((value, name))
             operands.append(outputs[value])
         constants = tuple(attribute_value(node, "constants", ()))[: attribute_value(node, "constant_count", 0)]
-        taken.append(Update(tuple(operands), tuple(entries), constants, tuple(attribute_value(node, "program", ()))))
+        targets = tuple(operands.index(entry) for entry in entries)
+        taken.append(Update(tuple(operands), len(operands), targets, constants, tuple(attribute_value(node, "program", ()))))
     graph.outputs.clear()
     graph.outputs.extend(value for value, _ in kept)
     names[:] = [name for _, name in kept]
     graph.remove(list(chosen), safe=True)
-    return _released(taken, added)
+    return _released(_joined(taken), added)
 
 
 def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
@@ -100,12 +116,25 @@ def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
     return {value for value, count in Counter(values).items() if count == 1}
 
 
-def apart_from(state: Iterable[torch.Tensor], results: Tensors) -> None:
-    """Copy what of ``results`` lies in the memory of ``state``, which is about to be written over."""
+def may_share(graph: ir.Graph, names: list[str]) -> list[str]:
+    """The outputs, by their ``names``, that may lie in the memory of an input: they are one, or a view of one through others."""
+    sharing: set[ir.Value] = set(graph.inputs)
+    for node in graph:
+        if node.op_type in OWN_RESULTS.get(node.domain, ()):
+            continue
+        # Bodies read values that are no inputs of their node.
+        has_bodies = any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        if has_bodies or any(value in sharing for value in node.inputs):
+            sharing.update(node.outputs)
+    return [name for value, name in zip(graph.outputs, names, strict=True) if value in sharing]
+
+
+def apart_from(state: Iterable[torch.Tensor], results: Tensors, names: Iterable[str]) -> None:
+    """Copy what of ``results``, of those with these names, lies in the memory of ``state``, which is about to be written over."""
     held = {tensor.untyped_storage().data_ptr() for tensor in state}
-    for name, tensor in results.items():
-        if tensor.untyped_storage().data_ptr() in held:
-            results[name] = tensor.clone()
+    for name in names:
+        if name in results and results[name].untyped_storage().data_ptr() in held:
+            results[name] = results[name].clone()
 
 
 def _entries(node: ir.Node, written: Mapping[ir.Value, str], inputs: Mapping[str, ir.Value]) -> list[str] | None:
@@ -133,6 +162,18 @@ def _independent(chosen: dict[ir.Node, list[str]], inputs: Mapping[str, ir.Value
         for node, entries in chosen.items()
         if all(value is None or present.get(value, node) is node for value in node.inputs)
     }
+
+
+def _joined(updates: list[Update]) -> list[Update]:
+    """Updates that run the same program over operands of their own as one."""
+    alike: dict[tuple[object, ...], list[Update]] = {}
+    for update in updates:
+        # By their digits: zeros of both signs differ, NaN is the same.
+        key = (update.width, update.targets, tuple(map(repr, update.constants)), update.program)
+        alike.setdefault(key, []).append(update)
+    return [
+        replace(members[0], operands=tuple(name for member in members for name in member.operands)) for members in alike.values()
+    ]
 
 
 def _released(updates: list[Update], results: set[str]) -> list[Update]:

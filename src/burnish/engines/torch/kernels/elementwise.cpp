@@ -267,58 +267,79 @@ Source source_of(const Tensor& tensor, const Form& form) {
   return source(to_contiguous(view), middle, trailing);
 }
 
-// Runs a program over `tensors` and stores its results. Where `staged`, a block of results is stored only when the whole program has run
-// on it: results may then lie in the memory of operands of their own shape.
-void compute(const std::vector<Tensor>& tensors, const std::vector<double>& constants, const std::vector<int64_t>& program,
-             const Form& form, const std::vector<Tensor>& results, bool staged) {
-  BURNISH_CHECK(program.size() % kWidth == 0, "elementwise: whole instructions expected");
-  int64_t total = 1;
-  for (int64_t size : form.sizes) total *= size;
-  int64_t tensor_count = tensors.size(), inputs = tensor_count + static_cast<int64_t>(constants.size());
-  int64_t output_count = results.size(), count_of_registers = inputs + output_count;
-  for (size_t i = 1; i < program.size(); i += kWidth) count_of_registers = std::max(count_of_registers, program[i] + 1);
-  std::vector<Operand> registers(count_of_registers, Operand{nullptr, 0.f});
-  std::vector<Source> sources(tensor_count);
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const Tensor& tensor = tensors[i];
-    BURNISH_CHECK(tensor.scalar_type() == kFloat || tensor.scalar_type() == kBFloat16 || tensor.scalar_type() == kBool,
-                "elementwise: float32, bfloat16 or bool expected");
-    if (tensor.numel() == 1) {
-      sources[i].type = tensor.scalar_type();
-      sources[i].data = nullptr;
-      Source one{tensor, tensor.const_data_ptr(), tensor.scalar_type(), 1, 1};
-      float value;
-      registers[i].data = block_of(one, 0, 1, &value);
-      registers[i].value = *registers[i].data;
-      registers[i].data = nullptr;
-    } else {
-      sources[i] = source_of(tensor, form);
+// Instructions, and the constants that they read.
+struct Program {
+  const std::vector<double>& constants;
+  const std::vector<int64_t>& code;
+};
+
+// A program over tensors of its own, whose results have a place.
+class Pass {
+ public:
+  Pass(const Program& program, const Tensor* tensors, int64_t tensor_count, const Form& form, const std::vector<Tensor>& results)
+      : program_(program), inputs_(tensor_count + static_cast<int64_t>(program.constants.size())), sources_(tensor_count) {
+    BURNISH_CHECK(program.code.size() % kWidth == 0, "elementwise: whole instructions expected");
+    for (int64_t size : form.sizes) total_ *= size;
+    int64_t count = inputs_ + static_cast<int64_t>(results.size());
+    for (size_t i = 1; i < program.code.size(); i += kWidth) count = std::max(count, program.code[i] + 1);
+    registers_.assign(count, Operand{nullptr, 0.f});
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const Tensor& tensor = tensors[i];
+      ScalarType type = tensor.scalar_type();
+      BURNISH_CHECK(type == kFloat || type == kBFloat16 || type == kBool, "elementwise: float32, bfloat16 or bool expected");
+      if (tensor.numel() == 1) {
+        Source one{tensor, tensor.const_data_ptr(), type, 1, 1};
+        float value;
+        registers_[i].value = *block_of(one, 0, 1, &value);
+        sources_[i].data = nullptr;
+      } else {
+        sources_[i] = source_of(tensor, form);
+      }
     }
+    for (size_t i = 0; i < program.constants.size(); ++i) registers_[tensor_count + i].value = static_cast<float>(program.constants[i]);
+    for (const Tensor& result : results) targets_.push_back(Target{result.mutable_data_ptr(), result.scalar_type()});
   }
-  for (size_t i = 0; i < constants.size(); ++i) registers[tensor_count + i].value = static_cast<float>(constants[i]);
-  std::vector<void*> targets;
-  for (const Tensor& result : results) targets.push_back(result.mutable_data_ptr());
-  parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
-    std::vector<Operand> local(registers);
-    std::unique_ptr<float[]> scratch(new float[count_of_registers * kBlock]);
+
+  int64_t total() const { return total_; }
+
+  // Elements that the blocks of all registers take.
+  int64_t scratch() const { return static_cast<int64_t>(registers_.size()) * kBlock; }
+
+  // Computes elements from `begin` to `end`. Where `staged`, a block of results is stored only when the whole program has run on it:
+  // results may then lie in the memory of operands of their own shape.
+  void run(int64_t begin, int64_t end, bool staged, float* scratch) const {
+    std::vector<Operand> local(registers_);
+    int64_t output_count = static_cast<int64_t>(targets_.size());
     for (int64_t start = begin; start < end; start += kBlock) {
       int64_t count = std::min(kBlock, end - start);
-      for (int64_t i = 0; i < tensor_count; ++i)
-        if (sources[i].data) local[i].data = block_of(sources[i], start, count, scratch.get() + i * kBlock);
-      for (const int64_t* code = program.data(); code != program.data() + program.size(); code += kWidth) {
-        int64_t output = code[1] - inputs;
-        bool direct = !staged && output < output_count && results[output].scalar_type() == kFloat;
-        float* target = direct ? static_cast<float*>(targets[output]) + start : scratch.get() + code[1] * kBlock;
+      for (size_t i = 0; i < sources_.size(); ++i)
+        if (sources_[i].data) local[i].data = block_of(sources_[i], start, count, scratch + i * kBlock);
+      for (const int64_t* code = program_.code.data(); code != program_.code.data() + program_.code.size(); code += kWidth) {
+        int64_t output = code[1] - inputs_;
+        bool stored = !staged && output < output_count, direct = stored && targets_[output].type == kFloat;
+        float* target = direct ? static_cast<float*>(targets_[output].data) + start : scratch + code[1] * kBlock;
         const Operand& a = local[code[2]];
         execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
         local[code[1]].data = target;
-        if (output < output_count && !direct && !staged) store(target, results[output].scalar_type(), targets[output], start, count);
+        if (stored && !direct) store(target, targets_[output].type, targets_[output].data, start, count);
       }
       for (int64_t output = 0; staged && output < output_count; ++output)
-        store(scratch.get() + (inputs + output) * kBlock, results[output].scalar_type(), targets[output], start, count);
+        store(scratch + (inputs_ + output) * kBlock, targets_[output].type, targets_[output].data, start, count);
     }
-  });
-}
+  }
+
+ private:
+  struct Target {
+    void* data;
+    ScalarType type;
+  };
+
+  Program program_;
+  int64_t inputs_, total_ = 1;
+  std::vector<Operand> registers_;
+  std::vector<Source> sources_;
+  std::vector<Target> targets_;
+};
 
 std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::vector<double>& constants,
                                 const std::vector<int64_t>& program, const std::vector<int64_t>& outputs) {
@@ -329,14 +350,16 @@ std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::v
     ScalarType kind = static_cast<ScalarType>(type);
     results.push_back(form.order.empty() ? make_tensor(form.sizes, kind) : make_strided(form.sizes, form.strides, kind));
   }
-  compute(tensors, constants, program, form, results, false);
+  Pass pass(Program{constants, program}, tensors.data(), tensors.size(), form, results);
+  parallel_for(0, pass.total(), kGrain, [&](int64_t begin, int64_t end) {
+    std::unique_ptr<float[]> scratch(new float[pass.scratch()]);
+    pass.run(begin, end, false, scratch.get());
+  });
   return results;
 }
 
-// Writes result i over tensors[targets[i]], of its shape.
-void elementwise_in_place(const std::vector<Tensor>& tensors, const std::vector<double>& constants, const std::vector<int64_t>& program,
-                          const std::vector<int64_t>& targets) {
-  BURNISH_CHECK(!targets.empty(), "elementwise: a tensor to write to expected");
+// A pass over tensors that writes result i over tensors[targets[i]], of its shape.
+Pass pass_in_place(const Program& program, const std::vector<Tensor>& tensors, const std::vector<int64_t>& targets) {
   std::vector<Tensor> results;
   for (int64_t target : targets) {
     BURNISH_CHECK(target >= 0 && target < static_cast<int64_t>(tensors.size()), "elementwise: no tensor ", target);
@@ -349,7 +372,32 @@ void elementwise_in_place(const std::vector<Tensor>& tensors, const std::vector<
     bool laid_out = own.order.empty() ? result.is_contiguous() : same(result.strides(), own.strides);
     BURNISH_CHECK(same(result.sizes(), own.sizes) && laid_out, "elementwise: what is written must lie in memory in one order");
   }
-  compute(tensors, constants, program, own, results, true);
+  return Pass(program, tensors.data(), tensors.size(), own, results);
+}
+
+// One program over each group of `operands` tensors in turn. The groups together are cut into pieces for the threads: one call serves
+// tensors of a few elements, each too small for a call of its own, and large ones, which all threads work on.
+void elementwise_in_place(const std::vector<Tensor>& tensors, const std::vector<double>& constants, const std::vector<int64_t>& program,
+                          int64_t operands, const std::vector<int64_t>& targets) {
+  BURNISH_CHECK(!targets.empty(), "elementwise: a tensor to write to expected");
+  int64_t count = static_cast<int64_t>(tensors.size());
+  BURNISH_CHECK(operands > 0 && count % operands == 0, "elementwise: ", count, " tensors are no whole groups of ", operands);
+  std::vector<Pass> passes;
+  std::vector<int64_t> starts{0};  // elements before each pass, rounded up to whole blocks
+  int64_t scratch_size = 0;
+  for (auto first = tensors.begin(); first != tensors.end(); first += operands) {
+    passes.push_back(pass_in_place(Program{constants, program}, std::vector<Tensor>(first, first + operands), targets));
+    starts.push_back(starts.back() + (passes.back().total() + kBlock - 1) / kBlock * kBlock);
+    scratch_size = std::max(scratch_size, passes.back().scratch());
+  }
+  parallel_for(0, starts.back() / kBlock, kGrain / kBlock, [&](int64_t begin, int64_t end) {
+    std::unique_ptr<float[]> scratch(new float[scratch_size]);
+    size_t index = std::upper_bound(starts.begin(), starts.end(), begin * kBlock) - starts.begin() - 1;
+    for (; index < passes.size() && starts[index] < end * kBlock; ++index) {
+      int64_t from = std::max<int64_t>(begin * kBlock - starts[index], 0);
+      passes[index].run(from, std::min(end * kBlock - starts[index], passes[index].total()), true, scratch.get());
+    }
+  });
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ SCHEMAS = {
     ),
     "elementwise": (
         "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
-        "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int[] targets) -> ()",
+        "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int operands, int[] targets) -> ()",
     ),
     "batch_norm": (
         "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"

@@ -70,6 +70,9 @@ def binary(op: Call) -> Any:
     function = BINARY[op.node.op_type]
     left = op.tensor(0)
     right = op.tensor(1) if op.node.op_type in WITHOUT_NUMBERS else op.operand(1)
+    if op.node.op_type == "Add" and op.dtype(0) == ir.DataType.UINT32:
+        # The same bits as signed numbers add up to the same bits: a key moves on with every step.
+        return torch.add(left.view(torch.int32), op.tensor(1).view(torch.int32)).view(torch.uint32)
     if op.dtype(0) in UNSIGNED:
         return _unsigned(op, function, left, op.tensor(1))
     return function(left, right)
