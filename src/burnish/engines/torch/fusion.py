@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.engines.torch.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.cross_entropy_fusion import fuse_cross_entropy
 from burnish.engines.torch.depthwise_fusion import fuse_depthwise
 from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.linear_fusion import fuse_linear
@@ -55,6 +56,7 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
     lower_semantic_operators(model, keep=left)
     fuse_softmax(graph)
     if kernels:
+        fuse_cross_entropy(graph)
         transpose_narrow(graph)
         fuse_linear(graph)
         fuse_depthwise(graph)

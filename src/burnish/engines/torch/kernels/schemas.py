@@ -17,6 +17,10 @@ SCHEMAS = {
         "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
         "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int operands, int[] targets) -> ()",
     ),
+    "cross_entropy": (
+        "cross_entropy(Tensor logits, Tensor labels, int ignored) -> (Tensor, Tensor, Tensor)",
+        "cross_entropy_gradient(Tensor logits, Tensor labels, Tensor saved, Tensor flow, int ignored) -> Tensor",
+    ),
     "batch_norm": (
         "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",

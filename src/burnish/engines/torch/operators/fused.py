@@ -127,6 +127,18 @@ def softmax_gradient(op: Call) -> Any:
     return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), torch.float32)
 
 
+@translates("FusedCrossEntropy", domain=BURNISH_DOMAIN)
+def cross_entropy(op: Call) -> Any:
+    results = torch.ops.burnish.cross_entropy.default(op.tensor(0), op.tensor(1), op.attribute("ignored"))
+    return tuple(results[index] for index in range(3))
+
+
+@translates("FusedCrossEntropyGrad", domain=BURNISH_DOMAIN)
+def cross_entropy_gradient(op: Call) -> Any:
+    """(logits, labels, saved, cotangent of the total) -> cotangent of the logits."""
+    return torch.ops.burnish.cross_entropy_gradient.default(*op.tensors(), op.attribute("ignored"))
+
+
 @translates("FusedLinear", domain=BURNISH_DOMAIN)
 def linear(op: Call) -> Any:
     return products.linear(op.tensor(0), op.tensor(1), op.optional(2), bool(op.attribute("transposed")))
