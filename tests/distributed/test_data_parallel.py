@@ -10,6 +10,10 @@ import burnish
 from burnish.distributed.communicators import ThreadCommunicator
 from burnish.distributed.derivation import derive
 from burnish.distributed.sharing import is_exchange
+from burnish.engines.torch import kernels
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.synchronized_fusion import SYNCHRONIZED
+from burnish.engines.torch.translation import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norm_policies import get
@@ -129,6 +133,22 @@ def test_layers_that_do_not_wait_for_each_other_share_an_exchange():
     # The short cut's layer of the second block with the first of that block; their gradients with that of its last.
     assert counted(share=False) == {"count": 1, "figure": 3, "gradient": 1, "moments": 6, "sums": 6}
     assert counted() == {"count": 1, "figure": 1, "gradient": 1, "moments": 5, "sums": 5}
+
+
+@pytest.mark.skipif(not kernels.expected(), reason="needs a C++ compiler for the fused kernels")
+def test_synchronized_layers_take_in_what_surrounds_them():
+    """Every layer in float32 becomes kernels, the addition and the activation behind it and the gradients of these included."""
+    program = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05")
+    derived = derive(program, 2, get("sync"), bucket_size=2**20, share=True)
+    graphs = derived.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)
+    nodes = list(fuse(graphs["step"], True).graph)
+    found = [node.op_type for node in nodes]
+    parts = ("Moments", "Merge", "Apply", "GradSums", "GradMerge", "GradApply")
+    assert [found.count(f"FusedBatchNorm{part}") for part in parts] == [6] * 6
+    assert not {"Relu", "ReluGrad", *SYNCHRONIZED} & set(found)
+    ranks = [len(node.outputs[0].shape or ()) for node in nodes if node.op_type in ("Add", "FusedElementwise")]
+    assert ranks
+    assert 4 not in ranks
 
 
 def test_scale_and_bias_take_no_exchange_of_their_own():

@@ -63,20 +63,17 @@ def group_of(node: ir.Node, policies: Mapping[str, NormPolicy], workers: int) ->
 
 
 @dataclass(frozen=True)
-class _Statistics:
-    """What a synchronized layer normalizes by; float64 where not said otherwise.
+class _Layer:
+    """What the gradient of a synchronized layer reads of it.
 
     Attributes:
-        count: [1].
-        inverse_std: [C].
-        shift: [C], the mean is ``pivot + shift``.
-        pivot: [C], of the layer's dtype.
+        scale, pivot: [C], of the layer's dtype.
+        statistics: what it normalizes by.
     """
 
-    count: Tensor
-    inverse_std: Tensor
-    shift: Tensor
+    scale: Tensor
     pivot: Tensor
+    statistics: synchronized.Statistics
 
 
 def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> None:
@@ -95,56 +92,47 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int)
     x, scale, bias = (op.required(index) for index in range(3))
     moments, pivot = synchronized.moments_of(x, scale)
     gathered = all_gather(moments, workers, "moments", group)
-    count, mean, variance = synchronized.merged(gathered, scale)
-    inverse_std = 1.0 / builder.op("Sqrt", variance + op.attribute("epsilon"))
-    shift = mean - builder.cast(pivot, DOUBLE)
-    dtype = scale.dtype
-    narrow_mean, narrow_inverse, narrow_variance, narrow_shift = (
-        builder.cast(tensor, dtype) for tensor in (mean, inverse_std, variance, shift)
-    )
-    gain = scale
+    statistics = synchronized.merged(gathered, scale, op.attribute("epsilon"))
+    gain = statistics.gain
     if node.op_type == "BatchRenormTraining":
-        r, d = correction(op, narrow_mean, narrow_inverse)
-        gain, bias = scale * r, bias + scale * d
-    y = synchronized.applied(x, pivot, narrow_shift, gain * narrow_inverse, bias)
-    statistics = _Statistics(count, inverse_std, shift, pivot)
+        r, d = correction(op, statistics.mean, statistics.inverse_std)
+        gain, bias = gain * r, bias + scale * d
+    y = synchronized.applied(x, pivot, statistics.center, gain, bias)
+    layer = _Layer(scale, pivot, statistics)
     for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
         if user.op_type != "BatchNormGrad" or user.domain != BURNISH_DOMAIN:
             raise ConfigurationError(
                 f"norm: the statistics of batch normalization '{node.metadata_props[LAYER_METADATA]}' are read by {user.op_type} "
                 f"'{user.name}', which cannot be synchronized: freeze the layer, norm={{...: 'frozen'}}, or train with one worker"
             )
-        _synchronize_gradient(graph, user, statistics, group)
+        _synchronize_gradient(graph, user, layer, group)
     for user, _ in list(node.outputs[1].uses()):
         if user.op_type == "ShardCount":
-            number = builder.op("Reshape", count, builder.integers([]), shape=[])
-            user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or dtype).value)
+            number = builder.op("Reshape", statistics.count, builder.integers([]), shape=[])
+            user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or scale.dtype).value)
             graph.remove(user, safe=True)
-    replace_node(node, (y, narrow_mean, narrow_inverse, narrow_variance, None, None))
+    replace_node(node, (y, statistics.mean, statistics.inverse_std, statistics.variance, None, None))
 
 
-def _synchronize_gradient(graph: ir.Graph, node: ir.Node, statistics: _Statistics, group: int) -> None:
+def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: int) -> None:
     builder = Builder(graph, before=node)
     dy, x, scale = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
-    count, inverse_std, shift, pivot = (
-        builder.tensor(tensor.value) for tensor in (statistics.count, statistics.inverse_std, statistics.shift, statistics.pivot)
+    found = layer.statistics
+    pivot, count, center, precise, gain = (
+        builder.tensor(tensor.value) for tensor in (layer.pivot, found.count, found.center, found.precise, found.gain)
     )
-    sums = synchronized.gradient_sums(dy, x, pivot, builder.cast(shift, pivot.dtype))
+    if scale.value is not layer.scale.value:
+        gain = builder.cast(builder.cast(scale, DOUBLE) * precise, scale.dtype)
+    sums = synchronized.gradient_sums(dy, x, pivot, center)
     (total,) = all_reduce((sums,), "sums", group)
-    flow, products = synchronized.halves(total, scale)
-    divisor = builder.op("Max", count, 1.0)
-    gain = builder.cast(scale, DOUBLE) * inverse_std
-    slope = -(gain * inverse_std * inverse_std * products / divisor)
-    offset = -(gain * flow / divisor) - slope * shift
-    dtype = scale.dtype
-    dx = synchronized.applied_gradient(dy, x, pivot, *(builder.cast(tensor, dtype) for tensor in (gain, slope, offset)))
+    slope, offset, *whole = synchronized.merged_gradient(total, count, precise, scale)
+    dx = synchronized.applied_gradient(dy, x, pivot, center, gain, slope, offset)
     own_flow, own_products = synchronized.halves(sums, scale)
-    own = (builder.cast(own_products * inverse_std, dtype), builder.cast(own_flow, dtype))
+    own = (builder.cast(own_products * precise, scale.dtype), builder.cast(own_flow, scale.dtype))
     if group == 0:
         # The sums over all workers are there already.
-        whole = (products * inverse_std, flow)
         for output, gradient in zip(node.outputs[1:], whole, strict=True):
-            _spare_exchange(output, builder.cast(gradient, dtype))
+            _spare_exchange(output, gradient)
     replace_node(node, (dx, *own))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from burnish.engines.torch.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
 from burnish.engines.torch.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.cross_entropy_fusion import fuse_cross_entropy
 from burnish.engines.torch.depthwise_fusion import fuse_depthwise
@@ -19,13 +20,13 @@ from burnish.engines.torch.elementwise_fusion import fuse_elementwise
 from burnish.engines.torch.linear_fusion import fuse_linear
 from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
 from burnish.engines.torch.softmax_fusion import fuse_softmax
+from burnish.engines.torch.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
 from burnish.engines.torch.winograd_fusion import use_winograd
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.lowering import lower_semantic_operators
 
-FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | STANDARDIZED
+FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | SYNCHRONIZED | STANDARDIZED
 """The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
-RELU, CLIPPED = 1, 2
 
 
 def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
@@ -47,6 +48,7 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
         elif kernels and node.domain == BURNISH_DOMAIN and node.op_type == "BatchNormTraining":
             _fuse_batch_norm(graph, node)
     if kernels:
+        fuse_synchronized(graph)
         fuse_normalization(graph)
         if winograd:
             use_winograd(graph)
@@ -77,53 +79,32 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     _take_in_casts(graph, node, gradients)
     x = node.inputs[0]
     assert x is not None
-    last, added = y, None
-    addition = _only_user(y, "Add")
-    if addition is not None:
-        other = addition.inputs[1] if addition.inputs[0] is y else addition.inputs[0]
-        if other is not None and other is not y and _same_extents(other, y):
-            last, added = addition.outputs[0], other
-    activation, limit, following = 0, 0.0, None
-    found = _activation(last)
-    if found is not None:
-        following, activation, limit = found
-    elif added is not None:
-        last, added = y, None
-    position = following or node
-    builder = Builder(graph, before=position)
+    behind = following(y)
+    builder = Builder(graph, before=behind.node or node)
     epsilon = attribute_value(node, "epsilon", 1e-5)
     operands = [builder.tensor(value) for value in (x, scale, bias) if value is not None]
-    more = None if added is None else builder.tensor(added)
+    added = None if behind.added is None else builder.tensor(behind.added)
     results = builder.op(
-        "FusedBatchNorm", *operands, more, domain=BURNISH_DOMAIN, outputs=5, epsilon=epsilon, activation=activation, limit=limit
+        "FusedBatchNorm",
+        *operands,
+        added,
+        domain=BURNISH_DOMAIN,
+        outputs=5,
+        epsilon=epsilon,
+        activation=behind.activation,
+        limit=behind.limit,
     )
     for result, source in zip(results[:4], (y, mean, inverse_std, variance), strict=True):
         result.value.type, result.value.shape = source.type, source.shape
     saved = results[4]
     assert scale is not None
     saved.value.type = scale.type
-    layer = _FusedLayer(
-        results[0].value,
-        results[2].value,
-        saved.value,
-        bias,
-        added is not None,
-        activation,
-        limit,
-        None if following is None else following.outputs[0],
-    )
+    layer = _FusedLayer(results[0].value, results[2].value, saved.value, bias, behind)
     for gradient in gradients:
         _fuse_gradient(graph, gradient, layer)
     for statistic, result in zip((mean, inverse_std, variance), results[1:4], strict=True):
         statistic.replace_all_uses_with(result.value, replace_graph_outputs=True)
-    if following is not None:
-        replace_node(following, results[0])
-        if added is not None:
-            graph.remove(addition, safe=True)  # type: ignore[arg-type]
-        graph.remove(node, safe=True)
-    else:
-        y.replace_all_uses_with(results[0].value, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+    replace_layer(graph, node, behind, results[0])
 
 
 def _take_in_casts(graph: ir.Graph, node: ir.Node, gradients: Collection[ir.Node]) -> None:
@@ -175,93 +156,44 @@ class _FusedLayer:
     Attributes:
         y, inverse_std, saved: outputs of the fused node.
         bias: of the layer.
-        adds: whether something is added to it before the activation.
-        activation, limit: as the kernels count them.
-        activated: the output of the activation in the graph before fusion.
+        behind: what comes behind it in the graph before fusion.
     """
 
     y: ir.Value
     inverse_std: ir.Value
     saved: ir.Value
     bias: ir.Value | None
-    adds: bool
-    activation: int
-    limit: float
-    activated: ir.Value | None
+    behind: Following
 
 
 def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
     """BatchNormGrad, with the gradient of the activation before it where that is of the fused layer's own."""
     flow, x, scale = node.inputs[:3]
     assert flow is not None
-    producer = flow.producer()
-    names = {RELU: "ReluGrad", CLIPPED: "ClipGrad"}
-    masked = producer if layer.activation and producer is not None and producer.op_type == names[layer.activation] else None
+    behind, before = layer.behind, preceding(flow, layer.behind, (node,))
     builder = Builder(graph, before=node)
-    if masked is not None and masked.inputs[1] is layer.activated:
-        read_by_others = len(flow.uses()) > 1 or flow.is_graph_output()
-        source, more = masked.inputs[0], None
-        # Where a block's input forks, the gradients of its branches are added up right here.
-        addition = None if source is None else source.producer()
-        if (
-            source is not None
-            and addition is not None
-            and addition.op_type == "Add"
-            and addition.domain == ""
-            and len(source.uses()) == 1
-        ):
-            one, other = addition.inputs
-            if one is not None and other is not None and _same_extents(one, source) and _same_extents(other, source):
-                source, more = one, other
+    operands = [flow, x, scale, layer.inverse_std, layer.saved]
+    if before is not None:
         # Where nothing was added to the layer, its result follows from x: that costs less than reading it.
-        result = (layer.y, more, None) if layer.adds else (None, more, layer.bias)
-        operands = [source, x, scale, layer.inverse_std, layer.saved, *result]
-        kind, bound = layer.activation, layer.limit
-    else:
-        masked, read_by_others, more = None, False, None
-        operands = [flow, x, scale, layer.inverse_std, layer.saved]
-        kind, bound = 0, 0.0
+        result = (None, before.more, layer.bias) if behind.added is None else (layer.y, before.more, None)
+        operands = [before.flow, *operands[1:], *result]
     tensors = [None if value is None else builder.tensor(value) for value in operands]
     results = builder.op(
-        "FusedBatchNormGrad", *tensors, domain=BURNISH_DOMAIN, outputs=4, activation=kind, limit=bound, keep=int(read_by_others)
+        "FusedBatchNormGrad",
+        *tensors,
+        domain=BURNISH_DOMAIN,
+        outputs=4,
+        activation=0 if before is None else behind.activation,
+        limit=behind.limit,
+        keep=int(before is not None and before.is_read),
     )
     for gradient, output in zip(results[:3], node.outputs, strict=True):
         gradient.value.type, gradient.value.shape = output.type, output.shape
         output.replace_all_uses_with(gradient.value, replace_graph_outputs=True)
     results[3].value.type, results[3].value.shape = flow.type, flow.shape
     graph.remove(node, safe=True)
-    if masked is not None:
-        if read_by_others:
-            flow.replace_all_uses_with(results[3].value, replace_graph_outputs=True)
-        graph.remove(masked, safe=True)
-        if more is not None:
-            graph.remove(addition, safe=True)  # type: ignore[arg-type]
-
-
-def _activation(value: ir.Value) -> tuple[ir.Node, int, float] | None:
-    """The activation that alone reads a value: its node, kind and limit."""
-    node = _only_user(value, "Relu")
-    if node is not None:
-        return node, RELU, 0.0
-    node = _only_user(value, "Clip")
-    if node is None or len(node.inputs) < 3:
-        return None
-    low, high = (constant_array(bound) for bound in node.inputs[1:3])
-    if low is None or high is None or float(low) != 0.0 or float(high) <= 0.0:
-        return None
-    return node, CLIPPED, float(high)
-
-
-def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    users = list(value.uses())
-    if value.is_graph_output() or len(users) != 1:
-        return None
-    node = users[0][0]
-    return node if node.op_type == op_type and node.domain == "" else None
-
-
-def _same_extents(one: ir.Value, other: ir.Value) -> bool:
-    return one.shape is not None and other.shape is not None and one.shape == other.shape
+    if before is not None:
+        remove_preceding(graph, before, results[3].value)
 
 
 def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:

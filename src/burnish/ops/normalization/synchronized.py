@@ -3,15 +3,23 @@
 A worker takes the moments of its own part of the batch, workers exchange them, and each normalizes its part by what they come to:
 
     BatchNormMoments(x) -> moments, pivot             float64 [1 + 2 C]: count, means, sums of squares about them; and [C]
-    BatchNormApply(x, pivot, shift, gain, bias) -> y          (x - pivot - shift) gain + bias
-    BatchNormGradSums(dy, x, pivot, shift) -> sums            float64 [2 C]: Σ dy and Σ dy (x - pivot - shift)
-    BatchNormGradApply(dy, x, pivot, gain, slope, offset) -> dx        dy gain + (x - pivot) slope + offset
+    BatchNormMerge(gathered, scale; epsilon)          what the moments of all parts come to
+      -> count, center, precise, mean, inverse_std, variance, gain
+    BatchNormApply(x, pivot, center, gain, bias) -> y         (x - center) gain + bias
+    BatchNormGradSums(dy, x, pivot, center) -> sums           float64 [2 C]: Σ dy and Σ dy (x - center)
+    BatchNormGradMerge(total, count, precise, scale)  what the sums over all parts come to
+      -> slope, offset, dscale, dbias
+    BatchNormGradApply(dy, x, pivot, center, gain, slope, offset) -> dx   dy gain + (x - center) slope + offset
 
-``pivot`` [C] is near the mean of the worker's part, and ``pivot + shift`` is the mean of all: together they hold x - mean to the
-last bits, which x and a rounded mean do not. A worker without samples has count 0, and means and sums of 0.
+``center``, the mean of all, ``precise``, the inverse deviation, both [C], and ``count`` [1] are float64; ``gain`` is the scale
+times the inverse deviation, and all other vectors have the dtype of the scale. ``pivot`` [C] is near the mean of the worker's
+part: (x - pivot) - (center - pivot) holds x - mean to the last bits, which x and a rounded mean do not. A worker without samples
+has count 0, and means and sums of 0.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -37,46 +45,53 @@ def moments_of(x: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
     return moments, pivot
 
 
-def merged(gathered: Tensor, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Emit what the moments of several parts come to.
+@dataclass(frozen=True)
+class Statistics:
+    """What the moments of all parts come to: [C] of the layer's dtype where not said otherwise.
+
+    Attributes:
+        count: float64 [1], of elements per channel.
+        center, precise: mean and inverse standard deviation, float64.
+        mean, inverse_std, variance: of the population, with epsilon under the root.
+        gain: the scale times the inverse standard deviation.
+    """
+
+    count: Tensor
+    center: Tensor
+    precise: Tensor
+    mean: Tensor
+    inverse_std: Tensor
+    variance: Tensor
+    gain: Tensor
+
+
+def merged(gathered: Tensor, scale: Tensor, epsilon: float) -> Statistics:
+    """Emit what the moments of several parts come to; mean and variance are 0 where there is nothing at all.
 
     Args:
         gathered: float64 [parts, 1 + 2 C].
-        channels: any value of shape [C].
-
-    Returns:
-        In float64 the count, [1], and mean and population variance, [C] each; both 0 where there is nothing at all. By the
-        formulas of Chan, Golub and LeVeque 1983 for all parts at once: ``mean = Σ n_r mean_r / n`` and
-        ``M2 = Σ M2_r + n_r (mean_r - mean)²``.
+        scale: [C].
+        epsilon: of the layer.
     """
-    builder = gathered.builder
-    axis, first, one = builder.integers([0]), builder.integers([1]), builder.integers([1])
-    extent = builder.op("Shape", channels)
-    second = extent + 1
-    counts = builder.op("Slice", gathered, builder.integers([0]), one, first)
-    means = builder.op("Slice", gathered, one, second, first)
-    squares = builder.op("Slice", gathered, second, second + extent, first)
-    count = builder.op("ReduceSum", counts, axis, keepdims=0, shape=[1])
-    divisor = builder.op("Max", count, 1.0)
-    rough = builder.op("ReduceSum", counts * means, axis, keepdims=0, shape=channels.shape) / divisor
-    # The means differ by little, and rounding the large sum of them costs more than rounding that of their differences.
-    mean = rough + builder.op("ReduceSum", counts * (means - rough), axis, keepdims=0, shape=channels.shape) / divisor
-    away = means - mean
-    variance = builder.op("ReduceSum", squares + counts * away * away, axis, keepdims=0, shape=channels.shape) / divisor
-    return count, mean, variance
+    outputs = gathered.builder.op(
+        "BatchNormMerge", gathered, scale, domain=BURNISH_DOMAIN, outputs=7, like=scale, epsilon=epsilon
+    )
+    for output, shape in zip(outputs, (ir.Shape([1]), scale.shape, scale.shape), strict=False):
+        output.value.type, output.value.shape = ir.TensorType(DOUBLE), shape
+    return Statistics(*outputs)
 
 
-def applied(x: Tensor, pivot: Tensor, shift: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """Emit ``(x - pivot - shift) gain + bias``; vectors are [C]."""
-    return x.builder.op("BatchNormApply", x, pivot, shift, gain, bias, domain=BURNISH_DOMAIN, like=x)
+def applied(x: Tensor, pivot: Tensor, center: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """Emit ``(x - center) gain + bias``; vectors are [C]."""
+    return x.builder.op("BatchNormApply", x, pivot, center, gain, bias, domain=BURNISH_DOMAIN, like=x)
 
 
-def gradient_sums(dy: Tensor, x: Tensor, pivot: Tensor, shift: Tensor) -> Tensor:
-    """Emit ``Σ dy`` and, behind it, ``Σ dy (x - pivot - shift)``, float64 [2 C]."""
+def gradient_sums(dy: Tensor, x: Tensor, pivot: Tensor, center: Tensor) -> Tensor:
+    """Emit ``Σ dy`` and, behind it, ``Σ dy (x - center)``, float64 [2 C]."""
     extent = pivot.dimension(0)
     return dy.builder.op(
         "BatchNormGradSums",
-        *(dy, x, pivot, shift),
+        *(dy, x, pivot, center),
         domain=BURNISH_DOMAIN,
         dtype=DOUBLE,
         shape=[None if extent is None else 2 * extent],
@@ -91,9 +106,21 @@ def halves(sums: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
     return first, builder.op("Slice", sums, extent, extent + extent, axis, shape=channels.shape)
 
 
-def applied_gradient(dy: Tensor, x: Tensor, pivot: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """Emit ``dy gain + (x - pivot) slope + offset``; vectors are [C]."""
-    return dy.builder.op("BatchNormGradApply", dy, x, pivot, gain, slope, offset, domain=BURNISH_DOMAIN, like=dy)
+def merged_gradient(total: Tensor, count: Tensor, precise: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Emit slope and offset of dx, and the gradients of scale and bias, from the sums over all parts; [C] like ``scale``.
+
+    With r the inverse deviation, w the scale, S1 = Σ dy and S2 = Σ dy (x - mean) over n elements: ``slope = -w r³ S2 / n``,
+    ``offset = -w r S1 / n``, ``dscale = r S2``, ``dbias = S1`` (Ioffe and Szegedy 2015, section 3).
+    """
+    slope, offset, dscale, dbias = total.builder.op(
+        "BatchNormGradMerge", total, count, precise, scale, domain=BURNISH_DOMAIN, outputs=4, like=scale
+    )
+    return slope, offset, dscale, dbias
+
+
+def applied_gradient(dy: Tensor, x: Tensor, pivot: Tensor, center: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """Emit ``dy gain + (x - center) slope + offset``; vectors are [C]."""
+    return dy.builder.op("BatchNormGradApply", dy, x, pivot, center, gain, slope, offset, domain=BURNISH_DOMAIN, like=dy)
 
 
 @lowering("BatchNormMoments")
@@ -111,22 +138,63 @@ def lower_moments(op: Operation) -> tuple[Tensor, Tensor]:
     return builder.op("Concat", number, mean, builder.cast(squares, DOUBLE), axis=0), pivot
 
 
+@lowering("BatchNormMerge")
+def lower_merged(op: Operation) -> tuple[Tensor, ...]:
+    """The formulas of Chan, Golub and LeVeque 1983 for all parts at once: ``mean = Σ n_r mean_r / n`` and
+    ``M2 = Σ M2_r + n_r (mean_r - mean)²``."""
+    gathered, scale = op.required(0), op.required(1)
+    builder = op.builder
+    axis, first, one = builder.integers([0]), builder.integers([1]), builder.integers([1])
+    extent = builder.op("Shape", scale)
+    second = extent + 1
+    counts = builder.op("Slice", gathered, builder.integers([0]), one, first)
+    means = builder.op("Slice", gathered, one, second, first)
+    squares = builder.op("Slice", gathered, second, second + extent, first)
+    count = builder.op("ReduceSum", counts, axis, keepdims=0, shape=[1])
+    divisor = builder.op("Max", count, 1.0)
+    rough = builder.op("ReduceSum", counts * means, axis, keepdims=0, shape=scale.shape) / divisor
+    # The means differ by little, and rounding the large sum of them costs more than rounding that of their differences.
+    mean = rough + builder.op("ReduceSum", counts * (means - rough), axis, keepdims=0, shape=scale.shape) / divisor
+    away = means - mean
+    variance = builder.op("ReduceSum", squares + counts * away * away, axis, keepdims=0, shape=scale.shape) / divisor
+    precise = 1.0 / builder.op("Sqrt", variance + op.attribute("epsilon"))
+    narrow = (mean, precise, variance, builder.cast(scale, DOUBLE) * precise)
+    return count, mean, precise, *(builder.cast(tensor, scale.dtype) for tensor in narrow)
+
+
 @lowering("BatchNormApply")
 def lower_applied(op: Operation) -> Tensor:
-    x, pivot, shift, gain, bias = (op.required(index) for index in range(5))
-    return channel_affine(x - per_channel(pivot, x), gain, bias - shift * gain)
+    x, pivot, center, gain, bias = (op.required(index) for index in range(5))
+    return channel_affine(x - per_channel(pivot, x), gain, bias - _from_pivot(center, pivot) * gain)
 
 
 @lowering("BatchNormGradSums")
 def lower_gradient_sums(op: Operation) -> Tensor:
-    dy, x, pivot, shift = (op.required(index) for index in range(4))
+    dy, x, pivot, center = (op.required(index) for index in range(4))
     builder = op.builder
     total = builder.cast(channel_sum(dy), DOUBLE)
     products = builder.cast(channel_sum(dy * (x - per_channel(pivot, x))), DOUBLE)
-    return builder.op("Concat", total, products - builder.cast(shift, DOUBLE) * total, axis=0)
+    return builder.op("Concat", total, products - (center - builder.cast(pivot, DOUBLE)) * total, axis=0)
+
+
+@lowering("BatchNormGradMerge")
+def lower_merged_gradient(op: Operation) -> tuple[Tensor, ...]:
+    total, count, precise, scale = (op.required(index) for index in range(4))
+    builder = op.builder
+    flow, products = halves(total, scale)
+    divisor = builder.op("Max", count, 1.0)
+    gain = builder.cast(scale, DOUBLE) * precise
+    results = (-(gain * precise * precise * products / divisor), -(gain * flow / divisor), products * precise, flow)
+    return tuple(builder.cast(tensor, scale.dtype) for tensor in results)
 
 
 @lowering("BatchNormGradApply")
 def lower_applied_gradient(op: Operation) -> Tensor:
-    dy, x, pivot, gain, slope, offset = (op.required(index) for index in range(6))
+    dy, x, pivot, center, gain, slope, offset = (op.required(index) for index in range(7))
+    offset = offset - slope * _from_pivot(center, pivot)
     return dy * per_channel(gain, dy) + channel_affine(x - per_channel(pivot, x), slope, offset)
+
+
+def _from_pivot(center: Tensor, pivot: Tensor) -> Tensor:
+    builder = pivot.builder
+    return builder.cast(center - builder.cast(pivot, DOUBLE), pivot.dtype)

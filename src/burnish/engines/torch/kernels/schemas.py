@@ -41,6 +41,19 @@ SCHEMAS = {
         "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
         " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
     ),
+    "batch_norm_synchronized": (
+        "batch_norm_moments(Tensor x) -> (Tensor, Tensor)",
+        "batch_norm_merge(Tensor gathered, Tensor scale, float epsilon)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+        "batch_norm_apply(Tensor x, Tensor pivot, Tensor center, Tensor gain, Tensor bias, Tensor? added, int activation,"
+        " float limit) -> Tensor",
+        "batch_norm_gradient_sums(Tensor dy, Tensor x, Tensor pivot, Tensor center, Tensor? y, Tensor? gain, Tensor? bias,"
+        " Tensor? more, int activation, float limit, bool keep) -> (Tensor, Tensor)",
+        "batch_norm_gradient_merge(Tensor total, Tensor count, Tensor inverse_std, Tensor scale)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
+        "batch_norm_gradient_apply(Tensor dy, Tensor x, Tensor pivot, Tensor center, Tensor gain, Tensor slope, Tensor offset,"
+        " Tensor? y, Tensor? bias, int activation, float limit) -> Tensor",
+    ),
 }
 """By the file that implements them. Files are built in this order: first what most programs need, of that the longest."""
 

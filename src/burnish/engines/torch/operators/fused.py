@@ -44,6 +44,55 @@ def batch_norm_gradient(op: Call) -> Any:
     return tuple(results[index] for index in range(4))
 
 
+@translates("FusedBatchNormMoments", domain=BURNISH_DOMAIN)
+def batch_norm_moments(op: Call) -> Any:
+    results = torch.ops.burnish.batch_norm_moments.default(op.tensor())
+    return results[0], results[1]
+
+
+@translates("FusedBatchNormMerge", domain=BURNISH_DOMAIN)
+def batch_norm_merge(op: Call) -> Any:
+    results = torch.ops.burnish.batch_norm_merge.default(op.tensor(0), op.tensor(1), op.attribute("epsilon"))
+    return tuple(results[index] for index in range(7))
+
+
+@translates("FusedBatchNormApply", domain=BURNISH_DOMAIN)
+def batch_norm_apply(op: Call) -> Any:
+    vectors = [op.tensor(index) for index in range(1, 5)]
+    return torch.ops.burnish.batch_norm_apply.default(
+        op.tensor(0), *vectors, op.optional(5), op.attribute("activation"), op.attribute("limit")
+    )
+
+
+@translates("FusedBatchNormGradSums", domain=BURNISH_DOMAIN)
+def batch_norm_gradient_sums(op: Call) -> Any:
+    results = torch.ops.burnish.batch_norm_gradient_sums.default(
+        *(op.tensor(index) for index in range(4)),
+        *(op.optional(index) for index in range(4, 8)),
+        op.attribute("activation"),
+        op.attribute("limit"),
+        bool(op.attribute("keep")),
+    )
+    return results[0], results[1]
+
+
+@translates("FusedBatchNormGradMerge", domain=BURNISH_DOMAIN)
+def batch_norm_gradient_merge(op: Call) -> Any:
+    results = torch.ops.burnish.batch_norm_gradient_merge.default(*op.tensors())
+    return tuple(results[index] for index in range(4))
+
+
+@translates("FusedBatchNormGradApply", domain=BURNISH_DOMAIN)
+def batch_norm_gradient_apply(op: Call) -> Any:
+    return torch.ops.burnish.batch_norm_gradient_apply.default(
+        *(op.tensor(index) for index in range(7)),
+        op.optional(7),
+        op.optional(8),
+        op.attribute("activation"),
+        op.attribute("limit"),
+    )
+
+
 @translates("FusedStandardize", domain=BURNISH_DOMAIN)
 def standardize(op: Call) -> Any:
     results = torch.ops.burnish.standardize.default(

@@ -1,0 +1,110 @@
+// The passes of batch normalization's gradient over memory: sums per channel, and what is computed of them, with the gradients of the addition and
+// the activation behind the layer.
+
+#pragma once
+
+#include "batch_norm_rows.h"
+
+namespace burnish {
+
+// Where the gradient of the activation finds the layer's result: kept, or computed again from x, which saves reading it.
+enum class Result { kKept, kAgain };
+
+template <typename T>
+struct Operands {
+  const T *dy, *x, *y, *more;
+  const float* bias;
+  float limit;
+};
+
+template <typename V>
+struct Centering {
+  V pilot, shift, gain, bias, zero, limit;
+};
+
+enum Value : int64_t { kPilot, kShift, kGain, kBias, kSlope, kOffset, kValues };
+using Values = Columns<kValues>;
+
+template <typename V, bool biased>
+[[gnu::always_inline]] inline Centering<V> centering(const Values::Reader& values, int64_t column, float limit) {
+  return {values.get<V>(kPilot, column),
+          values.get<V>(kShift, column),
+          values.get<V>(kGain, column),
+          biased ? values.get<V>(kBias, column) : V{},
+          V{},
+          V{} + limit};
+}
+
+// The gradient before the activation, where its result is above zero and below the limit.
+template <int64_t activation, Result result, typename V, typename T>
+[[gnu::always_inline]] inline V masked(V flow, V centered, const Centering<V>& own, const T* y, int64_t index) {
+  if constexpr (activation == kNone) return flow;
+  V value;
+  if constexpr (result == Result::kAgain)
+    value = centered * own.gain + own.bias;
+  else
+    value = read<V>(y + index);
+  flow = value > own.zero ? flow : own.zero;
+  if constexpr (activation == kClipped) flow = value < own.limit ? flow : own.zero;
+  return flow;
+}
+
+// Sums of the gradient before the activation and of its products with x - mean; `before`, if any, gets that gradient, which is what the
+// addition passes on.
+template <typename T, int64_t activation, Result result, bool keeps>
+struct Sums {
+  Operands<T> from;
+  Values::Reader values;
+  T* before;
+
+  template <typename V>
+  [[gnu::always_inline]] Centering<V> columns(int64_t column) const {
+    return centering<V, activation != kNone && result == Result::kAgain>(values, column, from.limit);
+  }
+
+  template <typename V>
+  [[gnu::always_inline]] void add(const Centering<V>& own, int64_t index, V& one, V& other) const {
+    V centered = (read<V>(from.x + index) - own.pilot) - own.shift, flow = read<V>(from.dy + index);
+    if constexpr (keeps)
+      if (from.more) {
+        flow += read<V>(from.more + index);
+        if constexpr (!std::is_same_v<T, float>) {  // rounded as it is kept
+          write(before + index, flow);
+          flow = read<V>(before + index);
+        }
+      }
+    flow = masked<activation, result>(flow, centered, own, from.y, index);
+    if constexpr (keeps) write(before + index, flow);
+    one += flow;
+    other += flow * centered;
+  }
+};
+
+template <typename T, int64_t activation, Result result>
+struct InputGradient {
+  Operands<T> from;
+  Values::Reader values;
+  T* dx;
+
+  template <typename V>
+  struct Own {
+    Centering<V> centering;
+    V slope, offset;
+  };
+
+  template <typename V>
+  [[gnu::always_inline]] Own<V> columns(int64_t column) const {
+    return {centering<V, activation != kNone && result == Result::kAgain>(values, column, from.limit), values.get<V>(kSlope, column),
+            values.get<V>(kOffset, column)};
+  }
+
+  template <typename V>
+  [[gnu::always_inline]] void at(const Own<V>& own, int64_t index) const {
+    const Centering<V>& c = own.centering;
+    V centered = (read<V>(from.x + index) - c.pilot) - c.shift;
+    V flow = masked<activation, result>(read<V>(from.dy + index), centered, c, from.y, index);
+    write(dx + index, flow * c.gain + (centered * own.slope + own.offset));
+  }
+};
+
+}  // namespace burnish
