@@ -11,8 +11,8 @@ from burnish.distributed.communicators import ThreadCommunicator
 from burnish.distributed.derivation import derive
 from burnish.distributed.sharing import is_exchange
 from burnish.engines.torch import kernels
-from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.synchronized_fusion import SYNCHRONIZED
+from burnish.engines.torch.fusions import FUSED, fuse
+from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED
 from burnish.engines.torch.translation import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from burnish.engines.torch import kernels
-from burnish.engines.torch.cast_placement import read_shapes_before_casts, transpose_narrow
-from burnish.engines.torch.linear_fusion import fuse_linear
+from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.fusions.linear import fuse_linear
 from burnish.engines.torch.translation import run, translate
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import burnish
 from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.depthwise_fusion import fuse_depthwise
-from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.fusions import FUSED, fuse
+from burnish.engines.torch.fusions.depthwise import fuse_depthwise
 from burnish.engines.torch.translation import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 

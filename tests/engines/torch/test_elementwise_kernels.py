@@ -12,8 +12,8 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.elementwise_fusion import fuse_elementwise
-from burnish.engines.torch.elementwise_programs import OPERATIONS
+from burnish.engines.torch.fusions.elementwise import fuse_elementwise
+from burnish.engines.torch.fusions.elementwise_programs import OPERATIONS
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 FLOAT, BOOL, BFLOAT16 = 6, 11, 15
@@ -249,7 +249,7 @@ def test_graphs_drawn_at_random_compute_the_same(seed):
 
 @needs_kernels
 def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
-    from burnish.engines.torch.fusion import FUSED, fuse
+    from burnish.engines.torch.fusions import FUSED, fuse
     from burnish.engines.torch.translation import translated_operators
     from burnish.graph import BURNISH_DOMAIN
     from burnish.models import residual_network

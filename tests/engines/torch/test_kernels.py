@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import burnish
 from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.elementwise_fusion import fuse_elementwise
-from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.fusions import FUSED, fuse
+from burnish.engines.torch.fusions.elementwise import fuse_elementwise
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network

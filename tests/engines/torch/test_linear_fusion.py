@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch.linear_fusion import fuse_linear
+from burnish.engines.torch.fusions.linear import fuse_linear
 from burnish.engines.torch.products import linear, linear_weight_gradient
 from burnish.engines.torch.translation import run, translate
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import burnish
 from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.translation import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 

@@ -12,8 +12,8 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.elementwise_fusion import fuse_elementwise
-from burnish.engines.torch.elementwise_programs import OPERATIONS
+from burnish.engines.torch.fusions.elementwise import fuse_elementwise
+from burnish.engines.torch.fusions.elementwise_programs import OPERATIONS
 from burnish.engines.torch.interrupts import uninterrupted
 from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates
 from burnish.errors import EngineError, NonFiniteLossError

@@ -19,7 +19,7 @@ from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
-from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
 from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates

@@ -28,7 +28,7 @@ from torch import fx
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.dtypes import torch_dtype
-from burnish.engines.torch.fusion import fuse
+from burnish.engines.torch.fusions import fuse
 from burnish.engines.torch.inductor import check_compiler
 from burnish.engines.torch.translation import translate, translated_operators
 from burnish.errors import CheckpointError, EngineError

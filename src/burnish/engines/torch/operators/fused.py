@@ -1,4 +1,4 @@
-"""What ``burnish.engines.torch.fusion`` puts into graphs: the engine's own kernels, and pooling with PyTorch's own places."""
+"""What ``burnish.engines.torch.fusions`` puts into graphs: the engine's own kernels, and pooling with PyTorch's own places."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from burnish.engines.torch.elementwise_programs import DTYPES, Program, is_supported
+from burnish.engines.torch.fusions.elementwise_programs import DTYPES, Program, is_supported
 from burnish.graph import BURNISH_DOMAIN, constant_array
 
 LONGEST_GROUP = 40

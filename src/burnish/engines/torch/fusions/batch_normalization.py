@@ -1,9 +1,4 @@
-"""Fusion of a program's graph into the kernels that this engine has beyond ATen's.
-
-Batch normalization in training takes in the addition and the activation behind it, and its gradient the gradients of these; max
-pooling keeps the places of its maxima as PyTorch counts them. Depthwise convolution, normalization of rows, linear layers and
-elementwise arithmetic have modules of their own. What is not of a form that a kernel has is left as it is.
-"""
+"""Batch normalization in training, with the addition and the activation behind it; its gradient, with the gradients of these."""
 
 from __future__ import annotations
 
@@ -12,58 +7,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.engines.torch.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
-from burnish.engines.torch.cast_placement import read_shapes_before_casts, transpose_narrow
-from burnish.engines.torch.cross_entropy_fusion import fuse_cross_entropy
-from burnish.engines.torch.depthwise_fusion import fuse_depthwise
-from burnish.engines.torch.elementwise_fusion import fuse_elementwise
-from burnish.engines.torch.linear_fusion import fuse_linear
-from burnish.engines.torch.normalization_fusion import STANDARDIZED, fuse_normalization
-from burnish.engines.torch.softmax_fusion import fuse_softmax
-from burnish.engines.torch.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
-from burnish.engines.torch.winograd_fusion import use_winograd
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
-from burnish.lowering import lower_semantic_operators
-
-FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | SYNCHRONIZED | STANDARDIZED
-"""The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
+from burnish.engines.torch.fusions.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value
 
 
-def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
-    """Rewrite a graph, in place.
-
-    Args:
-        model: a graph of the program, with the semantic operators that the engine translates.
-        kernels: whether the engine's own kernels are there; ATen's are.
-        winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
-
-    Returns:
-        The same model. Batch normalization that no kernel takes is lowered.
-    """
-    graph = model.graph
-    read_shapes_before_casts(graph)
+def fuse_batch_normalization(graph: ir.Graph) -> None:
+    """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
     for node in list(graph):
-        if node.op_type == "MaxPool" and node.domain == "":
-            _fuse_pool(graph, node)
-        elif kernels and node.domain == BURNISH_DOMAIN and node.op_type == "BatchNormTraining":
+        if node.domain == BURNISH_DOMAIN and node.op_type == "BatchNormTraining":
             _fuse_batch_norm(graph, node)
-    if kernels:
-        fuse_synchronized(graph)
-        fuse_normalization(graph)
-        if winograd:
-            use_winograd(graph)
-    # A fused layer stands where its activation was: what reads its statistics may have come before.
-    graph.sort()
-    left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
-    lower_semantic_operators(model, keep=left)
-    fuse_softmax(graph)
-    if kernels:
-        fuse_cross_entropy(graph)
-        transpose_narrow(graph)
-        fuse_linear(graph)
-        fuse_depthwise(graph)
-        fuse_elementwise(graph)
-    return model
 
 
 def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
@@ -194,37 +146,3 @@ def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
     graph.remove(node, safe=True)
     if before is not None:
         remove_preceding(graph, before, results[3].value)
-
-
-def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:
-    """MaxPool whose indices only its own gradient reads: they need not be counted over the whole tensor."""
-    if len(node.outputs) < 2 or len(node.attributes["kernel_shape"].as_ints()) != 2:
-        return
-    indices = node.outputs[1]
-    users = {user for user, _ in indices.uses()}
-    if not users or indices.is_graph_output() or any(user.op_type != "MaxPoolGrad" for user in users):
-        return
-    pads = list(attribute_value(node, "pads", [0] * 4))
-    kernel = list(node.attributes["kernel_shape"].as_ints())
-    automatic = attribute_value(node, "auto_pad", "NOTSET")
-    if automatic != "NOTSET" or pads[:2] != pads[2:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
-        return
-    attributes = {
-        "kernel_shape": kernel,
-        "strides": list(attribute_value(node, "strides", [1, 1])),
-        "dilations": list(attribute_value(node, "dilations", [1, 1])),
-        "pads": pads[:2],
-        "ceil_mode": attribute_value(node, "ceil_mode", 0),
-    }
-    for user in users:
-        builder = Builder(graph, before=user)
-        operands = [builder.tensor(value) for value in user.inputs if value is not None]
-        like = operands[2]
-        replace_node(user, builder.op("FusedMaxPoolGrad", *operands, domain=BURNISH_DOMAIN, like=like, **attributes))
-    builder = Builder(graph, before=node)
-    source = node.inputs[0]
-    assert source is not None
-    pooled, places = builder.op("FusedMaxPool", builder.tensor(source), domain=BURNISH_DOMAIN, outputs=2, **attributes)
-    pooled.value.type, pooled.value.shape = node.outputs[0].type, node.outputs[0].shape
-    places.value.type, places.value.shape = indices.type, indices.shape
-    replace_node(node, (pooled, places))

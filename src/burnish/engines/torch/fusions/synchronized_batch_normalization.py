@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.engines.torch.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
+from burnish.engines.torch.fusions.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 
 SYNCHRONIZED = frozenset(

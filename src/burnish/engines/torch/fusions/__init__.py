@@ -1,0 +1,60 @@
+"""Fusion of a program's graph into the kernels that this engine has beyond ATen's: one module per kind of layer.
+
+What is not of a form that a kernel has is left as it is. The calls that fused nodes become are in ``operators/fused.py``, the
+kernels in ``kernels``.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.engines.torch.fusions.batch_normalization import fuse_batch_normalization
+from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.fusions.cross_entropy import fuse_cross_entropy
+from burnish.engines.torch.fusions.depthwise import fuse_depthwise
+from burnish.engines.torch.fusions.elementwise import fuse_elementwise
+from burnish.engines.torch.fusions.linear import fuse_linear
+from burnish.engines.torch.fusions.max_pooling import fuse_max_pooling
+from burnish.engines.torch.fusions.row_normalization import STANDARDIZED, fuse_normalization
+from burnish.engines.torch.fusions.softmax import fuse_softmax
+from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED, fuse_synchronized
+from burnish.engines.torch.fusions.winograd import use_winograd
+from burnish.graph import BURNISH_DOMAIN
+from burnish.lowering import lower_semantic_operators
+
+FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | SYNCHRONIZED | STANDARDIZED
+"""The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
+
+
+def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
+    """Rewrite a graph, in place.
+
+    Args:
+        model: a graph of the program, with the semantic operators that the engine translates.
+        kernels: whether the engine's own kernels are there; ATen's are.
+        winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
+
+    Returns:
+        The same model. Batch normalization that no kernel takes is lowered.
+    """
+    graph = model.graph
+    read_shapes_before_casts(graph)
+    fuse_max_pooling(graph)
+    if kernels:
+        fuse_batch_normalization(graph)
+        fuse_synchronized(graph)
+        fuse_normalization(graph)
+        if winograd:
+            use_winograd(graph)
+    # A fused layer stands where its activation was: what reads its statistics may have come before.
+    graph.sort()
+    left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
+    lower_semantic_operators(model, keep=left)
+    fuse_softmax(graph)
+    if kernels:
+        fuse_cross_entropy(graph)
+        transpose_narrow(graph)
+        fuse_linear(graph)
+        fuse_depthwise(graph)
+        fuse_elementwise(graph)
+    return model

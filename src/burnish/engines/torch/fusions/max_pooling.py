@@ -1,0 +1,47 @@
+"""Max pooling of images whose indices only its own gradient reads: the places of its maxima, as PyTorch counts them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+
+
+def fuse_max_pooling(graph: ir.Graph) -> None:
+    """Replace poolings and their gradients by FusedMaxPool and FusedMaxPoolGrad, in place."""
+    for node in list(graph):
+        if node.op_type == "MaxPool" and node.domain == "":
+            _fuse_pool(graph, node)
+
+
+def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:
+    if len(node.outputs) < 2 or len(node.attributes["kernel_shape"].as_ints()) != 2:
+        return
+    indices = node.outputs[1]
+    users = {user for user, _ in indices.uses()}
+    if not users or indices.is_graph_output() or any(user.op_type != "MaxPoolGrad" for user in users):
+        return
+    pads = list(attribute_value(node, "pads", [0] * 4))
+    kernel = list(node.attributes["kernel_shape"].as_ints())
+    automatic = attribute_value(node, "auto_pad", "NOTSET")
+    if automatic != "NOTSET" or pads[:2] != pads[2:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
+        return
+    attributes = {
+        "kernel_shape": kernel,
+        "strides": list(attribute_value(node, "strides", [1, 1])),
+        "dilations": list(attribute_value(node, "dilations", [1, 1])),
+        "pads": pads[:2],
+        "ceil_mode": attribute_value(node, "ceil_mode", 0),
+    }
+    for user in users:
+        builder = Builder(graph, before=user)
+        operands = [builder.tensor(value) for value in user.inputs if value is not None]
+        like = operands[2]
+        replace_node(user, builder.op("FusedMaxPoolGrad", *operands, domain=BURNISH_DOMAIN, like=like, **attributes))
+    builder = Builder(graph, before=node)
+    source = node.inputs[0]
+    assert source is not None
+    pooled, places = builder.op("FusedMaxPool", builder.tensor(source), domain=BURNISH_DOMAIN, outputs=2, **attributes)
+    pooled.value.type, pooled.value.shape = node.outputs[0].type, node.outputs[0].shape
+    places.value.type, places.value.shape = indices.type, indices.shape
+    replace_node(node, (pooled, places))
