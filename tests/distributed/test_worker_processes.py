@@ -28,15 +28,27 @@ def trained_alone(tmp_path_factory):
             loss="cross_entropy:label_smoothing=0.1",
             optimizer=burnish.optim.chain(burnish.optim.clip_by_global_norm(0.5), burnish.optim.adam(lr=0.01, eps=1e-3)),
         ),
+        "class weights": burnish.compile(
+            residual(),
+            loss=burnish.losses.cross_entropy(weight=[0.2, 3.0, 1.0, 0.0, 2.0]),
+            optimizer="sgd:lr=0.05,momentum=0.9",
+            metrics=("accuracy",),
+        ),
+        "class weights, smoothed, one class ignored": burnish.compile(
+            inverted_residual(dropout=True),
+            loss=burnish.losses.cross_entropy(weight=[0.2, 3.0, 1.0, 0.5, 2.0], label_smoothing=0.2, ignore_index=3),
+            optimizer="sgd:lr=0.05,momentum=0.9",
+        ),
     }
     batches = image_batches(STEPS, SAMPLES)
+    batches[3]["labels"][0] = 3  # the one sample of the first of 2 workers: all that it has weighs nothing
     folder = tmp_path_factory.mktemp("programs")
     saved = {name: str(program.save(folder / name)) for name, program in cases.items()}
     # Attributes have the digits of float32 in a file, which the workers read: so does the one process.
     return {name: (path, batches, train_alone(burnish.Program.load(path), batches)) for name, path in saved.items()}
 
 
-@pytest.mark.parametrize("name", ["residual", "inverted"])
+@pytest.mark.parametrize("name", ["residual", "inverted", "class weights", "class weights, smoothed, one class ignored"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_workers_with_uneven_and_empty_parts(pool, trained_alone, name, workers):
     saved, batches, alone = trained_alone[name]
