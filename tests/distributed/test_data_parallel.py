@@ -13,7 +13,7 @@ from burnish.distributed.sharing import is_exchange
 from burnish.engines.torch import kernels
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED
-from burnish.engines.torch.translation import translated_operators
+from burnish.engines.torch.rules import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norm_policies import get

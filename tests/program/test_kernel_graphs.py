@@ -7,7 +7,7 @@ import pytest
 
 import burnish
 from burnish.engines.communicator import COLLECTIVES
-from burnish.engines.torch.translation import translated_operators
+from burnish.engines.torch.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 from burnish.program.persistence import graph_hashes, model_bytes

@@ -250,7 +250,7 @@ def test_graphs_drawn_at_random_compute_the_same(seed):
 @needs_kernels
 def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
     from burnish.engines.torch.fusions import FUSED, fuse
-    from burnish.engines.torch.translation import translated_operators
+    from burnish.engines.torch.rules import translated_operators
     from burnish.graph import BURNISH_DOMAIN
     from burnish.models import residual_network
 

@@ -16,7 +16,8 @@ import burnish
 from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
-from burnish.engines.torch.translation import translate, translated_operators
+from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.translation import translate
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 import burnish
 from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.translation import translated_operators
+from burnish.engines.torch.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")

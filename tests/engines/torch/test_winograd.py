@@ -12,7 +12,7 @@ import burnish
 from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.fusions.winograd import use_winograd
-from burnish.engines.torch.translation import translated_operators
+from burnish.engines.torch.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 

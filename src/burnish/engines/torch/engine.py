@@ -22,9 +22,10 @@ from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
+from burnish.engines.torch.rules import translated_operators
 from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates
 from burnish.engines.torch.tensor_float import tensor_float
-from burnish.engines.torch.translation import translate, translated_operators
+from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN
 

@@ -16,7 +16,7 @@ import torch
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch.dtypes import ONNX_DTYPES, array_of, torch_dtype
 from burnish.engines.torch.host import Host, Number
-from burnish.engines.torch.translation import Call, Rule
+from burnish.engines.torch.rules import Call, Rule
 
 
 class Late(torch.nn.Module):

@@ -30,7 +30,8 @@ from burnish.engines.torch import operators as _operators  # noqa: F401  # regis
 from burnish.engines.torch.dtypes import torch_dtype
 from burnish.engines.torch.fusions import fuse
 from burnish.engines.torch.inductor import check_compiler
-from burnish.engines.torch.translation import translate, translated_operators
+from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.translation import translate
 from burnish.errors import CheckpointError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.program.signature import GraphSignature, Signature

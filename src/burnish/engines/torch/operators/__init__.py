@@ -1,6 +1,6 @@
 """What each ONNX operator becomes in PyTorch: one module per family; importing this package registers them all.
 
-A rule calls PyTorch's functions on proxies (``burnish.engines.torch.translation``). Operators of the ``burnish`` domain that
+A rule calls PyTorch's functions on proxies (``burnish.engines.torch.rules``). Operators of the ``burnish`` domain that
 have a rule here are not lowered for this engine.
 """
 

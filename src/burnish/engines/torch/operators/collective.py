@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from burnish.engines.communicator import GRADIENTS, Communicator, Pending
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.rules import Call, translates
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, describe_node
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.dtypes import torch_dtype
-from burnish.engines.torch.translation import Call, Translator, captured_values, translates
+from burnish.engines.torch.rules import Call, translates
+from burnish.engines.torch.translation import Translator, captured_values
 
 
 class Branches(torch.nn.Module):

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch.translation import Call, NotKnownYet, translates
+from burnish.engines.torch.rules import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
 LARGEST_MAP = 7 * 7

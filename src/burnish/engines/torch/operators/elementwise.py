@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.dtypes import TORCH_DTYPES
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.rules import Call, translates
 
 UNARY: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs,

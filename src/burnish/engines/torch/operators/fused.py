@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.torch import products
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
 
 

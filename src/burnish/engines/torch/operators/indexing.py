@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.translation import Call, NotKnownYet, translates
+from burnish.engines.torch.rules import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
 

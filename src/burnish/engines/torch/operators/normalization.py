@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.rules import Call, translates
 from burnish.graph import SIXTEEN_BIT
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.operators.convolution import explicit_pads
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
 
 MAX_POOL = {

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.dtypes import torch_dtype
-from burnish.engines.torch.translation import Call, NotKnownYet, translates
+from burnish.engines.torch.rules import Call, NotKnownYet, translates
 
 
 @translates("Dropout")

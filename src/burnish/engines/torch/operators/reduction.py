@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch.translation import Call, translates
+from burnish.engines.torch.rules import Call, translates
 
 
 def _product(x: Any, axes: list[int], keepdims: bool) -> Any:

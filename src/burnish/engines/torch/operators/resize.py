@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnish.engines.torch.translation import Call, NotKnownYet, translates
+from burnish.engines.torch.rules import Call, NotKnownYet, translates
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from burnish.engines.torch.dtypes import TORCH_DTYPES
 from burnish.engines.torch.host import Host
-from burnish.engines.torch.translation import Call, NotKnownYet, translates
+from burnish.engines.torch.rules import Call, NotKnownYet, translates
 
 LARGEST = 2**31 - 1
 """A bound of a slice from here on means "to the end"."""
