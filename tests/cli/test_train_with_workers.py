@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from burnish.cli import launch
+from burnish.cli.train import exchange_options, parallel_run
 
 COMMAND = (sys.executable, "-m", "burnish")
 
@@ -83,6 +84,31 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_to_the_same_end(ru
             assert not text or float(row[name]) == pytest.approx(float(text), rel=2e-2, abs=2e-2), name
 
 
+@pytest.mark.slow
+def test_options_of_the_exchange(run, data):
+    """Each leaves what one process comes to, but for the digits that 16 bits cost, and a run goes on without them."""
+    adam = ("--optimizer", "adam", "--epochs", "2")
+    run(*arguments("alone", *adam))
+    together = [*arguments("together", *adam), "--workers", "3"]
+    for options in (["--deterministic", "--shard-optimizer"], ["--compression", "bfloat16", "--overwrite"]):
+        done = subprocess.run([*COMMAND, *together, *options], capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == 0, done.stderr
+        assert (data / "together" / "tuned.onnx").exists()
+        for row, expected in zip(rows(data / "together"), rows(data / "alone"), strict=True):
+            assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=2e-2), options
+    run(*arguments("together", "--optimizer", "adam", "--epochs", "3", "--resume"))
+    assert rows(data / "together")[-1]["epoch"] == "3"
+
+
+def test_options_of_the_exchange_reach_the_session(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    options = exchange_options(1, deterministic=True, compression="float16", shard_optimizer=False)
+    parallel, group = parallel_run(None, 60.0, options)
+    assert (parallel.deterministic, parallel.compression, parallel.shard_optimizer) == (True, "float16", False)
+    assert parallel.group is group
+
+
 def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -96,6 +122,10 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         (("--workers", "0"), "'--workers': Input should be greater than or equal to 1"),
         (("--workers", "2", "--worker-timeout", "0"), "--worker-timeout 0: give a number of seconds above 0"),
         (("--max-restarts", "2"), "--max-restarts starts the workers of --workers again: give --workers 2 or more"),
+        (("--deterministic",), "--deterministic says how workers exchange, and one alone trains here: give --workers 2 or more,"),
+        (("--compression", "float16", "--workers", "1"), "--compression says how workers exchange, and one alone trains here"),
+        (("--shard-optimizer",), "--shard-optimizer says how workers exchange, and one alone trains here: give --workers 2"),
+        (("--compression", "zip", "--workers", "2"), "compression='zip': give one of 'float16', 'bfloat16', or leave it out"),
     ],
 )
 def test_options_of_workers_that_are_refused(run, data, options, message):

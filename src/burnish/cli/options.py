@@ -76,8 +76,8 @@ NormOption = Annotated[
     typer.Option(
         "--norm",
         metavar="POLICY",
-        help="Batch normalization: train, frozen, frozen:all, sync, ghost:32 or renorm, or PATTERN=POLICY for some layers; "
-        "may be given again.",
+        help="Batch normalization: train, frozen, frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some "
+        "layers; may be given again.",
         rich_help_panel=COMPILATION,
     ),
 ]

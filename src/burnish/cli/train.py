@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -85,6 +85,31 @@ def train(
         float,
         typer.Option("--worker-timeout", help="Seconds that workers wait for one that is late.", rich_help_panel=WORKERS),
     ] = 60.0,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Add up what workers exchange in the order of their ranks: runs are the same bit for bit.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = False,
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            "--compression",
+            metavar="TYPE",
+            help="Let gradients travel between workers in 16 bits: float16 or bfloat16; they are added in more.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    shard_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--shard-optimizer",
+            help="Let each worker keep the optimizer's state of a share of the parameters, instead of all of it.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = False,
     checkpoint_every: Annotated[
         int | None,
         typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.", rich_help_panel=COURSE),
@@ -135,6 +160,7 @@ def train(
             "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its own "
             "for its workers"
         )
+    exchange = exchange_options(count, deterministic=deterministic, compression=compression, shard_optimizer=shard_optimizer)
     if count > 1 and not launch.is_worker():
         launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True))
         return
@@ -147,7 +173,7 @@ def train(
     from burnish.training.trainer import Trainer
     from burnish.training.workers import on_all, on_first
 
-    parallel, group = parallel_run(device, worker_timeout)
+    parallel, group = parallel_run(device, worker_timeout, exchange)
     folder = folder or Path("runs") / model.stem
     if start_from is not None and start_from.is_dir():
         start_from = CheckpointFolder(start_from / "checkpoints").latest
@@ -251,6 +277,7 @@ def train(
     except TrainingInterrupted as interrupt:
         raise KeyboardInterrupt(f"{interrupt}:\n  {_command(context, resume=True)}") from interrupt
     if group.rank:
+        trainer.session.take_part()
         return
     trainer.session.export(tuned, fold_norm=fold)
     if result.best is not None and eval_set is not None:
@@ -259,7 +286,31 @@ def train(
     console.print(export_line(tuned, "the tuned model,", result.steps, program, fold), markup=False)
 
 
-def parallel_run(device: str | None, timeout: float) -> tuple[DataParallel | None, ProcessGroup]:
+def exchange_options(count: int, **given: object) -> dict[str, Any]:
+    """Return what was asked for of how workers exchange, as ``burnish.DataParallel`` takes it.
+
+    Raises:
+        typer.BadParameter: something was, and there is one worker alone; or it is none of the choices.
+    """
+    asked = {name: value for name, value in given.items() if value}
+    if not asked:
+        return {}
+    option = f"--{next(iter(asked)).replace('_', '-')}"
+    if count == 1 and not launch.is_worker():
+        raise typer.BadParameter(
+            f"{option} says how workers exchange, and one alone trains here: give --workers 2 or more, start with torchrun, or "
+            "leave it out"
+        )
+    from burnish.distributed import DataParallel
+
+    try:
+        DataParallel(**asked)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error).removeprefix("DataParallel: ")) from error
+    return asked
+
+
+def parallel_run(device: str | None, timeout: float, exchange: Mapping[str, Any]) -> tuple[DataParallel | None, ProcessGroup]:
     """Join the other workers where a launcher has started several; returns what a trainer takes for them, and the group."""
     from burnish.distributed.process_group import ProcessGroup, join
 
@@ -270,7 +321,7 @@ def parallel_run(device: str | None, timeout: float) -> tuple[DataParallel | Non
 
     group = join(device or "cpu", timeout=timeout)
     warn_with_rank(group.rank)
-    return DataParallel(group=group), group
+    return DataParallel(group=group, **exchange), group
 
 
 def what_trains(program: Program) -> str:
