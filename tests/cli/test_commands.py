@@ -105,6 +105,25 @@ def rates(run_folder: Path) -> list[float]:
         return [float(row["lr"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--lr", "0.5", "--schedule", "step:every=1,gamma=0.5"), schedules.step(0.5, 1, 0.5)),
+        (("--lr", "0.5", "--schedule", "cosine:final=0.1"), schedules.cosine(0.5, 3, 0.1)),
+        (("--lr", "0.5", "--schedule", "linear:steps=9"), schedules.linear(0.5, 9)),
+        (
+            ("--lr", "0.5", "--schedule", "inverse_square_root", "--warmup", "2"),
+            schedules.warmup(schedules.inverse_square_root(0.5), 2),
+        ),
+        (("--schedule", "piecewise:boundaries=[2],rates=[0.2,0.1]"), schedules.piecewise([2], [0.2, 0.1])),
+    ],
+)
+def test_a_schedule_takes_settings_behind_a_colon(run, folder, arguments, expected):
+    run(*TRAIN, *arguments)
+    optimizer = burnish.optim.get(Program.load(folder / "runs/model/program").options["optimizer"])
+    assert optimizer.lr == expected
+
+
 def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
     run(*TRAIN, "--lr", "0.5", "--schedule", "linear")
     text = run(*TRAIN, "--lr", "0.5", "--schedule", "linear", "--epochs", "3", "--resume").stdout
@@ -299,8 +318,12 @@ def test_programs_and_runs_as_one_onnx_file(run, folder):
         (("train", "model.onnx", "--data", "data.npz", "--engine", "abacus"), r"There is no engine 'abacus'"),
         (
             ("train", "model.onnx", "--data", "data.npz", "--schedule", "stairs"),
-            r"no learning-rate schedule 'stairs' on the .* linear",
+            r"no learning-rate schedule 'stairs'.*; --schedule takes constant, cosine, .*, with settings behind a colon",
         ),
+        ((*TRAIN, "--schedule", "cosin"), r"no learning-rate schedule 'cosin' \(did you mean 'cosine'\?\)"),
+        ((*TRAIN, "--schedule", "step:evry=2"), r"step has no setting 'evry' \(did you mean 'every'\?\); it has every, gamma"),
+        ((*TRAIN, "--schedule", "constant:steps=2"), r"constant has no setting 'steps'; it has none"),
+        ((*TRAIN, "--schedule", "exponential"), r"exponential needs settings behind a colon: exponential:gamma=\.\.\."),
         (("train", "model.onnx", "--data", "data.npz", "--resume"), r"There is nothing to resume in 'runs/model'"),
         (("check", "model.onnx", "--outputs", "scores"), r"outputs: the model has no output 'scores'; it has 'logits'"),
         (("compile", "model.onnx", "-o", "program", "--norm", "whiten"), r"norm: unknown policy 'whiten'"),
@@ -351,6 +374,11 @@ def test_debug_raises_the_error_itself_wherever_it_stands(run):
         (
             (*TRAIN, "--schedule", "cosine", "--warmup", "3"),
             "--schedule cosine has 3 steps, 3 of them for the warm-up: give fewer",
+        ),
+        ((*TRAIN, "--schedule", "step:lr=0.1,every=2"), "--schedule step:lr=0.1,every=2: give the rate with --lr"),
+        (
+            (*TRAIN, "--lr", "0.1", "--schedule", "piecewise:boundaries=[2],rates=[0.2,0.1]"),
+            "--lr: piecewise has rates of its own; leave it out",
         ),
         ((*TRAIN, "--schedule", "one_cycle", "--warmup", "1"), "--warmup: one_cycle begins with a warm-up of its own"),
         (

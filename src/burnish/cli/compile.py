@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from burnish.cli.console import counted, output
-from burnish.cli.course import CONSTANT, check_schedule, with_schedule
+from burnish.cli.course import check_schedule, has_end, with_schedule
 from burnish.cli.options import COMPILATION, Compilation, ModelArgument, planned_line, takes_compilation
 
 
@@ -29,8 +29,8 @@ def compile(
 
     An output that ends in .onnx is one file: the inference graph with the training as the standard's training_info.
     """
-    check_schedule(compilation.schedule, compilation.warmup)
-    if steps is not None and compilation.schedule == CONSTANT:
+    check_schedule(compilation.schedule, compilation.warmup, compilation.lr)
+    if steps is not None and not has_end(compilation.schedule):
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
     program = compilation.program(model)
     program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,28 +12,66 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from burnish.errors import CheckpointError, ConfigurationError
+from burnish.settings import read_settings, suggestion
 
 if TYPE_CHECKING:
     from burnish.optim import Schedule
     from burnish.program import Program
 
 CONSTANT, ONE_CYCLE = "constant", "one_cycle"
-NAMES = (CONSTANT, "cosine", "linear", ONE_CYCLE, "polynomial")
 
 
-def check_schedule(schedule: str, warmup: int) -> None:
+def schedule_names() -> tuple[str, ...]:
+    """The schedules of the command line: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
+    from burnish.optim.schedules import SCHEDULES
+
+    return tuple(name for name in SCHEDULES if name != "warmup")
+
+
+def has_end(schedule: str) -> bool:
+    """Whether a schedule, as the command line gives it, ends with the steps of a run."""
+    name, settings = read_settings("schedule", schedule)
+    return "steps" in _parameters(name) and "steps" not in settings
+
+
+def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
     """Raise what is wrong with these options by themselves, before a model is compiled.
 
+    Args:
+        schedule: its name, and settings behind a colon (``step:every=100,gamma=0.5``).
+        warmup: steps of a linear rise before it.
+        rate: that is given apart; None where it is the optimizer's own.
+
     Raises:
-        ConfigurationError: there is no schedule of that name.
-        typer.BadParameter: a second warm-up.
+        ConfigurationError: there is no schedule of that name, or it lacks such a setting, or needs one that is not given.
+        typer.BadParameter: a rate in the wrong place, or a second warm-up.
     """
-    if schedule not in NAMES:
+    name, settings = read_settings("schedule", schedule)
+    if name not in schedule_names():
         raise ConfigurationError(
-            f"there is no learning-rate schedule '{schedule}' on the command line; there is {', '.join(NAMES)}, "
-            "and more in burnish.optim.schedules"
+            f"there is no learning-rate schedule '{name}'{suggestion(name, schedule_names())}; "
+            f"--schedule takes {', '.join(schedule_names())}, with settings behind a colon (step:every=100)"
         )
-    if schedule == ONE_CYCLE and warmup:
+    if "lr" in settings:
+        raise typer.BadParameter(f"--schedule {schedule}: give the rate with --lr")
+    if rate is not None and "lr" not in _parameters(name):
+        raise typer.BadParameter(f"--lr: {name} has rates of its own; leave it out, or choose another --schedule")
+    known = [setting for setting in _parameters(name) if setting != "lr"]
+    for setting in settings:
+        if setting not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ConfigurationError(
+                f"--schedule {schedule}: {name} has no setting '{setting}'{suggestion(setting, known)}; {has}"
+            )
+    missing = [
+        setting
+        for setting, parameter in _parameters(name).items()
+        if parameter.default is parameter.empty and setting not in (*settings, "lr", "steps")
+    ]
+    if missing:
+        example = ",".join(f"{setting}=..." for setting in missing)
+        raise ConfigurationError(f"--schedule {schedule}: {name} needs settings behind a colon: {name}:{example}")
+    if name == ONE_CYCLE and warmup:
         raise typer.BadParameter(
             "--warmup: one_cycle begins with a warm-up of its own; leave it out, or choose another --schedule"
         )
@@ -43,7 +82,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
 
     Args:
         program: compiled with a number as its rate.
-        schedule: one of ``NAMES``, as ``check_schedule`` lets through.
+        schedule: as ``check_schedule`` lets through.
         warmup: steps of a linear rise before it.
         steps: steps of the whole, the rise included; None where they are not known.
         remedy: what to do where steps are missing or too few.
@@ -57,7 +96,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
 
     if schedule == CONSTANT and not warmup:
         return program
-    if schedule != CONSTANT and (steps is None or steps <= warmup):
+    if has_end(schedule) and (steps is None or steps <= warmup):
         has = "needs to know its steps" if steps is None else f"has {steps:,} steps, {warmup:,} of them for the warm-up"
         raise typer.BadParameter(f"--schedule {schedule} {has}: {remedy}")
     optimizer = optim.get(program.options["optimizer"])
@@ -68,11 +107,22 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
 def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Schedule:
     from burnish.optim import schedules
 
-    make: Callable[..., Schedule] = schedules.SCHEDULES[name]
-    schedule = make(lr) if name == CONSTANT else make(lr, (steps or 0) - warmup)
+    kind, settings = read_settings("schedule", name)
+    if "lr" in _parameters(kind):
+        settings["lr"] = lr
+    if has_end(name):
+        settings["steps"] = (steps or 0) - warmup
+    schedule = schedules.get({"name": kind, **settings})
     schedule = schedules.warmup(schedule, warmup) if warmup else schedule
     # A rise that begins at its top is a delay.
     return schedules.warmup(schedule, taken, start=1.0) if taken else schedule
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """What the schedule of a name takes."""
+    from burnish.optim.schedules import SCHEDULES
+
+    return inspect.signature(SCHEDULES[name]).parameters
 
 
 def take_over_checkpoints(folder: Path, program: Program) -> None:

@@ -47,7 +47,8 @@ ScheduleOption = Annotated[
     str,
     typer.Option(
         "--schedule",
-        help="Learning rate over the steps: constant, linear, cosine, polynomial or one_cycle; computed in the program.",
+        help="Learning rate over the steps, computed in the program: constant, cosine, linear, one_cycle or another name of "
+        "docs/schedules.md; settings behind a colon (step:every=100).",
         rich_help_panel=COMPILATION,
     ),
 ]

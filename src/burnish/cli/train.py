@@ -152,7 +152,7 @@ def train(
     if start_from is not None and (resume or reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     schedule, warmup = compilation.schedule, compilation.warmup
-    check_schedule(schedule, warmup)
+    check_schedule(schedule, warmup, compilation.lr)
     if worker_timeout <= 0:
         raise typer.BadParameter(f"--worker-timeout {worker_timeout:g}: give a number of seconds above 0")
     if max_restarts and count == 1:
