@@ -4,7 +4,7 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 ``burnish.ops``, whole-graph rewrites in ``burnish.passes``.
 """
 
-from burnish.graph.attributes import attribute_value
+from burnish.graph.attributes import attribute_value, typed_attribute
 from burnish.graph.broadcasting import unbroadcast
 from burnish.graph.builder import (
     BURNISH_DOMAIN,
@@ -20,6 +20,7 @@ from burnish.graph.builder import (
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_node, name_sources, source_of
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
+from burnish.graph.garbage import garbage_kept
 from burnish.graph.inference import infer_outputs, operator_version
 from burnish.graph.initializers import add_initializer, remove_unread, unused_name
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
@@ -41,6 +42,7 @@ __all__ = [
     "constant_array",
     "describe_node",
     "full_like",
+    "garbage_kept",
     "infer_outputs",
     "insert_behind",
     "name_sources",
@@ -53,6 +55,7 @@ __all__ = [
     "source_of",
     "static_dimension",
     "static_shape",
+    "typed_attribute",
     "unbroadcast",
     "unused_name",
     "zeros_like",

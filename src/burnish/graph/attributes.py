@@ -1,4 +1,4 @@
-"""Reading attributes of nodes."""
+"""Attributes of nodes: reading and making them."""
 
 from __future__ import annotations
 
@@ -11,3 +11,18 @@ def attribute_value(node: ir.Node, name: str, default: Any) -> Any:
     """Return the value of an attribute, or ``default``, the standard's, where the node leaves it out."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.value
+
+
+def typed_attribute(name: str, value: Any) -> Any:
+    """Return a list of numbers, or a tensor, as an attribute; anything else as it is, for ``onnx_ir`` to make one.
+
+    ``onnx_ir`` finds out the type of a value by asking whether it fits one protocol after the other, which takes longer than
+    making the node.
+    """
+    if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+        return ir.AttrInt64s(name, value)
+    if isinstance(value, list | tuple) and value and all(type(item) is float for item in value):
+        return ir.AttrFloat32s(name, value)
+    if isinstance(value, ir.Tensor):
+        return ir.AttrTensor(name, value)
+    return value

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import onnx_ir as ir
 
+from burnish.graph.attributes import typed_attribute
 from burnish.graph.constants import constant_array
 from burnish.graph.inference import infer_outputs
 from burnish.graph.shapes import static_shape
@@ -141,7 +142,7 @@ class Builder:
         cacheable = array.size <= 1024
         if cacheable and key in self._constants:
             return self._constants[key]
-        node = ir.node("Constant", [], {"value": ir.tensor(array)})
+        node = ir.node("Constant", [], {"value": typed_attribute("value", ir.tensor(array))})
         output = node.outputs[0]
         output.dtype = ir.DataType.from_numpy(array.dtype)
         output.shape = ir.Shape(array.shape)
@@ -223,7 +224,7 @@ class Builder:
                 if reference is None:
                     raise TypeError(f"{op_type}: a number needs a tensor beside it to take its dtype from")
                 values.append(self.scalar(item, reference).value)
-        present = {name: attribute for name, attribute in attributes.items() if attribute is not None}
+        present = {name: typed_attribute(name, attribute) for name, attribute in attributes.items() if attribute is not None}
         node = ir.node(op_type, values, present, domain=domain, num_outputs=outputs)
         self.graph.opset_imports.setdefault(domain, 1)
         self._insert(node)

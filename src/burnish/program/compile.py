@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import Tensor, name_sources
+from burnish.graph import Tensor, garbage_kept, name_sources
 from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
@@ -52,6 +52,7 @@ DEFAULT_LOSS = "cross_entropy"
 LOSS = "loss"
 
 
+@garbage_kept()
 def compile(
     source: Source,
     *,

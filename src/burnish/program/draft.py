@@ -52,7 +52,8 @@ class Draft:
     def add_input(self, entry: Entry) -> Tensor:
         """Add an input, or return it where the draft has this very entry."""
         graph = self.model.graph
-        if entry in self.inputs:
+        found = next((known for known in self.inputs if known.name == entry.name), None)
+        if found == entry:
             return self.builder.tensor(next(value for value in graph.inputs if value.name == entry.name))
         if any(value.name == entry.name for value in graph.inputs):
             raise ConfigurationError(

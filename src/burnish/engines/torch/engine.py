@@ -27,7 +27,7 @@ from burnish.engines.torch.state_updates import Update, apart_from, may_share, t
 from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN
+from burnish.graph import BURNISH_DOMAIN, garbage_kept
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -309,6 +309,7 @@ class TorchRunner:
             results = _call(executable, fed, graph)
         return dict(zip(self._output_names[graph], results, strict=True))
 
+    @garbage_kept()
     def _executable(self, graph: str) -> Executable:
         """A graph as something to call; translated when it is first asked for."""
         found = self._executables.get(graph)

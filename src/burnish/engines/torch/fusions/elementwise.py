@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from burnish.engines.torch.fusions.elementwise_programs import DTYPES, Program, is_supported
-from burnish.graph import BURNISH_DOMAIN, constant_array
+from burnish.graph import BURNISH_DOMAIN, constant_array, typed_attribute
 
 LONGEST_GROUP = 40
 FEWEST_ELEMENTS = 1024
@@ -197,15 +197,16 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     if not program.tensors:
         return
     assembled = program.assemble(results)
+    attributes = {
+        "constants": [*program.constants, 0.0],  # an attribute cannot be empty
+        "constant_count": len(program.constants),
+        "program": assembled,
+        "dtypes": [int(value.dtype) for value in results if value.dtype is not None],
+    }
     fused = ir.node(
         "FusedElementwise",
         list(program.tensors),
-        {
-            "constants": [*program.constants, 0.0],  # an attribute cannot be empty
-            "constant_count": len(program.constants),
-            "program": assembled,
-            "dtypes": [int(value.dtype) for value in results if value.dtype is not None],
-        },
+        {name: typed_attribute(name, value) for name, value in attributes.items()},
         domain=BURNISH_DOMAIN,
         num_outputs=len(results),
     )
