@@ -286,7 +286,7 @@ def train(
     console.print(export_line(tuned, "the tuned model,", result.steps, program, fold), markup=False)
 
 
-def exchange_options(count: int, **given: object) -> dict[str, Any]:
+def exchange_options(count: int, **given: Any) -> dict[str, Any]:
     """Return what was asked for of how workers exchange, as ``burnish.DataParallel`` takes it.
 
     Raises:
