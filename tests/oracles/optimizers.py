@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 
 from burnish import optim
 from burnish.graph import Tensor
+from burnish.lowering import lower_semantic_operators
 from oracles.small_graphs import Session, SmallGraph
 
 Arrays = dict[str, np.ndarray]
@@ -66,6 +68,7 @@ class UpdateGraph:
             self.apply.output(f"next:param/{name}", tensor)
         for name, tensor in self.next_state.items():
             self.apply.output(f"next:opt/{name}", tensor)
+        lower_semantic_operators(ir.Model(self.apply.graph, ir_version=10))  # as a program's are
 
     def first_state(self, parameters: Arrays) -> Arrays:
         """Parameters and what ``init`` makes beside them."""

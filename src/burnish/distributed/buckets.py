@@ -10,15 +10,16 @@ import math
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor, attribute_value, static_shape
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor, attribute_value, replace_node, static_shape
 
 
-def bucket_gradients(graph: ir.Graph, bucket_size: int) -> None:
+def bucket_gradients(graph: ir.Graph, bucket_size: int, later: bool = False) -> None:
     """Replace, in place, the exchanges of gradients by exchanges of buckets of them.
 
     Args:
         graph: a training graph in order, which exchanges each gradient by itself.
         bucket_size: the bytes from which on a bucket is full.
+        later: let ``OwnGradients`` stand in place of the exchange of a bucket, which will be one of what is made of them.
     """
     position = {node: index for index, node in enumerate(graph)}
     nodes = list(graph)
@@ -39,6 +40,12 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int) -> None:
             size = 0
         buckets[-1].append(node)
         size += int(math.prod(static_shape(value) or ()) * (4 if value.dtype is None else value.dtype.itemsize))
+    if later:
+        own = [_leave_own(graph, bucket, nodes[max(map(ready, bucket)) + 1]) for bucket in buckets]
+        for bucket, results in zip(buckets, own, strict=True):
+            for node, result in zip(bucket, results, strict=True):
+                replace_node(node, result)
+        return
     started = [_start(graph, bucket, nodes[max(map(ready, bucket)) + 1]) for bucket in buckets]
     for bucket, buffer in zip(buckets, started, strict=True):
         _finish(graph, bucket, max(bucket, key=position.__getitem__), buffer)
@@ -86,3 +93,19 @@ def _mark(result: Tensor) -> None:
     producer = result.value.producer()
     assert producer is not None
     producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+
+
+def _leave_own(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> tuple[Tensor, ...]:
+    """Emit what this worker has of the gradients of a bucket, zeros where it has no samples, before the node ``behind``."""
+    builder = Builder(graph, before=behind)
+    gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
+    samples = [builder.tensor(value) for value in bucket[0].inputs[1:] if value is not None]
+    counted = attribute_value(bucket[0], "counted", 0)
+    found = builder.op(
+        "OwnGradients", *gradients, *samples, domain=BURNISH_DOMAIN, outputs=len(gradients), counted=counted or None
+    )
+    results = found if isinstance(found, tuple) else (found,)
+    _mark(results[0])
+    for gradient, result in zip(gradients, results, strict=True):
+        result.value.type, result.value.shape = gradient.value.type, gradient.value.shape
+    return results

@@ -11,14 +11,16 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from burnish.distributed.accumulation import accumulates, exchanging_for_updates
 from burnish.distributed.buckets import bucket_gradients
 from burnish.distributed.replication import check_replicated
 from burnish.distributed.samples import place_samples
 from burnish.distributed.sharing import number_exchanges, share_exchanges
 from burnish.distributed.synchronization import average_statistics, effective_policies, synchronize
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN
+from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norm_policies import NormPolicy
+from burnish.ops.collectives import all_reduce
 from burnish.passes import remove_unused
 from burnish.program import Program, Role
 
@@ -51,24 +53,38 @@ def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int
             "again"
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
-    insert_exchanges(model, program, workers, norm)
+    later = workers > 1 and accumulates(program)
+    insert_exchanges(model, program, workers, norm, later)
     if share:
         share_exchanges(model.graph)
-    bucket_gradients(model.graph, bucket_size)
+    bucket_gradients(model.graph, bucket_size, later)
     number_exchanges(model.graph)
     semantic: Mapping[str, ir.Model] = {**program.semantic, "grad": model}
-    return replace(program, semantic=semantic)
+    derived = replace(program, semantic=semantic)
+    return exchanging_for_updates(derived) if later else derived
 
 
-def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: NormPolicy) -> None:
-    """Put every exchange into the graph of the gradients, each by itself, in place."""
+def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: NormPolicy, later: bool) -> None:
+    """Put every exchange into the graph of the gradients, each by itself, in place.
+
+    ``later`` says that those of gradients will leave each worker its own, and not sum them.
+    """
     signature = program.signature["grad"]
     policies = effective_policies(model.graph, norm, workers)
-    synchronize(model.graph, policies, workers)
+    synchronize(model.graph, policies, workers, spare=not later)
     average_statistics(model.graph, policies, workers)
+    join_parts(model.graph, later)
     remove_unused(model)
     data = [entry.name for entry in signature.inputs_of(Role.DATA)]
     labels = [entry.name for entry in signature.inputs_of(Role.LABEL)]
     place_samples(model.graph, data, workers)
     remove_unused(model)
     check_replicated(model.graph, {*data, *labels}, {entry.name: entry for entry in signature.outputs})
+
+
+def join_parts(graph: ir.Graph, later: bool) -> None:
+    """Exchange, in place, figures of gradients where these are each worker's own; leave those of whole gradients alone."""
+    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type == "PartsOf"]:
+        assert node.inputs[0] is not None
+        tensor = Builder(graph, before=node).tensor(node.inputs[0])
+        replace_node(node, all_reduce((tensor,), "count") if later else tensor)

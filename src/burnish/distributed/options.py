@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from burnish.distributed.accumulating_runner import AccumulatingRunner, part_of
+from burnish.distributed.accumulation import accumulated_entries, accumulates
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.communicators import GroupCommunicator
 from burnish.distributed.derivation import derive
@@ -20,6 +22,8 @@ from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError, EngineError
 from burnish.norm_policies import Local, NormPolicy, Sync, get
+from burnish.optim.accumulate import ACCUMULATED
+from burnish.optim.average import AVERAGE
 from burnish.program import Program
 
 BUCKET_SIZE = 25 * 2**20
@@ -120,12 +124,17 @@ class DataParallel:
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
         derived = derive(program, communicator.size, get(self.norm), bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, str({name: getattr(self, name) for name in AGREED}))
-        shares = shares_of(derived.signature, communicator.size) if self.shard_optimizer and communicator.size > 1 else None
+        several = communicator.size > 1
+        accumulated = accumulated_entries(program) if several and accumulates(program) else ()
+        whole = (AVERAGE, ACCUMULATED) if accumulated else (AVERAGE,)
+        shares = shares_of(derived.signature, communicator.size, whole) if self.shard_optimizer and several else None
         opened: ProgramRunner = engine.open(  # type: ignore[call-arg]  # which is one that takes a communicator
             derived if shares is None else sharded(derived, shares, communicator.rank),
-            state,
+            part_of(state, accumulated, communicator.rank),
             device=device,
             threads=threads,
             communicator=communicator,
         )
-        return opened if shares is None else ShardedRunner(opened, communicator, shares, derived.signature.state, state)
+        if shares is not None:
+            opened = ShardedRunner(opened, communicator, shares, derived.signature.state, state)
+        return AccumulatingRunner(opened, communicator, accumulated, state) if accumulated else opened

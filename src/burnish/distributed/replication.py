@@ -11,7 +11,7 @@ from burnish.graph import BURNISH_DOMAIN, attribute_value
 from burnish.program import Role
 from burnish.program.signature import Entry
 
-JOINING = frozenset({"AllReduce", "AllGather"})
+JOINING = frozenset({"AllReduce", "AllReduceFinish", "AllGather", "GatherParameters"})
 
 
 def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
@@ -20,7 +20,7 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
     Args:
         graph: a training graph with its exchanges.
         own: the names of inputs of which each worker has its own.
-        outputs: what the outputs are.
+        outputs: what the outputs are, by name, without those that may differ.
     """
     differing = {value for value in graph.inputs if value.name in own}
     for node in graph:
@@ -30,9 +30,9 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
         if is_rank or any(value in differing for value in _read(node)):
             differing.update(node.outputs)
     for value in graph.outputs:
-        if value not in differing:
+        entry = outputs.get(value.name or "")
+        if value not in differing or entry is None:
             continue
-        entry = outputs[value.name or ""]
         if entry.role is Role.METRIC:
             raise ConfigurationError(
                 f"parallel=...: the metric '{entry.name}' of a batch is no function of sums over its samples, and workers cannot "

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from burnish.distributed.sharding import Shares, bytes_of
+from burnish.distributed.spread_runner import SpreadRunner
 from burnish.engines import ProgramRunner
-from burnish.engines.base import NOTHING, Arrays
+from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator
 from burnish.program.signature import Entry
 
 
-class ShardedRunner:
-    """A runner of one worker's share, that looks to its session as one of the whole state.
+class ShardedRunner(SpreadRunner):
+    """A runner of one worker's share of the optimizer's state.
 
-    ``state`` is an exchange, which all workers make at the same time, once a step was taken.
+    ``state`` is an exchange once a step was taken.
 
     Args:
         runner: of the share.
@@ -34,7 +35,7 @@ class ShardedRunner:
         entries: Sequence[Entry],
         state: Mapping[str, np.ndarray],
     ):
-        self._runner, self._communicator = runner, communicator
+        super().__init__(runner, communicator)
         self._entries = {entry.name: entry for entry in entries}
         ranks = range(communicator.size)
         self._slots = [[name for name in self._entries if name in own] for own in map(shares.of, ranks)]
@@ -46,15 +47,9 @@ class ShardedRunner:
         self._others = {}
         return outputs
 
-    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        return self._runner.evaluate(inputs, instead)
-
-    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        return self._runner.predict(inputs, instead)
-
-    def own_state(self) -> Arrays:
-        """Return what this worker holds; asks nobody."""
-        return self._runner.state()
+    @property
+    def is_spread(self) -> bool:
+        return True
 
     def state(self) -> Arrays:
         own = self.own_state()
@@ -62,7 +57,6 @@ class ShardedRunner:
         return {name: found[name] for name in self._entries}
 
     def state_entry(self, name: str) -> np.ndarray:
-        """As of any runner; of an entry that one worker alone keeps, an exchange like ``state``."""
         is_kept = any(name in slots for slots in self._slots)
         return self.state()[name] if is_kept else self._runner.state_entry(name)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from burnish.distributed.worker_program import WorkerProgram, rewritten
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.ops.collectives import gather_parameters
@@ -42,17 +43,20 @@ class Shares:
         return frozenset(self.slots) - self.of(rank)
 
 
-def shares_of(signature: Signature, workers: int) -> Shares:
+def shares_of(signature: Signature, workers: int, whole: Collection[str] = (AVERAGE,)) -> Shares:
     """Divide the parameters that train among workers, so that each has about as many bytes of optimizer state.
 
-    Averages of parameters stay on all workers, which evaluate with them.
+    Args:
+        signature: of the program.
+        workers: how many there are.
+        whole: slots that stay on all workers, as averages of parameters do, which are evaluated with.
     """
     trained = {name for name in signature["step"].updates if name.startswith("param/")}
     slots: dict[str, str] = {}
     size = dict.fromkeys(sorted(trained), 0)
     for entry in signature.state:
         kind, _, name = entry.name.removeprefix("opt/").partition("/")
-        if entry.role is Role.OPTIMIZER and kind != AVERAGE and f"param/{name}" in trained:
+        if entry.role is Role.OPTIMIZER and kind not in whole and f"param/{name}" in trained:
             slots[entry.name] = f"param/{name}"
             size[f"param/{name}"] += bytes_of(entry)
     owners, load = {}, [0] * workers
@@ -67,23 +71,8 @@ def bytes_of(entry: Entry) -> int:
     return int(math.prod(extent for extent in entry.extents if isinstance(extent, int)) * entry.dtype.itemsize)
 
 
-@dataclass(repr=False)
-class ShardedProgram(Program):
-    """A program whose step updates the share of one worker; the signature of its step has no state that others keep."""
-
-    shares: Shares | None = None
-    rank: int = 0
-
-    def kernel_graphs(self, kernels: Collection[str]) -> dict[str, ir.Model]:
-        """As ``Program.kernel_graphs``; the step gathers the parameters behind its updates."""
-        graphs = super().kernel_graphs(kernels)
-        assert self.shares is not None
-        shard_step(graphs["step"], self.shares, self.rank)
-        return graphs
-
-
-def sharded(program: Program, shares: Shares, rank: int) -> ShardedProgram:
-    """Return the program as one worker runs it."""
+def sharded(program: Program, shares: Shares, rank: int) -> WorkerProgram:
+    """Return the program as one worker runs it; the signature of its step has no state that others keep."""
     others = shares.not_of(rank)
     step = program.signature["step"]
     own = replace(
@@ -92,8 +81,7 @@ def sharded(program: Program, shares: Shares, rank: int) -> ShardedProgram:
         outputs=tuple(entry for entry in step.outputs if entry.updates not in others),
     )
     graphs: dict[str, GraphSignature] = {**program.signature.graphs, "step": own}
-    values = {entry.name: getattr(program, entry.name) for entry in fields(Program) if entry.init}
-    return ShardedProgram(**{**values, "signature": Signature(graphs)}, shares=shares, rank=rank)
+    return rewritten(program, lambda model: shard_step(model, shares, rank), signature=Signature(graphs))
 
 
 def shard_step(model: ir.Model, shares: Shares, rank: int) -> None:

@@ -44,8 +44,8 @@ def is_exchange(node: ir.Node) -> bool:
 
 
 def number_exchanges(graph: ir.Graph) -> None:
-    """Give every exchange its place in the one order that all workers keep, in place."""
-    for order, node in enumerate(node for node in graph if is_exchange(node)):
+    """Give every exchange, now or of what is made of ``OwnGradients``, its place in the one order of all workers, in place."""
+    for order, node in enumerate(node for node in graph if is_exchange(node) or node.op_type == "OwnGradients"):
         node.attributes["order"] = ir.AttrInt64("order", order)
 
 

@@ -76,17 +76,20 @@ class _Layer:
     statistics: synchronized.Statistics
 
 
-def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> None:
-    """Rewrite, in place, every layer that normalizes by statistics of several workers, and its gradient."""
+def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int, spare: bool = True) -> None:
+    """Rewrite, in place, every layer that normalizes by statistics of several workers, and its gradient.
+
+    ``spare`` lets scale and bias have the gradients of the whole batch at once, without an exchange of their own.
+    """
     for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in LAYERS]:
         if POLICY_METADATA not in node.metadata_props:
             continue  # groups of samples within a worker's part
         group = group_of(node, policies, workers)
         if group is not None:
-            _synchronize_layer(graph, node, group, workers)
+            _synchronize_layer(graph, node, group, workers, spare)
 
 
-def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int) -> None:
+def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int, spare: bool) -> None:
     builder = Builder(graph, before=node)
     op = Operation(node, builder)
     x, scale, bias = (op.required(index) for index in range(3))
@@ -105,7 +108,7 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int)
                 f"norm: the statistics of batch normalization '{node.metadata_props[LAYER_METADATA]}' are read by {user.op_type} "
                 f"'{user.name}', which cannot be synchronized: freeze the layer, norm={{...: 'frozen'}}, or train with one worker"
             )
-        _synchronize_gradient(graph, user, layer, group)
+        _synchronize_gradient(graph, user, layer, group, spare)
     for user, _ in list(node.outputs[1].uses()):
         if user.op_type == "ShardCount":
             number = builder.op("Reshape", statistics.count, builder.integers([]), shape=[])
@@ -114,7 +117,7 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int)
     replace_node(node, (y, statistics.mean, statistics.inverse_std, statistics.variance, None, None))
 
 
-def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: int) -> None:
+def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: int, spare: bool) -> None:
     builder = Builder(graph, before=node)
     dy, x, scale = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
     found = layer.statistics
@@ -129,7 +132,7 @@ def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: 
     dx = synchronized.applied_gradient(dy, x, pivot, center, gain, slope, offset)
     own_flow, own_products = synchronized.halves(sums, scale)
     own = (builder.cast(own_products * precise, scale.dtype), builder.cast(own_flow, scale.dtype))
-    if group == 0:
+    if group == 0 and spare:
         # The sums over all workers are there already.
         for output, gradient in zip(node.outputs[1:], whole, strict=True):
             _spare_exchange(output, gradient)

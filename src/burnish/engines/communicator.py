@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-COLLECTIVES = frozenset({"AllReduce", "AllReduceStart", "AllReduceFinish", "AllGather", "GatherParameters", "WorkerRank"})
+COLLECTIVES = frozenset(
+    {"AllReduce", "AllReduceStart", "AllReduceFinish", "AllGather", "GatherParameters", "OwnGradients", "WorkerRank"}
+)
 """The semantic operators that a graph of several workers holds; an engine without a communicator lowers them."""
 
 GRADIENTS = "gradients"

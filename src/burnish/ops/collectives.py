@@ -5,6 +5,10 @@ and every operator here is lowered to its operand. A session of several workers 
 
     AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...   the sums over the workers, each of the dtype and shape of its operand
     AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...   [workers, ...]: what each worker has, in the order of the ranks
+    AllReduceWhere(x, when) -> y                   the sum over the workers in steps in which ``when``, a boolean scalar, is true;
+                                                   else x
+    PartsOf(x) -> y                                the sum over the workers where the gradients that x is computed of are those of
+                                                   each worker's part of the batch; x where they are of the whole batch
     GatherParameters(p1, p2, ...; owners) -> q1, q2, ...   of each parameter, what the worker that owns it has
     SampleShare(x) -> y                            x times the part of the batch's samples that this worker has
     ShardCount(count, mean) -> count               the number of elements that a layer's statistics are of
@@ -23,7 +27,7 @@ from typing import Literal
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Tensor
 from burnish.ops.registry import Operation, gradient, lowering
 
-MARKS = frozenset({"AllReduce", "SampleShare", "ShardCount", "ShardMean"})
+MARKS = frozenset({"AllReduce", "AllReduceWhere", "PartsOf", "SampleShare", "ShardCount", "ShardMean"})
 """What a training graph says of several workers; alone, each is its operand."""
 Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples"]
 """What a collective is for: what is divided by; what is reported; gradients of parameters; running statistics; statistics of a
@@ -61,6 +65,19 @@ def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -
     )
     _mark(gathered)
     return gathered
+
+
+def all_reduce_where(tensor: Tensor, when: Tensor) -> Tensor:
+    """Emit the sum over the workers of a value, in the steps in which ``when``, a boolean scalar, is true; else the value.
+
+    What the graph makes of it in other steps differs between workers, and must not get into what it returns.
+    """
+    return tensor.builder.op("AllReduceWhere", tensor, when, domain=BURNISH_DOMAIN, like=tensor)
+
+
+def parts_of(tensor: Tensor) -> Tensor:
+    """Emit the sum over the workers of a figure of gradients, where each worker has those of its part alone when it is taken."""
+    return tensor.builder.op("PartsOf", tensor, domain=BURNISH_DOMAIN, like=tensor)
 
 
 def gather_parameters(tensors: tuple[Tensor, ...], owners: Sequence[int]) -> tuple[Tensor, ...]:
@@ -118,6 +135,8 @@ def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
     return tuple(op.required(index) for index in range(len(op.inputs)))
 
 
+@lowering("AllReduceWhere")
+@lowering("PartsOf")
 @lowering("SampleShare")
 @lowering("ShardCount")
 def lower_share(op: Operation) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from burnish.graph import Builder, Tensor, zeros_like
+from burnish.ops.collectives import all_reduce_where
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
 from burnish.optim.wrapper import Wrapper, check_once
 
@@ -27,7 +28,8 @@ class Accumulate(Wrapper):
 
     Between updates neither the parameters nor the state of the optimizer inside change, and its step, by which schedules and
     corrections go, counts updates. A mean of micro-batches of equal size is the gradient of the batch of them all, where no
-    sample's loss depends on another (batch normalization takes its statistics of each micro-batch).
+    sample's loss depends on another (batch normalization takes its statistics of each micro-batch). Of several workers each keeps
+    the mean of its own parts, and the update sums them over the workers: one exchange for ``every`` micro-batches.
     State: ``accumulated_gradient/<initializer>``, of the parameter's dtype and shape; the int64 scalars ``accumulated_count``
     (j) and ``update_count``.
     """
@@ -74,7 +76,8 @@ class Accumulate(Wrapper):
         for name, gradient in gradients.items():
             mean = state[f"{ACCUMULATED}/{name}"]
             means[name] = mean + (gradient - mean) / scalars.of(count, mean)
-        followed, inner = self.optimizer.update(builder, params, means, state, state[UPDATES], hyperparameters)
+        whole = {name: all_reduce_where(mean, is_last) for name, mean in means.items()}
+        followed, inner = self.optimizer.update(builder, params, whole, state, state[UPDATES], hyperparameters)
         next_params = {name: builder.op("Where", is_last, value, params[name]) for name, value in followed.items()}
         next_state = {key: builder.op("Where", is_last, value, state[key]) for key, value in inner.items()}
         for name, mean in means.items():

@@ -6,7 +6,7 @@ let the optimizer see a step whose gradients overflowed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,14 +113,19 @@ class LossScaled(Wrapper):
         }
 
 
-def all_finite(builder: Builder, gradients: Mapping[str, Tensor]) -> Tensor:
+def all_finite(builder: Builder, gradients: Mapping[str, Tensor], joined: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Emit whether no gradient holds an infinity or NaN: a boolean scalar.
 
     A finite number times 0 is 0, anything else times 0 is NaN, and so is every sum with it; nothing here can overflow.
+
+    Args:
+        builder: emits into the graph.
+        gradients: floating-point.
+        joined: emits the sum over the workers of a scalar that is 0, or NaN where a gradient is not finite.
     """
     sums = [builder.cast(builder.op("ReduceSum", gradient * 0, keepdims=0), ir.DataType.FLOAT) for gradient in gradients.values()]
     total = sums[0] if len(sums) == 1 else builder.op("Sum", *sums, like=sums[0])
-    return builder.op("Equal", total, 0)
+    return builder.op("Equal", total if joined is None else joined(total), 0)
 
 
 def where(condition: Tensor, new: Tensor, old: Tensor) -> Tensor:

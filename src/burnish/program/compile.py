@@ -24,7 +24,7 @@ from burnish.norm_policies import (
     layer_names,
     resolve_policies,
 )
-from burnish.ops.collectives import all_reduce
+from burnish.ops.collectives import all_reduce, parts_of
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations, select_early
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
@@ -321,7 +321,7 @@ class _Compilation:
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
-        return reached, all_finite(builder, reached)
+        return reached, all_finite(builder, reached, parts_of)
 
     def _narrow(self, draft: Draft) -> None:
         """Place the casts of mixed precision in a draft that is not bound to a mode yet."""

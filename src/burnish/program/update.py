@@ -16,6 +16,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import Target
+from burnish.ops.collectives import parts_of
 from burnish.optim.base import Scheduled
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.program.draft import Draft, finish
@@ -137,7 +138,7 @@ class _Update:
             given = (draft.builder, parameters, gradients, state, step, hyperparameters)
             next_step = step + 1
             if isinstance(self.optimizer, LossScaled):
-                finite = all_finite(draft.builder, gradients) if finite is None else finite
+                finite = all_finite(draft.builder, gradients, parts_of) if finite is None else finite
                 following, slots = self.optimizer.update_where(finite, *given)
                 next_step = where(finite, next_step, step)
             else:

@@ -13,7 +13,7 @@ import numpy as np
 
 from burnish import engines
 from burnish.distributed import DataParallel
-from burnish.distributed.sharded_runner import ShardedRunner
+from burnish.distributed.spread_runner import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
@@ -197,8 +197,8 @@ class Session:
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the state, by state name; also of a closed session.
 
-        With ``DataParallel(shard_optimizer=True)`` all workers call it at the same time, and for ``save_checkpoint`` and
-        ``export``, which read it, the others call ``take_part``.
+        With ``DataParallel(shard_optimizer=True)``, and between the updates of an optimizer that accumulates, all workers call it
+        at the same time, and for ``save_checkpoint`` and ``export``, which read it, the others call ``take_part``.
 
         Raises:
             EngineError: the session is closed, and other workers had a part of its state.
@@ -206,8 +206,8 @@ class Session:
         if self._runner is None:
             if self._has_part:
                 raise EngineError(
-                    "The session is closed, and other workers hold a part of its state (shard_optimizer=True): take the state, "
-                    "or write the checkpoint, before it is closed"
+                    "The session is closed, and other workers hold a part of its state (shard_optimizer=True, or gradients "
+                    "accumulated since the last update): take the state, or write the checkpoint, before it is closed"
                 )
             return {name: array.copy() for name, array in self._closed_state.items()}
         return self._runner.state()
@@ -296,15 +296,15 @@ class Session:
 
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
-        if isinstance(self._runner, ShardedRunner):
-            self._closed_state, self._has_part = self._runner.own_state(), True
+        if isinstance(self._runner, SpreadRunner):
+            self._closed_state, self._has_part = self._runner.own_state(), self._runner.is_spread
         elif self._runner is not None:
             self._closed_state = self._runner.state()
         self._runner = None
 
     def take_part(self) -> None:
         """Give what this worker alone has of the state to another, which calls ``state``, ``save_checkpoint`` or ``export``."""
-        if isinstance(self._runner, ShardedRunner):
+        if isinstance(self._runner, SpreadRunner):
             self._runner.state()
 
     def __enter__(self) -> Session:

@@ -24,7 +24,7 @@ class Exchange(torch.nn.Module):
     Args:
         communicator: to the others.
         count: how many tensors are exchanged; behind them may come the number of this worker's samples: where that is 0, what it
-            computed is of nothing, and it gives zeros.
+            computed is of nothing, and it gives zeros; and, of ``AllReduceStart``, whether they are exchanged.
         group: as the communicator has it.
         channel: the same.
     """
@@ -57,19 +57,28 @@ class AllReduce(Exchange):
 
 
 class AllReduceStart(Exchange):
-    """Begins to exchange tensors; what it returns is read by ``AllReduceFinish`` alone."""
+    """Begins to exchange tensors; what it returns is read by ``AllReduceFinish`` alone.
 
-    def __init__(self, *arguments: Any):
+    Args:
+        conditional: the last operand, a boolean scalar that is the same on every worker, says whether there is an exchange.
+    """
+
+    def __init__(self, *arguments: Any, conditional: bool = False):
         super().__init__(*arguments)
+        self._conditional = conditional
         self.pending: Pending | None = None
+        self.is_left_out = False
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        buffer, self.pending = self.start(tensors)
+        self.is_left_out = self._conditional and not bool(tensors[-1])
+        if self.is_left_out:
+            return tensors[0].new_empty(0)
+        buffer, self.pending = self.start(tensors[:-1] if self._conditional else tensors)
         return buffer
 
 
 class AllReduceFinish(torch.nn.Module):
-    """Waits for what ``AllReduceStart`` began.
+    """Waits for what ``AllReduceStart`` began; where it began nothing, the tensors stay what they are.
 
     Args:
         started: the exchange.
@@ -80,10 +89,33 @@ class AllReduceFinish(torch.nn.Module):
         self._started = started
 
     def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._started.is_left_out:
+            return tensors
         assert self._started.pending is not None, "an exchange is begun before it is waited for"
         self._started.pending.wait()
         self._started.pending = None
         return _parted(buffer, tensors)
+
+
+class OwnGradients(torch.nn.Module):
+    """Gradients of this worker's samples: zeros where it has none, and what it computed is of nothing.
+
+    Args:
+        count: how many gradients there are; behind them may come the number of samples.
+    """
+
+    def __init__(self, count: int):
+        super().__init__()
+        self._count = count
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradients = tensors[: self._count]
+        if len(tensors) == self._count:
+            return gradients
+        nothing = tensors[self._count] == 0
+        if nothing.device.type != "cpu":
+            return tuple(torch.where(nothing, 0, gradient) for gradient in gradients)
+        return tuple(torch.zeros_like(gradient) for gradient in gradients) if bool(nothing) else gradients
 
 
 class AllGather(torch.nn.Module):
@@ -158,9 +190,9 @@ def _communicator(op: Call) -> Communicator:
 
 
 def _exchange(op: Call) -> tuple[Communicator, int, int, str]:
-    counted = int(op.attribute("counted", 0))
+    beside = int(op.attribute("counted", 0)) + int(op.attribute("conditional", 0))
     channel = GRADIENTS if op.attribute("purpose") == "gradient" else "statistics"
-    return _communicator(op), len(op) - counted, int(op.attribute("group", 0)), channel
+    return _communicator(op), len(op) - beside, int(op.attribute("group", 0)), channel
 
 
 def _operands(op: Call) -> list[Any]:
@@ -175,7 +207,7 @@ def all_reduce(op: Call) -> Any:
 
 @translates("AllReduceStart", domain=BURNISH_DOMAIN)
 def all_reduce_start(op: Call) -> Any:
-    started = AllReduceStart(*_exchange(op))
+    started = AllReduceStart(*_exchange(op), conditional=bool(op.attribute("conditional", 0)))
     op.started[op.node.outputs[0]] = started
     return op.module(started, _operands(op))
 
@@ -185,6 +217,12 @@ def all_reduce_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, AllReduceStart)
     results = op.module(AllReduceFinish(started), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("OwnGradients", domain=BURNISH_DOMAIN)
+def own_gradients(op: Call) -> Any:
+    results = op.module(OwnGradients(len(op) - int(op.attribute("counted", 0))), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
