@@ -1,62 +1,76 @@
-"""Products of a tall matrix with a weight, and the weight's gradient, by oneDNN where it is the faster library.
+"""Products of a tall matrix with a weight, and the weight's gradient, by the engine's own kernel where it is the fastest.
 
-Its float32 products of some size beat BLAS on most processors, small ones do not. PyTorch itself takes BLAS for all of them. Both
-functions are called as a graph runs, when the sizes are known, and nothing of them is compiled.
+Large products on a processor with vectors of 512 bits are the kernel's (``kernels/products.cpp``), which reads strided operands as
+they lie; all others are PyTorch's. Both functions are called as a graph runs, when the sizes are known; nothing of them is compiled.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from burnish.engines.torch import kernels
+
 LARGE = 1 << 24
-"""Multiplications of a product; below, what oneDNN does before it begins costs more than it gains."""
+"""Multiplications of a product; below, packing of the operands costs more than the kernel gains."""
+
+LARGE_WEIGHT = 1 << 18
+"""Elements of a weight whose products are expected to be large."""
 
 Product = Callable[..., torch.Tensor]
+
+
+def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
+    """Have the kernel built meanwhile, where products with a weight of these extents will ask for it."""
+    if all(isinstance(extent, int) for extent in weight) and math.prod(weight) >= LARGE_WEIGHT and _suits(dtype):
+        kernels.request("products")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
     """x W (+ bias): x [..., K] and weight, [N, K] where ``transposed``, [K, N] else, to [..., N]; all of them may be strided."""
     if has_torch_function((x, weight, bias)):  # a graph that is being made: one call in it
         return handle_torch_function(linear, (x, weight, bias), x, weight, bias, transposed)
-    columns = weight if transposed else weight.t()
+    columns = weight.t() if transposed else weight
     if x.dim() == 2:
         return _product(x, columns, bias)
     if x.numel() == 0 or weight.numel() == 0:
-        empty = torch.matmul(x, columns.t())
+        empty = torch.matmul(x, columns)
         return empty if bias is None else empty + bias
-    return _product(x.reshape(-1, x.shape[-1]), columns, bias).view(*x.shape[:-1], columns.shape[0])
+    return _product(x.reshape(-1, x.shape[-1]), columns, bias).view(*x.shape[:-1], columns.shape[1])
 
 
 def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left' right: left [M, N] and right [M, K] to [N, K]."""
     if has_torch_function((left, right)):
         return handle_torch_function(linear_weight_gradient, (left, right), left, right)
-    # BLAS is as fast as oneDNN where the result is tall, and reads the transposed matrices as they are.
-    if left.shape[1] >= right.shape[1]:
-        return torch.mm(left.t(), right)
-    return _product(left.t(), right.t(), None)
+    return _product(left.t(), right, None)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [M, K] times weight [N, K] transposed, plus bias [N]."""
-    if x.dtype == torch.float32 and x.shape[0] * x.shape[1] * weight.shape[0] > LARGE and torch.backends.mkldnn.enabled:
-        large = _pointwise()
-        if large is not None:
-            return large(x, weight, bias, "none", [], "")
-    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [M, K] times columns [K, N], plus bias [N]."""
+    if x.shape[0] * x.shape[1] * columns.shape[1] > LARGE:
+        own = _own(x.dtype)
+        if own is not None:
+            return own(x, columns, bias)
+    return torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
 
 
 @functools.cache
-def _pointwise() -> Product | None:
-    """oneDNN's x weight' + bias as PyTorch's compiler calls it, or None where this build of PyTorch is without it."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def _own(dtype: torch.dtype) -> Product | None:
+    """The engine's kernel where it was measured to win, or None: a processor that multiplies tiles of bfloat16 does it by oneDNN."""
+    if not _suits(dtype) or not kernels.available("products"):
         return None
-    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if operator is None or not torch._C._dispatch_has_kernel_for_dispatch_key("mkldnn::_linear_pointwise", "CPU"):
-        return None
-    found: Product = operator.default
+    found: Product = torch.ops.burnish.product.default
     return found
+
+
+def _suits(dtype: torch.dtype) -> bool:
+    """Whether the processor is of the kind that the kernel was measured on."""
+    if dtype == torch.float32:
+        return torch.cpu._is_avx512_supported()
+    return dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()

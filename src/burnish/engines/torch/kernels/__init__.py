@@ -65,6 +65,12 @@ def available(*names: str) -> bool:
     return True
 
 
+def request(*names: str) -> None:
+    """Start building these kernels in the background, where kernels are wanted: they may be asked for while graphs run."""
+    if os.environ.get("BURNISH_KERNELS") != "off" and find_compiler() is not None:
+        _requested(*names)
+
+
 def called(module: torch.fx.GraphModule) -> set[str]:
     """The kernels that a graph may call."""
     found: set[str] = set()

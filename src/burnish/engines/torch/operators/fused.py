@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.torch import products
+from burnish.engines.torch.dtypes import TORCH_DTYPES
 from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
 
@@ -190,6 +191,7 @@ def cross_entropy_gradient(op: Call) -> Any:
 
 @translates("FusedLinear", domain=BURNISH_DOMAIN)
 def linear(op: Call) -> Any:
+    products.expect(op.extents(1), TORCH_DTYPES[op.dtype(0)])
     return products.linear(op.tensor(0), op.tensor(1), op.optional(2), bool(op.attribute("transposed")))
 
 

@@ -1,0 +1,282 @@
+// Products of matrices, float32 and bfloat16 with float32 sums: both operands are packed into panels whose lines lie side by side, blocks
+// of which fit the second-level cache, and tiles of the result are summed up in registers (K. Goto, R. van de Geijn, "Anatomy of
+// High-Performance Matrix Multiplication", 2008).
+//
+// A panel holds words of 32 bits: a float32, or two bfloat16 that are neighbours in depth, which one instruction multiplies and adds up.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "vectors.h"
+
+namespace burnish::products {
+
+using BFloat16 = c10::BFloat16;
+using Integers = int32_t __attribute__((vector_size(kWidth * 4)));
+
+constexpr int kVectors = 3;                      // of a row of a tile
+constexpr int kRows = kRegisters == 32 ? 8 : 4;  // kRows * kVectors sums, and what they are made of, fit the registers
+constexpr int64_t kColumns = kVectors * kWidth;
+constexpr int64_t kDepth = 384;  // words; longer sums are cut
+constexpr int64_t kPanels = 8;   // of columns, that rows are multiplied with while they lie in the cache
+constexpr int64_t kAhead = 8;    // words of depth that are fetched before they are multiplied
+
+inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
+inline int64_t round_up(int64_t number, int64_t to) { return divide_up(number, to) * to; }
+
+// Elements of a matrix's lines, rows of the left operand or columns of the right one: data[line * line_stride + depth * depth_stride].
+// One of the strides is one.
+template <typename Element>
+struct Lines {
+  const Element* data;
+  int64_t line_stride, depth_stride;
+};
+
+template <typename Element>
+constexpr int64_t kInWord = sizeof(float) / sizeof(Element);
+
+// sums + the products of the elements of a word and of those of a vector of words.
+template <typename Element>
+[[gnu::always_inline]] inline Vector multiply_add(Vector sums, float word, Vector words);
+
+template <>
+[[gnu::always_inline]] inline Vector multiply_add<float>(Vector sums, float word, Vector words) {
+  return sums + word * words;
+}
+
+template <>
+[[gnu::always_inline]] inline Vector multiply_add<BFloat16>(Vector sums, float word, Vector words) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<Vector>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sums), reinterpret_cast<__m512bh>(_mm512_set1_ps(word)),
+                                                   reinterpret_cast<__m512bh>(words)));
+#else
+  Words left = reinterpret_cast<Words>(Vector{} + word), right = reinterpret_cast<Words>(words);
+  if (word != word) std::memcpy(&left, &word, 4), left = Words{} + left[0];  // the sum may have changed the digits of a NaN
+  constexpr uint32_t high = 0xffff0000u;
+  sums += reinterpret_cast<Vector>(left << 16) * reinterpret_cast<Vector>(right << 16);
+  return sums + reinterpret_cast<Vector>(left & high) * reinterpret_cast<Vector>(right & high);
+#endif
+}
+
+// c[kRows][kColumns] (+)= a b, of panels a [depth][kRows] and b [depth][kColumns].
+template <typename Element, bool add>
+[[gnu::noinline]] void multiply_tile(int64_t depth, const float* __restrict a, const float* __restrict b, float* __restrict c, int64_t c_row) {
+  Vector sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = Vector{}, __builtin_prefetch(c + r * c_row + v * kWidth, 1);
+#pragma GCC unroll 2
+  for (int64_t d = 0; d < depth; ++d) {
+    Vector columns[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(b + kAhead * kColumns + v * kWidth);
+      columns[v] = load(b + v * kWidth);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      float word = a[r];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add<Element>(sums[r][v], word, columns[v]);
+    }
+    a += kRows;
+    b += kColumns;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      float* target = c + r * c_row + v * kWidth;
+      store(target, add ? load(target) + sums[r][v] : sums[r][v]);
+    }
+}
+
+// The lanes of two vectors, counted on from one to the other, that `which` names.
+[[gnu::always_inline]] inline Vector pick(Vector one, Vector other, Integers which) {
+#ifdef __clang__
+  Vector result;
+  for (int lane = 0; lane < kWidth; ++lane) result[lane] = which[lane] < kWidth ? one[which[lane]] : other[which[lane] - kWidth];
+  return result;
+#else
+  return __builtin_shuffle(one, other, which);
+#endif
+}
+
+// Exchanges blocks of `stride` lanes between neighbouring blocks of `stride` rows.
+template <int64_t stride>
+[[gnu::always_inline]] inline void exchange(Vector (&rows)[kWidth]) {
+  Integers low, high;
+  for (int lane = 0; lane < kWidth; ++lane) {
+    bool own = (lane & stride) == 0;
+    low[lane] = own ? lane : static_cast<int>(kWidth - stride) + lane;
+    high[lane] = own ? lane + static_cast<int>(stride) : static_cast<int>(kWidth) + lane;
+  }
+#pragma GCC unroll 16
+  for (int64_t row = 0; row < kWidth; ++row)
+    if ((row & stride) == 0) {
+      Vector one = rows[row], other = rows[row + stride];
+      rows[row] = pick(one, other, low);
+      rows[row + stride] = pick(one, other, high);
+    }
+}
+
+[[gnu::always_inline]] inline void transpose(Vector (&rows)[kWidth]) {
+  if constexpr (kWidth > 8) exchange<8>(rows);
+  if constexpr (kWidth > 4) exchange<4>(rows);
+  exchange<2>(rows);
+  exchange<1>(rows);
+}
+
+// The first `count` bytes from `source`, zeros behind them.
+[[gnu::always_inline]] inline Vector load_bytes(const void* source, int64_t count) {
+  Vector value{};
+  if (count >= kWidth * 4)
+    std::memcpy(&value, source, sizeof value);
+  else if (count > 0)
+    std::memcpy(&value, source, count);
+  return value;
+}
+
+// Lines `first` to `first + count` of a matrix, from `depth` on, to a panel [words][lines]; zeros where there are fewer.
+template <typename Element, int64_t lines>
+void pack(const Lines<Element>& source, int64_t first, int64_t count, int64_t depth, int64_t extent, float* panel) {
+  constexpr int64_t in_word = kInWord<Element>;
+  int64_t words = divide_up(extent, in_word);
+  const Element* data = source.data + first * source.line_stride + depth * source.depth_stride;
+  if (source.depth_stride == 1) {
+    constexpr int64_t group = std::min<int64_t>(lines, kWidth);  // of lines that are transposed at once
+    for (int64_t line = 0; line < lines; line += group)
+      for (int64_t word = 0; word < words; word += kWidth) {
+        int64_t bytes = (extent - word * in_word) * static_cast<int64_t>(sizeof(Element));
+        Vector square[kWidth];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kWidth; ++i)
+          square[i] = i < group && line + i < count ? load_bytes(data + (line + i) * source.line_stride + word * in_word, bytes) : Vector{};
+        transpose(square);
+        int64_t present = std::min(kWidth, words - word);
+        if (present == kWidth) {
+#pragma GCC unroll 16
+          for (int64_t i = 0; i < kWidth; ++i) std::memcpy(panel + (word + i) * lines + line, &square[i], group * 4);
+        } else {
+          for (int64_t i = 0; i < present; ++i) std::memcpy(panel + (word + i) * lines + line, &square[i], group * 4);
+        }
+      }
+  } else if constexpr (in_word == 1) {
+    for (int64_t word = 0; word < words; ++word) {
+      const float* row = data + word * source.depth_stride;
+      float* target = panel + word * lines;
+      if (count >= lines) {
+        std::memcpy(target, row, lines * 4);
+      } else {
+        std::memcpy(target, row, count * 4);
+        std::fill(target + count, target + lines, 0.f);
+      }
+    }
+  } else {
+    // Words of the elements of two rows; the lines that one vector holds at once.
+    constexpr int64_t group = std::min<int64_t>(lines, kWidth);
+    for (int64_t word = 0; word < words; ++word) {
+      const Element *even = data + 2 * word * source.depth_stride, *odd = even + source.depth_stride;
+      bool paired = 2 * word + 1 < extent;
+      for (int64_t line = 0; line < lines; line += group) {
+        int64_t bytes = std::max<int64_t>(0, std::min(group, count - line)) * 2;
+        HalfWords low{}, high{};
+        if (bytes == group * 2) {
+          std::memcpy(&low, even + line, group * 2);
+          if (paired) std::memcpy(&high, odd + line, group * 2);
+        } else if (bytes) {
+          std::memcpy(&low, even + line, bytes);
+          if (paired) std::memcpy(&high, odd + line, bytes);
+        }
+        Words joined = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
+        std::memcpy(panel + word * lines + line, &joined, group * 4);
+      }
+    }
+  }
+}
+
+// A share of a product: rows and columns of the result, from where to where.
+struct Share {
+  int64_t row, row_end, column, column_end;
+};
+
+// How a product is cut among threads, so that these pack as little as they can.
+struct Grid {
+  int64_t rows, columns;  // of shares
+  int64_t high, wide;     // extents of a share
+
+  Grid(int64_t m, int64_t n, int64_t threads) : rows(1), columns(1) {
+    int64_t least = -1;
+    for (int64_t across = 1; across <= threads; ++across) {
+      int64_t down = threads / across;
+      int64_t tall = round_up(divide_up(m, down), kRows), broad = round_up(divide_up(n, across), kColumns);
+      int64_t cost = tall * broad + 16 * (tall + broad);  // an element that is packed costs as much as some multiplications
+      if (least < 0 || cost < least) least = cost, rows = divide_up(m, tall), columns = divide_up(n, broad), high = tall, wide = broad;
+    }
+  }
+
+  int64_t count() const { return rows * columns; }
+
+  Share share(int64_t index, int64_t m, int64_t n) const {
+    int64_t row = index / columns * high, column = index % columns * wide;
+    return {row, std::min(row + high, m), column, std::min(column + wide, n)};
+  }
+};
+
+// Words of memory that a share needs: panels, and sums of the whole height of a share where the result is not float32.
+inline int64_t room(const Grid& grid, bool sums) {
+  int64_t columns = kPanels * kColumns;
+  return kDepth * (columns + kRows) + kAhead * kColumns + kRows * kColumns + (sums ? round_up(grid.high, kRows) * columns : 0);
+}
+
+// A share of the product of `left` and `right` over `depth`, to `result`, or where that is null, to memory. `finish(tile, tile_row, row,
+// column, rows, columns)` is called for each tile once its sums are complete.
+template <typename Element, typename Finish>
+void multiply(const Share& share, int64_t depth, const Lines<Element>& left, const Lines<Element>& right, float* result, int64_t result_row,
+              float* memory, const Finish& finish) {
+  constexpr int64_t in_word = kInWord<Element>;
+  int64_t parts = std::max<int64_t>(1, divide_up(depth, kDepth * in_word));
+  int64_t part = std::max<int64_t>(1, round_up(divide_up(depth, parts), in_word));
+  float* columns = memory;
+  float* rows = columns + kDepth * kPanels * kColumns + kAhead * kColumns;
+  float* tile = rows + kDepth * kRows;
+  float* sums = tile + kRows * kColumns;
+  constexpr int64_t sums_row = kPanels * kColumns;
+  for (int64_t first = share.column; first < share.column_end; first += kPanels * kColumns) {
+    int64_t wide = std::min(kPanels * kColumns, share.column_end - first);
+    for (int64_t start = 0; start == 0 || start < depth; start += part) {
+      int64_t extent = std::min(part, depth - start), words = divide_up(extent, in_word);
+      for (int64_t column = 0; column < wide; column += kColumns)
+        pack<Element, kColumns>(right, first + column, wide - column, start, extent, columns + column * words);
+      bool complete = start + part >= depth;
+      for (int64_t row = share.row; row < share.row_end; row += kRows) {
+        int64_t high = std::min<int64_t>(kRows, share.row_end - row);
+        pack<Element, kRows>(left, row, high, start, extent, rows);
+        for (int64_t column = 0; column < wide; column += kColumns) {
+          int64_t across = std::min(kColumns, wide - column);
+          const float* panel = columns + column * words;
+          bool whole = high == kRows && across == kColumns;
+          float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * sums_row + column;
+          int64_t target_row = result ? result_row : sums_row;
+          if (result && !whole) {  // sums beyond the result go nowhere
+            multiply_tile<Element, false>(words, rows, panel, tile, kColumns);
+            for (int64_t r = 0; r < high; ++r)
+              for (int64_t c = 0; c < across; ++c)
+                target[r * target_row + c] = tile[r * kColumns + c] + (start ? target[r * target_row + c] : 0.f);
+          } else if (start) {
+            multiply_tile<Element, true>(words, rows, panel, target, target_row);
+          } else {
+            multiply_tile<Element, false>(words, rows, panel, target, target_row);
+          }
+          if (complete) finish(target, target_row, row, first + column, high, across);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace burnish::products

@@ -1,0 +1,94 @@
+"""The engine's products of matrices against float64: layouts, tails, sums that are cut, both dtypes, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from burnish.engines.torch import kernels
+
+pytestmark = pytest.mark.skipif(not kernels.available("products"), reason="the engine's kernels cannot be built here")
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Below a tile, a tile, one more than tiles; sums of less and of more than one block; columns of more than one block.
+SHAPES = [(1, 1, 1), (8, 384, 48), (9, 385, 49), (7, 769, 47), (17, 1000, 433), (100, 1537, 50), (3, 2, 800), (65, 1541, 391)]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def normal(rows: int, columns: int, dtype: torch.dtype, transposed: bool, generator: torch.Generator) -> torch.Tensor:
+    if transposed:
+        return torch.randn(columns, rows, generator=generator).to(dtype).t()
+    return torch.randn(rows, columns, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_keeps_its_digits(dtype, transposed, shape, threads):
+    rows, depth, columns = shape
+    generator = torch.Generator().manual_seed(depth)
+    left, right = normal(rows, depth, dtype, transposed[0], generator), normal(depth, columns, dtype, transposed[1], generator)
+    bias = torch.randn(columns, generator=generator).to(dtype)
+    for added in (None, bias):
+        found = torch.ops.burnish.product(left, right, added)
+        exact = left.double() @ right.double() + (0.0 if added is None else added.double())
+        assert found.dtype == dtype
+        # Of a sum of n products of normal numbers, as in float32; bfloat16 is rounded once, at the end.
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=4e-6 * depth**0.5)
+        assert torch.equal(found, torch.ops.burnish.product(left, right, added))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_sum_is_zero_and_no_element_is_none(dtype, threads):
+    bias = torch.ones(10, dtype=dtype)
+    empty = torch.empty(7, 0, dtype=dtype)
+    assert torch.equal(torch.ops.burnish.product(empty, empty.t()[:, :0].new_empty(0, 10), bias), bias.expand(7, 10))
+    assert torch.ops.burnish.product(torch.empty(0, 5, dtype=dtype), torch.ones(5, 3, dtype=dtype), None).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operands_of_which_no_axis_lies_side_by_side(dtype):
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(60, 60, generator=generator).to(dtype)[::2, ::2] for _ in range(2))
+    exact = left.double() @ right.double()
+    found = torch.ops.burnish.product(left, right, None)
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=4e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_not_finite_stays_in_its_row_and_column(dtype, transposed):
+    generator = torch.Generator().manual_seed(0)
+    left = normal(21, 801, dtype, transposed, generator)
+    right = normal(801, 101, dtype, not transposed, generator).abs()
+    left[3, 800], left[4, 5], left[5, 6], right[7, 100] = torch.nan, torch.inf, -torch.inf, torch.nan
+    found = torch.ops.burnish.product(left, right, None)
+    assert found[3].isnan().all()
+    assert found[:, 100].isnan().all()
+    assert (found[4, :100] == torch.inf).all()
+    assert (found[5, :100] == -torch.inf).all()
+    assert found[6:, :100].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "bias", "message"),
+    [
+        (torch.ones(2, 3), torch.ones(4, 5), None, "two matrices"),
+        (torch.ones(2, 3), torch.ones(3, 5, dtype=torch.bfloat16), None, "two matrices"),
+        (torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 5, dtype=torch.float64), None, "two matrices"),
+        (torch.ones(2, 2, 3), torch.ones(3, 5), None, "two matrices"),
+        (torch.ones(2, 3), torch.ones(3, 5), torch.ones(4), "one element per column"),
+    ],
+)
+def test_what_does_not_fit_is_refused(left, right, bias, message):
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.burnish.product(left, right, bias)
