@@ -1,7 +1,7 @@
 """Products of a tall matrix with a weight, and the weight's gradient, by the engine's own kernel where it is the fastest.
 
-Large products on a processor with vectors of 512 bits are the kernel's (``kernels/products.cpp``), which reads strided operands as
-they lie; all others are PyTorch's. Both functions are called as a graph runs, when the sizes are known; nothing of them is compiled.
+Large products on a processor with vectors of 512 bits are the kernel's (``kernels/products.cpp``), which reads strided operands
+as they lie; all others are PyTorch's. Both functions are called as a graph runs, when the sizes are known.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None) 
 
 @functools.cache
 def _own(dtype: torch.dtype) -> Product | None:
-    """The engine's kernel where it was measured to win, or None: a processor that multiplies tiles of bfloat16 does it by oneDNN."""
+    """The engine's kernel where it was measured to win, or None: oneDNN is for processors with tiles of bfloat16."""
     if not _suits(dtype) or not kernels.available("products"):
         return None
     found: Product = torch.ops.burnish.product.default
