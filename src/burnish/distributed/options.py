@@ -14,6 +14,7 @@ from burnish.distributed.agreement import check_agreement
 from burnish.distributed.communicators import GroupCommunicator
 from burnish.distributed.derivation import derive
 from burnish.distributed.encodings import encoding_of
+from burnish.distributed.local_steps import LocalSteps, check_local_steps, outer_of, own_start
 from burnish.distributed.ordered_sums import OrderedSums
 from burnish.distributed.process_group import ProcessGroup, join
 from burnish.distributed.sharded_runner import ShardedRunner
@@ -24,10 +25,10 @@ from burnish.errors import ConfigurationError, EngineError
 from burnish.norm_policies import Local, NormPolicy, Sync, get
 from burnish.optim.accumulate import ACCUMULATED
 from burnish.optim.average import AVERAGE
-from burnish.program import Program
+from burnish.program import Program, Role
 
 BUCKET_SIZE = 25 * 2**20
-AGREED = ("compression", "deterministic", "shard_optimizer")
+AGREED = ("compression", "deterministic", "shard_optimizer", "synchronize_every")
 """Options of which the training graph says nothing, and in which workers are not to differ."""
 
 
@@ -37,13 +38,17 @@ class DataParallel:
 
     Args:
         norm: what batch normalization layers of the policy ``train`` do: ``sync`` (statistics of the whole batch), ``sync:<n>``
-            (of groups of n workers) or ``local`` (each worker by its own part). Layers with a policy of their own keep it.
+            (of groups of n workers) or ``local`` (each worker by its own part). Layers with a policy of their own keep it. None
+            is ``sync``, and with ``synchronize_every`` ``local``.
         bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
         share: let batch normalization layers that do not wait for each other share one exchange.
         compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``; the sums are wider.
         deterministic: take every sum over the workers in the order of their ranks.
         shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone. ``state``,
             ``save_checkpoint`` and ``export`` of the session are then exchanges, which all workers make.
+        synchronize_every: let workers step alone for so many steps, and average their states then (local SGD; with an optimizer
+            of ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round, and all workers
+            take part. None: all have the same weights after each step.
         group: the workers, as ``burnish.distributed.join()`` returns them; None: those of the run that this process is of
             (``torchrun``), joined when the session opens.
         communicator: another way to reach the workers, in place of ``group``.
@@ -52,17 +57,18 @@ class DataParallel:
         ConfigurationError: an option is none of these.
     """
 
-    norm: str | NormPolicy = "sync"
+    norm: str | NormPolicy | None = None
     bucket_size: int = BUCKET_SIZE
     share: bool = True
     compression: str | None = None
     deterministic: bool = False
     shard_optimizer: bool = False
+    synchronize_every: int | None = None
     group: ProcessGroup | None = field(default=None, repr=False, compare=False)
     communicator: Communicator | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(get(self.norm), Sync | Local):
+        if not isinstance(self.policy, Sync | Local):
             raise ConfigurationError(
                 f"DataParallel: norm={str(self.norm)!r} is no policy for several workers: give 'sync', 'sync:<workers>' or "
                 "'local', and any other policy to burnish.compile(norm=...)"
@@ -73,10 +79,34 @@ class DataParallel:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
         encoding_of(self.compression)
+        self._check_local_steps()
         if self.group is not None and not isinstance(self.group, ProcessGroup):
             raise ConfigurationError(
                 f"DataParallel: group={self.group!r} is no group of workers: give what burnish.distributed.join() returns"
             )
+
+    def _check_local_steps(self) -> None:
+        every = self.synchronize_every
+        if every is None:
+            return
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ConfigurationError(f"DataParallel: synchronize_every={every!r}: give a whole number of steps, 1 or more")
+        refused = {
+            f"norm={str(self.norm)!r}": (isinstance(self.policy, Sync), "statistics of several workers in each step"),
+            "shard_optimizer=True": (self.shard_optimizer, "each worker updates all parameters"),
+            f"compression={self.compression!r}": (self.compression is not None, "no gradients are exchanged"),
+        }
+        for option, (is_given, reason) in refused.items():
+            if is_given:
+                raise ConfigurationError(
+                    f"DataParallel: {option} does not go with synchronize_every, where workers step alone ({reason}): leave one "
+                    "of them out"
+                )
+
+    @property
+    def policy(self) -> NormPolicy:
+        """What batch normalization layers of the policy ``train`` do."""
+        return get(self.norm or ("sync" if self.synchronize_every is None else "local"))
 
     @staticmethod
     def check(parallel: object) -> None:
@@ -113,6 +143,13 @@ class DataParallel:
                 workers differ in program, options, version or state.
             EngineError: the engine cannot exchange values with other workers.
         """
+        if self.synchronize_every is not None:
+            return self._open_alone(program, engine, state, device=device, threads=threads)
+        if outer_of(program) is not None:
+            raise ConfigurationError(
+                "DataParallel: the optimizer is diloco, whose outer step is taken where workers meet: give "
+                "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
+            )
         if "communicator" not in inspect.signature(engine.open).parameters:
             raise EngineError(
                 f"The engine '{engine.name}' cannot exchange values with other workers: train with engine='torch' "
@@ -122,8 +159,8 @@ class DataParallel:
         if self.deterministic or self.compression is not None:
             encoding = encoding_of(self.compression)
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
-        derived = derive(program, communicator.size, get(self.norm), bucket_size=self.bucket_size, share=self.share)
-        check_agreement(communicator, derived, state, str({name: getattr(self, name) for name in AGREED}))
+        derived = derive(program, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
+        check_agreement(communicator, derived, state, self._agreed)
         several = communicator.size > 1
         accumulated = accumulated_entries(program) if several and accumulates(program) else ()
         whole = (AVERAGE, ACCUMULATED) if accumulated else (AVERAGE,)
@@ -138,3 +175,21 @@ class DataParallel:
         if shares is not None:
             opened = ShardedRunner(opened, communicator, shares, derived.signature.state, state)
         return AccumulatingRunner(opened, communicator, accumulated, state) if accumulated else opened
+
+    def _open_alone(
+        self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
+    ) -> ProgramRunner:
+        """Open the program as a worker runs it that steps alone, on any engine."""
+        check_local_steps(program)
+        communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        if self.deterministic:
+            communicator = OrderedSums(communicator)
+        check_agreement(communicator, program, state, self._agreed)
+        key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
+        opened = engine.open(program, own_start(state, key, communicator.rank), device=device, threads=threads)
+        assert self.synchronize_every is not None
+        return LocalSteps(opened, communicator, program, self.synchronize_every, state)
+
+    @property
+    def _agreed(self) -> str:
+        return str({name: getattr(self, name) for name in AGREED})

@@ -20,6 +20,7 @@ from burnish.optim.adamax import Adamax, adamax
 from burnish.optim.adamw import AdamW, adamw
 from burnish.optim.average import ExponentialAverage, StochasticWeightAverage, ema, swa
 from burnish.optim.base import Optimizer, Schedule
+from burnish.optim.diloco import DiLoCo, diloco
 from burnish.optim.groups import Groups, groups, layerwise_decay
 from burnish.optim.lamb import LAMB, lamb
 from burnish.optim.lars import LARS, lars
@@ -120,6 +121,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "Chain",
+    "DiLoCo",
     "ExponentialAverage",
     "GradientTransform",
     "Groups",
@@ -148,6 +150,7 @@ __all__ = [
     "clip_by_global_norm",
     "clip_by_norm",
     "clip_by_value",
+    "diloco",
     "ema",
     "frozen_parameters",
     "get",

@@ -9,6 +9,7 @@ from burnish.errors import ConfigurationError
 from burnish.optim.accumulate import accumulate
 from burnish.optim.average import ema, swa
 from burnish.optim.base import Optimizer
+from burnish.optim.diloco import diloco
 from burnish.optim.groups import FROZEN, LR_SCALE, Groups, Overrides
 from burnish.optim.transforms import chain
 from burnish.optim.transforms.chain import transform_of
@@ -52,6 +53,7 @@ def _plain(make: Callable[..., Optimizer]) -> Callable[[Mapping[str, Any], Get],
 WRAPPERS: dict[str, Callable[[Mapping[str, Any], Get], Optimizer]] = {
     "accumulate": _plain(accumulate),
     "chain": _chain,
+    "diloco": _plain(diloco),
     "ema": _plain(ema),
     "groups": _groups,
     "swa": _plain(swa),

@@ -13,6 +13,7 @@ import numpy as np
 
 from burnish import engines
 from burnish.distributed import DataParallel
+from burnish.distributed.local_steps import LocalSteps
 from burnish.distributed.spread_runner import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
@@ -197,8 +198,9 @@ class Session:
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the state, by state name; also of a closed session.
 
-        With ``DataParallel(shard_optimizer=True)``, and between the updates of an optimizer that accumulates, all workers call it
-        at the same time, and for ``save_checkpoint`` and ``export``, which read it, the others call ``take_part``.
+        With ``DataParallel(shard_optimizer=True)``, between the updates of an optimizer that accumulates, and with
+        ``synchronize_every``, where it ends a round, all workers call it at the same time, and for ``save_checkpoint`` and
+        ``export``, which read it, the others call ``take_part``.
 
         Raises:
             EngineError: the session is closed, and other workers had a part of its state.
@@ -206,8 +208,9 @@ class Session:
         if self._runner is None:
             if self._has_part:
                 raise EngineError(
-                    "The session is closed, and other workers hold a part of its state (shard_optimizer=True, or gradients "
-                    "accumulated since the last update): take the state, or write the checkpoint, before it is closed"
+                    "The session is closed, and other workers hold a part of its state (shard_optimizer=True, gradients "
+                    "accumulated since the last update, or a round of synchronize_every): take the state, or write the "
+                    "checkpoint, before it is closed"
                 )
             return {name: array.copy() for name, array in self._closed_state.items()}
         return self._runner.state()
@@ -306,6 +309,19 @@ class Session:
         """Give what this worker alone has of the state to another, which calls ``state``, ``save_checkpoint`` or ``export``."""
         if isinstance(self._runner, SpreadRunner):
             self._runner.state()
+
+    def synchronize(self) -> None:
+        """End a round of steps that workers take alone (``DataParallel(synchronize_every=...)``); all of them call it.
+
+        Where all workers have the same weights after each step, there is nothing to do.
+        """
+        if isinstance(self._runner, LocalSteps):
+            self._runner.synchronize()
+
+    @property
+    def meets(self) -> bool:
+        """Whether workers exchange something in the next step: not where they step alone, and the round does not end."""
+        return self._runner.ends_round if isinstance(self._runner, LocalSteps) else True
 
     def __enter__(self) -> Session:
         return self

@@ -175,6 +175,7 @@ class Trainer:
         self._ctrl_c = CtrlCNoted()
         self._stop_vote = workers.StopVote(self._group)
         self._position = Position()
+        self._steps_alone = parallel is not None and parallel.synchronize_every is not None
         try:
             self._agree(course, evaluation)
             if not resume and not overwrite:
@@ -263,7 +264,8 @@ class Trainer:
         for batch in self.loader.epoch(position.epoch, position.batch):
             latest = position.metrics if position.unheeded else {}
             given = self._rates.given(position.step, self.steps, latest)
-            self._stop_vote.begin(self._ctrl_c.noted)
+            if self.session.meets:
+                self._stop_vote.begin(self._ctrl_c.noted)
             results = self.session.step(batch, **given)
             metrics = {name: results[name] for name in self._names}
             position.rate = self._rates.used(given, results)
@@ -286,6 +288,7 @@ class Trainer:
     def _finish_epoch(self, begin: float) -> None:
         position = self._position
         evaluation: dict[str, float] = {}
+        self.session.synchronize()
         if self.eval_loader is not None:
             evaluation = workers.evaluate(
                 self._group,
@@ -295,6 +298,9 @@ class Trainer:
                 looked_up=self._stop_if_interrupted if self._group.world_size == 1 else self._group.check,
             )
         position.metrics = evaluation or position.since_epoch.values()
+        if self._steps_alone and not evaluation:
+            # Each worker has figures of its own parts, and all are to decide alike.
+            position.metrics = workers.on_first(self._group, position.since_epoch.values, "the figures of the epoch")
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
         self.run_folder.add_row(position, evaluation)
@@ -357,7 +363,8 @@ class Trainer:
 
     def _tell(self, error: BaseException) -> None:
         """Tell the other workers why this one stops, unless all stop by the same."""
-        if not isinstance(error, NonFiniteLossError | TrainingInterrupted):
+        is_alike = TrainingInterrupted if self._steps_alone else NonFiniteLossError | TrainingInterrupted
+        if not isinstance(error, is_alike):
             self._group.fail(error)
 
     def _stopped_by(self, error: BurnishError) -> BurnishError:

@@ -44,10 +44,10 @@ class StopVote:
         self._vote = vote, self._group.begin_all_reduce(vote, "max", name="whether to stop")
 
     def passed(self) -> bool:
-        """Return whether any worker voted to stop in the vote that was begun."""
+        """Return whether any worker voted to stop in the vote that was begun; False where none was."""
         if self._vote is None:
             return False
-        vote, pending = self._vote
+        (vote, pending), self._vote = self._vote, None
         pending.wait()
         return bool(vote.item())
 

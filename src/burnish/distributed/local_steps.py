@@ -1,0 +1,207 @@
+"""Workers that step alone for a number of steps, and then become one again: local SGD and DiLoCo.
+
+Sources: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo: distributed
+low-communication training of language models", 2023. A round begins with one state on all workers. In it each trains on its own
+parts of the batches, as if it were the only one, and nothing is exchanged. At its end, with n_r the samples that worker r saw in
+it and N their sum, every number x of the state that steps change, parameters, running statistics and the optimizer's, becomes::
+
+    x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
+
+Parameters under ``burnish.optim.diloco`` take an outer step instead. Whole numbers, such as counters, are those of the first of
+the workers that have taken the most steps. Random keys differ between workers by an offset of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from burnish import optim
+from burnish.distributed.spread_runner import SpreadRunner
+from burnish.engines import ProgramRunner
+from burnish.engines.base import Arrays
+from burnish.engines.communicator import Communicator
+from burnish.errors import ConfigurationError
+from burnish.norm_policies import Sync, get
+from burnish.optim.accumulate import Accumulate
+from burnish.optim.diloco import OUTER_MOMENTUM, DiLoCo
+from burnish.optim.wrapper import layers_of
+from burnish.program import Program, Role
+from burnish.program.precision import FULL
+from burnish.program.precision import get as precision_of
+from burnish.random.keys import mix_array
+
+RANK_WORDS = np.array([0x1F83D9AB, 0x5BE0CD19], np.uint32)
+"""Told apart from the words of seeds and streams: the fractions of the roots of 13 and 17."""
+
+
+def outer_of(program: Program) -> DiLoCo | None:
+    """The outer optimizer of a program; None where it has none."""
+    return next((layer for layer in _optimizers(program) if isinstance(layer, DiLoCo)), None)
+
+
+def check_local_steps(program: Program) -> None:
+    """Raise ConfigurationError where a program cannot be trained by workers that step alone."""
+    layers = program.options.get("norm_layers", {})
+    synchronized = next((name for name, policy in layers.items() if isinstance(get(policy), Sync)), None)
+    if synchronized is not None:
+        raise ConfigurationError(
+            f"synchronize_every: the batch normalization '{synchronized}' was compiled with the policy '{layers[synchronized]}', "
+            "statistics of all workers in each step, and here each steps alone: compile it with norm='train', 'local' or "
+            "'ghost:<size>'"
+        )
+    if any(isinstance(layer, Accumulate) for layer in _optimizers(program)):
+        raise ConfigurationError(
+            "synchronize_every: the optimizer accumulates gradients, and workers that step alone may stand at different "
+            "micro-batches of an update: leave accumulate out, and raise synchronize_every for fewer exchanges"
+        )
+    mixed = precision_of(program.options.get("precision", FULL))
+    if mixed is not None and mixed.initial_scale is not None:
+        raise ConfigurationError(
+            "synchronize_every: the loss is scaled, and each worker that steps alone would come to a scale and to skipped steps "
+            "of its own: compile with precision='bfloat16', or with loss_scale=None"
+        )
+
+
+class LocalSteps(SpreadRunner):
+    """A runner whose worker steps alone, and is made one with the others at the end of each round.
+
+    A round ends behind every so many steps, and where the state is asked for. An empty part counts as a step in which the worker
+    does nothing; what is reported of it is NaN.
+
+    Args:
+        runner: of this worker, opened with ``own_start(state, rank)``.
+        communicator: to the others.
+        program: what it runs.
+        every: steps to a round.
+        state: the state that all workers begin with.
+    """
+
+    def __init__(
+        self, runner: ProgramRunner, communicator: Communicator, program: Program, every: int, state: Mapping[str, np.ndarray]
+    ):
+        super().__init__(runner, communicator)
+        signature = program.signature["step"]
+        self._every = every
+        self._outer = outer_of(program)
+        self._updated = set(signature.updates)
+        self._step_entry = next((entry.name for entry in signature.inputs_of(Role.STEP)), None)
+        self._key = next((entry.name for entry in signature.inputs_of(Role.KEY)), None)
+        data = [entry for entry in signature.inputs_of(Role.DATA) if entry.extents]
+        self._counted = next((entry.name for entry in data if not isinstance(entry.extents[0], int)), data[0].name)
+        self._reported = [(entry.name, entry.dtype.numpy()) for entry in signature.outputs if entry.updates is None]
+        self._begin(state)
+
+    @property
+    def is_spread(self) -> bool:
+        return self._steps > 0
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether the next step is the last of a round; the same on all workers."""
+        return self._steps + 1 == self._every
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        samples = len(inputs[self._counted])
+        outputs = self._runner.step(inputs) if samples else self._nothing_done()
+        self._samples += samples
+        self._taken += bool(samples)
+        self._steps += 1
+        if self._steps == self._every:
+            self.synchronize()
+        return outputs
+
+    def synchronize(self) -> None:
+        """End the round; all workers do at the same time. Nothing where none has begun."""
+        if self._steps:
+            self.load_state(self._joined())
+
+    def own_state(self) -> Arrays:
+        return {**self._runner.state(), **self._common_key()}
+
+    def state(self) -> Arrays:
+        self.synchronize()
+        return self.own_state()
+
+    def state_entry(self, name: str) -> np.ndarray:
+        """Return what this worker has."""
+        return self._common_key()[name] if name == self._key else self._runner.state_entry(name)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._runner.load_state(own_start(state, self._key, self._communicator.rank))
+        self._begin(state)
+
+    def _begin(self, state: Mapping[str, np.ndarray]) -> None:
+        self._start = {name: np.array(array) for name, array in state.items() if name in self._updated}
+        self._steps = self._taken = self._samples = 0
+
+    def _nothing_done(self) -> Arrays:
+        if self._step_entry is not None:
+            state = self._runner.state()
+            self._runner.load_state({**state, self._step_entry: state[self._step_entry] + 1})
+        return {name: np.full((), np.nan, dtype) for name, dtype in self._reported}
+
+    def _common_key(self) -> Arrays:
+        """The random key without the worker's offset."""
+        if self._key is None:
+            return {}
+        return {self._key: self._runner.state_entry(self._key) - offset_of(self._communicator.rank)}
+
+    def _joined(self) -> Arrays:
+        """The state that the workers' states come to."""
+        import torch
+
+        own = self.own_state()
+        changing = [name for name in own if name in self._updated]
+        outer = self._outer_entries()
+        whole = [name for name in changing if own[name].dtype.kind in "iub"]
+        mean = [name for name in changing if name not in whole and name not in outer.values()]
+        counts = np.array([self._samples, self._taken], np.int64)
+        content = np.concatenate([counts, *(own[name].reshape(-1).astype(np.int64) for name in whole)])
+        rows = self._communicator.all_gather(torch.from_numpy(content)).numpy()
+        samples = rows[:, 0]
+        weight = samples[self._communicator.rank] / samples.sum() if samples.any() else 1.0 / len(rows)
+        found = dict(zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), 2:], [own[name] for name in whole]), strict=True))
+        wide: Any = np.float64 if any(own[name].dtype == np.float64 for name in mean) else np.float32
+        moved = [(own[name].astype(wide) - self._start[name].astype(wide)).reshape(-1) * wide(weight) for name in mean]
+        buffer = torch.from_numpy(np.concatenate(moved) if moved else np.zeros(1, wide))
+        self._communicator.all_reduce(buffer).wait()
+        steps = _parted(buffer.numpy()[: sum(part.size for part in moved)], [own[name].astype(wide) for name in mean])
+        for name, step in zip(mean, steps, strict=True):
+            if name in outer:
+                assert self._outer is not None
+                slot, momentum = outer[name], wide(self._outer.outer_momentum)
+                velocity = momentum * own[slot].astype(wide) - step
+                found[slot] = velocity.astype(own[slot].dtype)
+                step = wide(self._outer.outer_lr) * (step - momentum * velocity)
+            found[name] = (self._start[name].astype(wide) + step).astype(own[name].dtype)
+        return {**own, **found}
+
+    def _outer_entries(self) -> dict[str, str]:
+        """For each parameter that takes an outer step, the state entry of its momentum."""
+        names = [name.removeprefix("param/") for name in self._start if name.startswith("param/")]
+        slots = {f"param/{name}": f"opt/{OUTER_MOMENTUM}/{name}" for name in names}
+        return {name: slot for name, slot in slots.items() if self._outer is not None and slot in self._start}
+
+
+def own_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) -> Mapping[str, np.ndarray]:
+    """Return the state that a worker begins a round with: that of all, with a random key of its own."""
+    return state if key is None else {**state, key: state[key] + offset_of(rank)}
+
+
+def offset_of(rank: int) -> np.ndarray:
+    """What a worker's random key differs by from the common one: uint32, shape [2]; of the first worker nothing."""
+    offset: np.ndarray = mix_array(RANK_WORDS + np.uint32(rank)) - mix_array(RANK_WORDS)
+    return offset
+
+
+def _optimizers(program: Program) -> list[object]:
+    return list(layers_of(optim.get(program.options["optimizer"]))) if "optimizer" in program.options else []
+
+
+def _parted(content: np.ndarray, like: list[np.ndarray]) -> list[np.ndarray]:
+    """The parts of a row, of these shapes and dtypes."""
+    parts = np.split(content, np.cumsum([array.size for array in like])[:-1]) if like else []
+    return [part.reshape(array.shape).astype(array.dtype) for part, array in zip(parts, like, strict=True)]
