@@ -125,6 +125,11 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         (("--deterministic",), "--deterministic says how workers exchange, and one alone trains here: give --workers 2 or more,"),
         (("--compression", "float16", "--workers", "1"), "--compression says how workers exchange, and one alone trains here"),
         (("--shard-optimizer",), "--shard-optimizer says how workers exchange, and one alone trains here: give --workers 2"),
+        (("--synchronize-every", "4"), "--synchronize-every says how workers exchange, and one alone trains here: give"),
+        (
+            ("--synchronize-every", "4", "--workers", "2", "--shard-optimizer"),
+            "shard_optimizer=True does not go with synchronize_every, where workers step alone",
+        ),
         (("--compression", "zip", "--workers", "2"), "compression='zip': give one of 'float16', 'bfloat16', or leave it out"),
     ],
 )

@@ -110,6 +110,16 @@ def train(
             rich_help_panel=WORKERS,
         ),
     ] = False,
+    synchronize_every: Annotated[
+        int | None,
+        typer.Option(
+            "--synchronize-every",
+            min=1,
+            metavar="STEPS",
+            help="Let workers step alone for so many steps, and average their weights then.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
     checkpoint_every: Annotated[
         int | None,
         typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.", rich_help_panel=COURSE),
@@ -160,7 +170,13 @@ def train(
             "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its own "
             "for its workers"
         )
-    exchange = exchange_options(count, deterministic=deterministic, compression=compression, shard_optimizer=shard_optimizer)
+    exchange = exchange_options(
+        count,
+        deterministic=deterministic,
+        compression=compression,
+        shard_optimizer=shard_optimizer,
+        synchronize_every=synchronize_every,
+    )
     if count > 1 and not launch.is_worker():
         launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True))
         return
