@@ -16,7 +16,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "tensor.h"
+#include "operators.h"
 
 namespace {
 
@@ -149,4 +149,4 @@ bool keep_pages() {
 }  // namespace
 
 // Of no tensor, so that no device chooses it.
-STABLE_TORCH_LIBRARY_IMPL(burnish, CompositeExplicitAutograd, library) { library.impl("keep_pages", TORCH_BOX(&keep_pages)); }
+BURNISH_OPERATORS(CompositeExplicitAutograd) { operators.implement<&keep_pages>("keep_pages"); }

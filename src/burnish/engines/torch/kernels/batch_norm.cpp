@@ -2,6 +2,7 @@
 // is in batch_norm_gradient.cpp.
 
 #include "batch_norm_forward.h"
+#include "operators.h"
 
 namespace burnish {
 namespace {
@@ -63,6 +64,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> batch_norm_training(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("batch_norm_training", TORCH_BOX(&batch_norm_training)); }
+BURNISH_OPERATORS(CPU) { operators.implement<&batch_norm_training>("batch_norm_training"); }
 
 }  // namespace burnish

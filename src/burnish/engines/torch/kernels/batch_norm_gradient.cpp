@@ -1,6 +1,7 @@
 // The gradient of batch normalization in training with the addition and the activation behind it: one pass for the sums, one for the result.
 
 #include "batch_norm_backward.h"
+#include "operators.h"
 
 namespace burnish {
 namespace {
@@ -84,6 +85,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_gradient(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("batch_norm_gradient", TORCH_BOX(&batch_norm_gradient)); }
+BURNISH_OPERATORS(CPU) { operators.implement<&batch_norm_gradient>("batch_norm_gradient"); }
 
 }  // namespace burnish

@@ -219,7 +219,7 @@ template <typename Run>
 auto with_element_type(const Tensor& x, const Run& run) {
   BURNISH_CHECK((x.scalar_type() == kFloat || x.scalar_type() == kBFloat16) && (x.dim() == 4 || x.dim() == 2),
                 "batch normalization: images or rows of float32 or bfloat16 expected");
-  if (x.scalar_type() == kBFloat16) return run(static_cast<c10::BFloat16*>(nullptr));
+  if (x.scalar_type() == kBFloat16) return run(static_cast<BFloat16*>(nullptr));
   return run(static_cast<float*>(nullptr));
 }
 

@@ -6,11 +6,10 @@
 
 #include "batch_norm_backward.h"
 #include "batch_norm_forward.h"
+#include "operators.h"
 
 namespace burnish {
 namespace {
-
-constexpr ScalarType kDouble = ScalarType::Double;
 
 void check_vector(const Tensor& tensor, int64_t extent, ScalarType type, const char* name) {
   BURNISH_CHECK(tensor.dim() == 1 && tensor.size(0) == extent && tensor.scalar_type() == type, name,
@@ -259,13 +258,13 @@ Tensor batch_norm_gradient_apply(const Tensor& dy_given, const Tensor& x_given, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("batch_norm_moments", TORCH_BOX(&batch_norm_moments));
-  library.impl("batch_norm_merge", TORCH_BOX(&batch_norm_merge));
-  library.impl("batch_norm_apply", TORCH_BOX(&batch_norm_apply));
-  library.impl("batch_norm_gradient_sums", TORCH_BOX(&batch_norm_gradient_sums));
-  library.impl("batch_norm_gradient_merge", TORCH_BOX(&batch_norm_gradient_merge));
-  library.impl("batch_norm_gradient_apply", TORCH_BOX(&batch_norm_gradient_apply));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&batch_norm_moments>("batch_norm_moments");
+  operators.implement<&batch_norm_merge>("batch_norm_merge");
+  operators.implement<&batch_norm_apply>("batch_norm_apply");
+  operators.implement<&batch_norm_gradient_sums>("batch_norm_gradient_sums");
+  operators.implement<&batch_norm_gradient_merge>("batch_norm_gradient_merge");
+  operators.implement<&batch_norm_gradient_apply>("batch_norm_gradient_apply");
 }
 
 }  // namespace burnish

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tensor.h"
+#include "operators.h"
 #include "vector_math.h"
 
 namespace burnish {
@@ -108,9 +108,9 @@ Tensor cross_entropy_gradient(const Tensor& logits, const Tensor& labels, const 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  library.impl("cross_entropy_gradient", TORCH_BOX(&cross_entropy_gradient));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&cross_entropy>("cross_entropy");
+  operators.implement<&cross_entropy_gradient>("cross_entropy_gradient");
 }
 
 }  // namespace burnish

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tensor.h"
+#include "operators.h"
 #include "vectors.h"
 
 namespace burnish {
@@ -219,7 +219,7 @@ void with_scalar(ScalarType type, const Run& run) {
   if (type == kFloat)
     run(float());
   else
-    run(c10::BFloat16());
+    run(BFloat16());
 }
 
 // Calls `run` with the extent and the stride of the kernel as constants.
@@ -321,9 +321,9 @@ std::tuple<Tensor, Tensor> depthwise_convolution_gradient(const Tensor& dy_given
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("depthwise_convolution", TORCH_BOX(&depthwise_convolution));
-  library.impl("depthwise_convolution_gradient", TORCH_BOX(&depthwise_convolution_gradient));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&depthwise_convolution>("depthwise_convolution");
+  operators.implement<&depthwise_convolution_gradient>("depthwise_convolution_gradient");
 }
 
 }  // namespace burnish

@@ -4,14 +4,12 @@
 // operation, destination and three operands (-1 where there is none). Every tensor is read once, every output written once. Arithmetic
 // is float32; tensors may be bfloat16, and bool as 0 and 1. Tensors broadcast as in NumPy.
 
-#include <torch/headeronly/util/BFloat16.h>
-
 #include <algorithm>
 #include <memory>
 #include <numeric>
 #include <vector>
 
-#include "tensor.h"
+#include "operators.h"
 #include "vector_math.h"
 
 namespace burnish {
@@ -122,7 +120,7 @@ void execute(int64_t operation, const Operand& a, const Operand& b, const Operan
 }
 
 inline float as_float(float value) { return value; }
-inline float as_float(torch::headeronly::BFloat16 value) { return float_of(static_cast<uint32_t>(value.x) << 16); }
+inline float as_float(BFloat16 value) { return value; }
 inline float as_float(bool value) { return value ? 1.f : 0.f; }
 
 // A tensor as blocks are read from it: the element of place i is data[(i / (middle * trailing)) * trailing + i % trailing].
@@ -166,7 +164,7 @@ const float* block_of(const Source& source, int64_t start, int64_t count, float*
     if (place + count <= source.trailing) return data + start / (source.middle * source.trailing) * source.trailing + place;
     gather<float>(source, start, count, scratch);
   } else if (source.type == kBFloat16) {
-    gather<torch::headeronly::BFloat16>(source, start, count, scratch);
+    gather<BFloat16>(source, start, count, scratch);
   } else {
     gather<bool>(source, start, count, scratch);
   }
@@ -402,9 +400,9 @@ void elementwise_in_place(const std::vector<Tensor>& tensors, const std::vector<
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("elementwise", TORCH_BOX(&elementwise));
-  library.impl("elementwise_", TORCH_BOX(&elementwise_in_place));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&elementwise>("elementwise");
+  operators.implement<&elementwise_in_place>("elementwise_");
 }
 
 }  // namespace burnish

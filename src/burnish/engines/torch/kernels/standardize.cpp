@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tensor.h"
+#include "operators.h"
 
 namespace burnish {
 namespace {
@@ -204,9 +204,9 @@ std::tuple<Tensor, Tensor, Tensor> standardize_gradient(const Tensor& dy_given, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("standardize", TORCH_BOX(&standardize));
-  library.impl("standardize_gradient", TORCH_BOX(&standardize_gradient));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&standardize>("standardize");
+  operators.implement<&standardize_gradient>("standardize_gradient");
 }
 
 }  // namespace burnish

@@ -2,14 +2,10 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
-
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
+#include "tensor.h"
 
 namespace burnish {
 
@@ -34,7 +30,7 @@ typedef uint16_t HalfWords __attribute__((vector_size(kWidth * 2)));
   return value;
 }
 
-[[gnu::always_inline]] inline Vector load(const c10::BFloat16* source) {
+[[gnu::always_inline]] inline Vector load(const BFloat16* source) {
   HalfWords halves;
   std::memcpy(&halves, source, sizeof halves);
   return reinterpret_cast<Vector>(__builtin_convertvector(halves, Words) << 16);
@@ -43,7 +39,7 @@ typedef uint16_t HalfWords __attribute__((vector_size(kWidth * 2)));
 [[gnu::always_inline]] inline void store(float* target, Vector value) { std::memcpy(target, &value, sizeof value); }
 
 // To the nearest, ties to even; a NaN stays one.
-[[gnu::always_inline]] inline void store(c10::BFloat16* target, Vector value) {
+[[gnu::always_inline]] inline void store(BFloat16* target, Vector value) {
   Words bits = reinterpret_cast<Words>(value);
   Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   HalfWords halves = __builtin_convertvector(value == value ? rounded : (bits >> 16) | 0x40u, HalfWords);
@@ -52,20 +48,22 @@ typedef uint16_t HalfWords __attribute__((vector_size(kWidth * 2)));
 
 // Past the caches, so that no line is read before it is overwritten; `target` is aligned to a vector. A fence must follow.
 [[gnu::always_inline]] inline void stream(float* target, Vector value) {
-#if defined(__AVX512F__)
-  _mm512_stream_ps(target, reinterpret_cast<__m512>(value));
+#if defined(__clang__)
+  __builtin_nontemporal_store(value, reinterpret_cast<Vector*>(target));
+#elif defined(__AVX512F__)
+  __builtin_ia32_movntps512(target, value);
 #elif defined(__AVX__)
-  _mm256_stream_ps(target, reinterpret_cast<__m256>(value));
+  __builtin_ia32_movntps256(target, value);
 #else
   store(target, value);
 #endif
 }
 
-[[gnu::always_inline]] inline void stream(c10::BFloat16* target, Vector value) { store(target, value); }
+[[gnu::always_inline]] inline void stream(BFloat16* target, Vector value) { store(target, value); }
 
 inline void fence() {
-#if defined(__AVX__)
-  _mm_sfence();
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
 #endif
 }
 

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "direct.h"
-#include "tensor.h"
+#include "operators.h"
 #include "winograd.h"
 
 namespace burnish::winograd {
@@ -249,9 +249,9 @@ Tensor winograd_input_gradient(const Tensor& dy_given, const Tensor& weight_give
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("winograd_convolution", TORCH_BOX(&winograd_convolution));
-  library.impl("winograd_input_gradient", TORCH_BOX(&winograd_input_gradient));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&winograd_convolution>("winograd_convolution");
+  operators.implement<&winograd_input_gradient>("winograd_input_gradient");
 }
 
 }  // namespace burnish::winograd

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "direct.h"
-#include "tensor.h"
+#include "operators.h"
 #include "winograd.h"
 
 namespace burnish::winograd {
@@ -184,8 +184,8 @@ Tensor winograd_weight_gradient(const Tensor& dy_given, const Tensor& x_given, c
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) {
-  library.impl("winograd_weight_gradient", TORCH_BOX(&winograd_weight_gradient));
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&winograd_weight_gradient>("winograd_weight_gradient");
 }
 
 }  // namespace burnish::winograd
