@@ -4,9 +4,9 @@ They run on PyTorch's own thread pool. Without a compiler the engine goes on wit
 
 A kernel is written so that the first run on a machine does not wait for it:
 
-- Its file, ``<kernel>.cpp``, includes ``operators.h`` and nothing of PyTorch: that declares the few functions of PyTorch's stable C
-  interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of that interface
-  take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
+- Its file, ``<kernel>.cpp``, includes ``operators.h`` and nothing of PyTorch: that declares the few functions of PyTorch's
+  stable C interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of
+  that interface take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
 - It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator stands in
   ``schemas.py``, so that graphs that call it are made while it is compiled.
 - Each file is compiled by itself, into a library of its own, when a graph first calls it, and again only when it, or a header,

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "tensor.h"
+#include "operators.h"
 
 namespace burnish::products {
 namespace {
@@ -18,7 +18,15 @@ Lines<Element> lines_of(const Tensor& matrix, bool columns) {
 }
 
 // The matrix itself where one of its axes lies side by side in memory.
-Tensor readable(const Tensor& matrix) { return matrix.stride(0) == 1 || matrix.stride(1) == 1 ? matrix : torch::stable::contiguous(matrix); }
+Tensor readable(const Tensor& matrix) { return matrix.stride(0) == 1 || matrix.stride(1) == 1 ? matrix : to_contiguous(matrix); }
+
+// A contiguous tensor of float32 or bfloat16, in float32.
+Tensor in_float(const Tensor& tensor) {
+  if (tensor.scalar_type() == kFloat) return tensor;
+  Tensor result = make_tensor(tensor.sizes());
+  std::copy_n(tensor.const_data_ptr<BFloat16>(), tensor.numel(), result.mutable_data_ptr<float>());
+  return result;
+}
 
 template <typename Element>
 void product_into(const Tensor& left, const Tensor& right, const float* bias, Tensor& result) {
@@ -61,7 +69,7 @@ Tensor product(const Tensor& left_given, const Tensor& right_given, const std::o
   int64_t columns = right.size(1);
   if (bias_given.has_value()) {
     BURNISH_CHECK(bias_given->numel() == columns && bias_given->scalar_type() == type, "product: a bias of one element per column expected");
-    bias = torch::stable::to(to_contiguous(*bias_given), kFloat);
+    bias = in_float(to_contiguous(*bias_given));
   }
   Tensor result = make_tensor({left.size(0), columns}, type);
   if (result.numel() == 0) return result;
@@ -75,6 +83,6 @@ Tensor product(const Tensor& left_given, const Tensor& right_given, const std::o
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(burnish, CPU, library) { library.impl("product", TORCH_BOX(&product)); }
+BURNISH_OPERATORS(CPU) { operators.implement<&product>("product"); }
 
 }  // namespace burnish::products

@@ -12,9 +12,12 @@
 
 #include "vectors.h"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace burnish::products {
 
-using BFloat16 = c10::BFloat16;
 using Integers = int32_t __attribute__((vector_size(kWidth * 4)));
 
 constexpr int kVectors = 3;                      // of a row of a tile
