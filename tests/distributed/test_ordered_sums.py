@@ -147,7 +147,7 @@ def test_training_with_compressed_gradients(program, batches, alone, compression
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compression": "int8"}, r"compression='int8': give one of 'float16', 'bfloat16', or leave it out"),
+        ({"compression": "int8"}, r"compression='int8': give one of 'float16', 'bfloat16', 'powersgd', 'powersgd:<rank>', or"),
         ({"deterministic": 1}, r"deterministic must be True or False, not 1"),
     ],
 )

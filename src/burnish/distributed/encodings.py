@@ -70,7 +70,7 @@ def encoding_of(compression: str | None) -> Encoding | None:
         return None
     if compression not in ENCODINGS:
         raise ConfigurationError(
-            f"DataParallel: compression={compression!r}: give one of {', '.join(map(repr, ENCODINGS))}, or leave it out for "
-            "gradients of full precision"
+            f"DataParallel: compression={compression!r}: give one of {', '.join(map(repr, ENCODINGS))}, 'powersgd', "
+            "'powersgd:<rank>', or leave it out for gradients of full precision"
         )
     return ENCODINGS[compression]()

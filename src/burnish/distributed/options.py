@@ -16,6 +16,7 @@ from burnish.distributed.derivation import derive
 from burnish.distributed.encodings import encoding_of
 from burnish.distributed.local_steps import LocalSteps, check_local_steps, outer_of, own_start
 from burnish.distributed.ordered_sums import OrderedSums
+from burnish.distributed.power_sgd import ForgettingRunner, PowerSGD, rank_of
 from burnish.distributed.process_group import ProcessGroup, join
 from burnish.distributed.sharded_runner import ShardedRunner
 from burnish.distributed.sharding import sharded, shares_of
@@ -42,7 +43,8 @@ class DataParallel:
             is ``sync``, and with ``synchronize_every`` ``local``.
         bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
         share: let batch normalization layers that do not wait for each other share one exchange.
-        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``; the sums are wider.
+        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, whose sums are wider, or
+            as products of narrow matrices, ``powersgd`` or ``powersgd:<rank>``.
         deterministic: take every sum over the workers in the order of their ranks.
         shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone. ``state``,
             ``save_checkpoint`` and ``export`` of the session are then exchanges, which all workers make.
@@ -78,7 +80,8 @@ class DataParallel:
         for name in ("share", "deterministic", "shard_optimizer"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
-        encoding_of(self.compression)
+        if rank_of(self.compression) is None:
+            encoding_of(self.compression)
         self._check_local_steps()
         if self.group is not None and not isinstance(self.group, ProcessGroup):
             raise ConfigurationError(
@@ -156,9 +159,12 @@ class DataParallel:
                 "(--engine torch), or with one worker (without parallel=..., --workers)"
             )
         communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
-        if self.deterministic or self.compression is not None:
-            encoding = encoding_of(self.compression)
+        rank = rank_of(self.compression)
+        encoding = encoding_of(self.compression) if rank is None else None
+        if self.deterministic or encoding is not None:
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
+        compressed = PowerSGD(communicator, rank) if rank is not None and communicator.size > 1 else None
+        communicator = compressed or communicator
         derived = derive(program, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, self._agreed)
         several = communicator.size > 1
@@ -172,6 +178,8 @@ class DataParallel:
             threads=threads,
             communicator=communicator,
         )
+        if compressed is not None:
+            opened = ForgettingRunner(opened, compressed)
         if shares is not None:
             opened = ShardedRunner(opened, communicator, shares, derived.signature.state, state)
         return AccumulatingRunner(opened, communicator, accumulated, state) if accumulated else opened

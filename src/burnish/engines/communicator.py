@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 COLLECTIVES = frozenset(
     {"AllReduce", "AllReduceStart", "AllReduceFinish", "AllGather", "GatherParameters", "OwnGradients", "WorkerRank"}
@@ -56,5 +57,20 @@ class Communicator(Protocol):
         Returns:
             What each worker gave to this one, [workers, ...] in the order of their ranks, and the exchange: until it is done
             neither is to be touched.
+        """
+        ...
+
+
+@runtime_checkable
+class ShapedSums(Protocol):
+    """A communicator that sums gradients by their shapes."""
+
+    def all_reduce_gradients(self, buffer: Any, shapes: Sequence[Sequence[int]], bucket: Hashable) -> Pending:
+        """Begin to replace a buffer by its sum over the workers.
+
+        Args:
+            buffer: floating-point numbers; not to be touched before the exchange is done.
+            shapes: of the tensors that lie in it one behind the other.
+            bucket: what tells it from others: the same at each step.
         """
         ...

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums
 from burnish.engines.torch.rules import Call, translates
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, describe_node
@@ -44,6 +44,8 @@ class Exchange(torch.nn.Module):
                 buffer = torch.zeros_like(buffer) if bool(nothing) else buffer
             else:
                 buffer = torch.where(nothing, 0, buffer)
+        if self._channel == GRADIENTS and isinstance(self._communicator, ShapedSums):
+            return buffer, self._communicator.all_reduce_gradients(buffer, [tensor.shape for tensor in own], self)
         return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
 
 
