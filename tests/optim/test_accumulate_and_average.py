@@ -35,6 +35,7 @@ WRAPPERS: list[Callable[[optim.Optimizer], optim.Optimizer]] = [
     lambda inside: optim.accumulate(inside, every=3),
     lambda inside: optim.ema(inside, 0.9, bias_correction=True),
     lambda inside: optim.swa(inside, start=3, every=2),
+    lambda inside: optim.diloco(inside, outer_lr=0.5, outer_momentum=0.8),
     lambda inside: optim.accumulate(optim.ema(optim.chain(optim.clip_by_norm(1.0), inside)), every=2),
 ]
 
@@ -183,6 +184,9 @@ def test_wrapped_optimizers_keep_dtypes_and_go_through_their_options(wrap: Calla
             lambda: optim.accumulate(optim.ema(optim.accumulate(optim.sgd(), 2)), 2),
             "accumulate: the optimizer inside is already wrapped in accumulate",
         ),
+        (lambda: optim.diloco(optim.sgd(), outer_lr=-1.0), "diloco: outer_lr"),
+        (lambda: optim.diloco(optim.sgd(), outer_momentum=1.0), "diloco: outer_momentum"),
+        (lambda: optim.diloco(optim.diloco(optim.sgd())), "diloco: the optimizer inside is already wrapped in diloco"),
         (lambda: optim.get({"name": "ema", "decay": 0.5}), r"optimizer 'ema' cannot be built from the options .*KeyError"),
         (lambda: optim.get({"name": "swa", "optimizer": {"name": "sgd"}, "end": 3}), "optimizer 'swa' cannot be built .*'end'"),
     ],
