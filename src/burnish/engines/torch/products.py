@@ -1,7 +1,7 @@
-"""Products of a tall matrix with a weight, and the weight's gradient, by the engine's own kernel where it is the fastest.
+"""Products with a weight, the weight's gradient, and products of batches, by the engine's own kernel where it is the fastest.
 
 Large products on a processor with vectors of 512 bits are the kernel's (``kernels/products.cpp``), which reads strided operands
-as they lie; all others are PyTorch's. Both functions are called as a graph runs, when the sizes are known.
+as they lie; all others are PyTorch's. The functions are called as a graph runs, when the sizes are known.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from burnish.engines.torch import kernels
 
 LARGE = 1 << 24
 """Multiplications of a product; below, packing of the operands costs more than the kernel gains."""
+
+NARROWEST = 16
+SMALL = 1 << 16
+"""Extent of a result's matrices, and multiplications of a batch for one of its inner axis; below, PyTorch's products do."""
 
 LARGE_WEIGHT = 1 << 18
 """Elements of a weight whose products are expected to be large."""
@@ -51,21 +55,39 @@ def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Ten
     return _product(left.t(), right, None)
 
 
+def batched(left: torch.Tensor, right: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """left right: left [A, B, M, K] and right [A, B, K, N] to [A, B, M, N].
+
+    Args:
+        left: the left matrices; they may be strided.
+        right: the right ones, too.
+        order: how the result's axes should lie in memory, outermost first; values do not depend on it.
+    """
+    if has_torch_function((left, right)):
+        return handle_torch_function(batched, (left, right), left, right, order)
+    rows, depth, columns = left.shape[2], left.shape[3], right.shape[3]
+    if left.shape[:2] == right.shape[:2] and min(rows, columns) >= NARROWEST and left.shape[0] * rows * depth * columns > SMALL:
+        own = _own(left.dtype, "batched_product")
+        if own is not None:
+            return own(left, right, order)
+    return torch.matmul(left, right)
+
+
 def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [M, K] times columns [K, N], plus bias [N]."""
     if x.shape[0] * x.shape[1] * columns.shape[1] > LARGE:
-        own = _own(x.dtype)
+        own = _own(x.dtype, "product")
         if own is not None:
             return own(x, columns, bias)
     return torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
 
 
 @functools.cache
-def _own(dtype: torch.dtype) -> Product | None:
+def _own(dtype: torch.dtype, name: str) -> Product | None:
     """The engine's kernel where it was measured to win, or None: oneDNN is for processors with tiles of bfloat16."""
     if not _suits(dtype) or not kernels.available("products"):
         return None
-    found: Product = torch.ops.burnish.product.default
+    found: Product = getattr(torch.ops.burnish, name).default
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.fusions.batch_normalization import fuse_batch_normalization
+from burnish.engines.torch.fusions.batched_products import fuse_batched_products
 from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.fusions.cross_entropy import fuse_cross_entropy
 from burnish.engines.torch.fusions.depthwise import fuse_depthwise
@@ -55,6 +56,7 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
         fuse_cross_entropy(graph)
         transpose_narrow(graph)
         fuse_linear(graph)
+        fuse_batched_products(graph)
         fuse_depthwise(graph)
         fuse_elementwise(graph)
     return model

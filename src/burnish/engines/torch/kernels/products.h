@@ -20,7 +20,7 @@ namespace burnish::products {
 
 using Integers = int32_t __attribute__((vector_size(kWidth * 4)));
 
-constexpr int kVectors = 3;                      // of a row of a tile
+constexpr int kVectors = 3;                      // of a row of a tile, at most
 constexpr int kRows = kRegisters == 32 ? 8 : 4;  // kRows * kVectors sums, and what they are made of, fit the registers
 constexpr int64_t kColumns = kVectors * kWidth;
 constexpr int64_t kDepth = 384;  // words; longer sums are cut
@@ -64,35 +64,36 @@ template <>
 #endif
 }
 
-// c[kRows][kColumns] (+)= a b, of panels a [depth][kRows] and b [depth][kColumns].
-template <typename Element, bool add>
+// c[kRows][columns] (+)= a b, of panels a [depth][kRows] and b [depth][columns], where columns are those of so many vectors.
+template <typename Element, int vectors, bool add>
 [[gnu::noinline]] void multiply_tile(int64_t depth, const float* __restrict a, const float* __restrict b, float* __restrict c, int64_t c_row) {
-  Vector sums[kRows][kVectors];
+  constexpr int64_t width = vectors * kWidth;
+  Vector sums[kRows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = Vector{}, __builtin_prefetch(c + r * c_row + v * kWidth, 1);
+    for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{}, __builtin_prefetch(c + r * c_row + v * kWidth, 1);
 #pragma GCC unroll 2
   for (int64_t d = 0; d < depth; ++d) {
-    Vector columns[kVectors];
+    Vector columns[vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(b + kAhead * kColumns + v * kWidth);
+    for (int v = 0; v < vectors; ++v) {
+      __builtin_prefetch(b + kAhead * width + v * kWidth);
       columns[v] = load(b + v * kWidth);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       float word = a[r];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add<Element>(sums[r][v], word, columns[v]);
+      for (int v = 0; v < vectors; ++v) sums[r][v] = multiply_add<Element>(sums[r][v], word, columns[v]);
     }
     a += kRows;
-    b += kColumns;
+    b += width;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       float* target = c + r * c_row + v * kWidth;
       store(target, add ? load(target) + sums[r][v] : sums[r][v]);
     }
@@ -230,18 +231,18 @@ struct Grid {
   }
 };
 
-// Words of memory that a share needs: panels, and sums of the whole height of a share where the result is not float32.
-inline int64_t room(const Grid& grid, bool sums) {
+// Words of memory that a share of so many rows needs: panels, a tile, and all sums of a block of columns where the result is not float32.
+inline int64_t room(int64_t rows, bool sums) {
   int64_t columns = kPanels * kColumns;
-  return kDepth * (columns + kRows) + kAhead * kColumns + kRows * kColumns + (sums ? round_up(grid.high, kRows) * columns : 0);
+  return kDepth * (columns + kRows) + kAhead * kColumns + kRows * kColumns + (sums ? round_up(rows, kRows) * columns : 0);
 }
 
 // A share of the product of `left` and `right` over `depth`, to `result`, or where that is null, to memory. `finish(tile, tile_row, row,
 // column, rows, columns)` is called for each tile once its sums are complete.
-template <typename Element, typename Finish>
+template <typename Element, int vectors, typename Finish>
 void multiply(const Share& share, int64_t depth, const Lines<Element>& left, const Lines<Element>& right, float* result, int64_t result_row,
               float* memory, const Finish& finish) {
-  constexpr int64_t in_word = kInWord<Element>;
+  constexpr int64_t in_word = kInWord<Element>, width = vectors * kWidth;
   int64_t parts = std::max<int64_t>(1, divide_up(depth, kDepth * in_word));
   int64_t part = std::max<int64_t>(1, round_up(divide_up(depth, parts), in_word));
   float* columns = memory;
@@ -249,31 +250,32 @@ void multiply(const Share& share, int64_t depth, const Lines<Element>& left, con
   float* tile = rows + kDepth * kRows;
   float* sums = tile + kRows * kColumns;
   constexpr int64_t sums_row = kPanels * kColumns;
-  for (int64_t first = share.column; first < share.column_end; first += kPanels * kColumns) {
-    int64_t wide = std::min(kPanels * kColumns, share.column_end - first);
+  constexpr int64_t block = kPanels * kColumns / width * width;
+  for (int64_t first = share.column; first < share.column_end; first += block) {
+    int64_t wide = std::min(block, share.column_end - first);
     for (int64_t start = 0; start == 0 || start < depth; start += part) {
       int64_t extent = std::min(part, depth - start), words = divide_up(extent, in_word);
-      for (int64_t column = 0; column < wide; column += kColumns)
-        pack<Element, kColumns>(right, first + column, wide - column, start, extent, columns + column * words);
+      for (int64_t column = 0; column < wide; column += width)
+        pack<Element, width>(right, first + column, wide - column, start, extent, columns + column * words);
       bool complete = start + part >= depth;
       for (int64_t row = share.row; row < share.row_end; row += kRows) {
         int64_t high = std::min<int64_t>(kRows, share.row_end - row);
         pack<Element, kRows>(left, row, high, start, extent, rows);
-        for (int64_t column = 0; column < wide; column += kColumns) {
-          int64_t across = std::min(kColumns, wide - column);
+        for (int64_t column = 0; column < wide; column += width) {
+          int64_t across = std::min(width, wide - column);
           const float* panel = columns + column * words;
-          bool whole = high == kRows && across == kColumns;
+          bool whole = high == kRows && across == width;
           float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * sums_row + column;
           int64_t target_row = result ? result_row : sums_row;
           if (result && !whole) {  // sums beyond the result go nowhere
-            multiply_tile<Element, false>(words, rows, panel, tile, kColumns);
+            multiply_tile<Element, vectors, false>(words, rows, panel, tile, width);
             for (int64_t r = 0; r < high; ++r)
               for (int64_t c = 0; c < across; ++c)
-                target[r * target_row + c] = tile[r * kColumns + c] + (start ? target[r * target_row + c] : 0.f);
+                target[r * target_row + c] = tile[r * width + c] + (start ? target[r * target_row + c] : 0.f);
           } else if (start) {
-            multiply_tile<Element, true>(words, rows, panel, target, target_row);
+            multiply_tile<Element, vectors, true>(words, rows, panel, target, target_row);
           } else {
-            multiply_tile<Element, false>(words, rows, panel, target, target_row);
+            multiply_tile<Element, vectors, false>(words, rows, panel, target, target_row);
           }
           if (complete) finish(target, target_row, row, first + column, high, across);
         }

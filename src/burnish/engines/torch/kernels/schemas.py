@@ -17,7 +17,10 @@ SCHEMAS = {
         "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
         "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int operands, int[] targets) -> ()",
     ),
-    "products": ("product(Tensor left, Tensor right, Tensor? bias) -> Tensor",),
+    "products": (
+        "product(Tensor left, Tensor right, Tensor? bias) -> Tensor",
+        "batched_product(Tensor left, Tensor right, int[] order) -> Tensor",
+    ),
     "cross_entropy": (
         "cross_entropy(Tensor logits, Tensor labels, int ignored) -> (Tensor, Tensor, Tensor)",
         "cross_entropy_gradient(Tensor logits, Tensor labels, Tensor saved, Tensor flow, int ignored) -> Tensor",

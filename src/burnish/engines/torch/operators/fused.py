@@ -200,6 +200,11 @@ def linear_weight_gradient(op: Call) -> Any:
     return products.linear_weight_gradient(op.tensor(0), op.tensor(1))
 
 
+@translates("FusedBatchedProduct", domain=BURNISH_DOMAIN)
+def batched_product(op: Call) -> Any:
+    return products.batched(op.tensor(0), op.tensor(1), list(op.attribute("order")))
+
+
 # As PyTorch counts element types.
 SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}
 
