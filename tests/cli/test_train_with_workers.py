@@ -55,12 +55,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_to_the_same_end(ru
         for line in process.stdout:
             if line.startswith("epoch "):
                 break
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        if not children.exists():
-            process.kill()
-            pytest.skip("the children of a process cannot be found here")
-        workers = [int(child) for child in children.read_text().split()]
-        os.kill(workers[-1], signal.SIGKILL)
+        os.kill(children_of(process)[-1], signal.SIGKILL)
         remaining, message = process.communicate(timeout=120)
     assert process.returncode == 1, remaining + message
     assert re.search(r"error: Rank [01] \(process \d+\) was ended by SIGKILL, and the others were stopped\.", message)
@@ -100,6 +95,79 @@ def test_options_of_the_exchange(run, data):
     assert rows(data / "together")[-1]["epoch"] == "3"
 
 
+def children_of(process: subprocess.Popen) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.kill()
+        pytest.skip("the children of a process cannot be found here")
+    return [int(child) for child in children.read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_what_stops_the_launcher_stops_the_workers_and_the_run_goes_on_with_any_number(run, data, name):
+    training = arguments("run", "--workers", "2", "--checkpoint-every", "3")
+    with subprocess.Popen(
+        [*COMMAND, *training, "--epochs", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("epoch "):
+                break
+        workers = children_of(process)
+        if name == "SIGINT":
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        else:
+            process.send_signal(signal.SIGTERM)
+        _, message = process.communicate(timeout=120)
+    assert process.returncode == (130 if name == "SIGINT" else 143), message
+    assert len(workers) == 2
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert message.strip().endswith("burnish " + " ".join([*training, "--epochs", "100000", "--resume"]))
+    assert message.count("--resume") == 1
+    assert ("is saved in" if name == "SIGINT" else "Stopped by SIGTERM, and the workers too.") in message
+    if name == "SIGINT":
+        reached = int(rows(data / "run")[-1]["epoch"])
+        for more, workers in enumerate(["1", "3"], start=1):
+            again = arguments("run", "--workers", workers, "--epochs", str(reached + more), "--resume")
+            done = subprocess.run([*COMMAND, *again], capture_output=True, text=True, env=environment(), check=False)
+            assert done.returncode == 0, done.stderr
+            assert rows(data / "run")[-1]["epoch"] == str(reached + more)
+
+
+@pytest.mark.slow
+def test_restarts_come_to_an_end(data):
+    training = arguments("run", "--workers", "2", "--max-restarts", "1", "--checkpoint-every", "3", "--epochs", "100000")
+    with subprocess.Popen(
+        [*COMMAND, *training], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        killed = []
+        for line in process.stdout:
+            if line.startswith("epoch ") and not set(workers := children_of(process)) & set(killed):
+                killed += workers
+                os.kill(workers[-1], signal.SIGKILL)
+            if len(killed) == 4:
+                break
+        _, message = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert len(killed) == 4
+    assert message.count("error: Rank ") == message.count("was ended by SIGKILL") == 1
+
+
+@pytest.mark.slow
+def test_more_workers_than_samples(data):
+    np.savez("few.npz", x=np.ones((2, 4, 4), np.float32), y=[0, 1])
+    training = arguments("run", "--workers", "3")
+    training[training.index("many.npz")] = "few.npz"
+    done = subprocess.run([*COMMAND, *training], capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    assert rows(data / "run")[-1]["step"] == "1"
+
+
 def test_options_of_the_exchange_reach_the_session(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
@@ -137,6 +205,42 @@ def test_options_of_workers_that_are_refused(run, data, options, message):
     result = run(*arguments("run", *options), code=2)
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not (data / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--norm", "sync:3", "--workers", "4"),
+            "norm: 'sync:3' takes statistics over groups of 3 workers, and there are 4: give",
+        ),
+        (
+            ("--norm", "*bn1*=sync:4", "--workers", "2"),
+            "norm: 'sync:4' takes statistics over groups of 4 workers, and there are 2",
+        ),
+        (("--engine", "onnxruntime", "--workers", "2"), "The engine 'onnxruntime' cannot exchange values with other workers"),
+    ],
+)
+def test_what_every_worker_would_refuse_is_refused_once_before_they_start(run, data, options, message):
+    given = arguments("run", *options)
+    if "--engine" in options:
+        del given[given.index("torch") - 1 : given.index("torch") + 1]
+    assert run(*given, code=1).stderr.startswith(f"error: {message}")
+
+
+def test_without_pytorch_workers_are_refused_with_what_to_install(data):
+    (data / "without").mkdir()
+    (data / "without" / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    path = os.pathsep.join([str(data / "without"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*COMMAND, *arguments("run", "--workers", "2")],
+        capture_output=True,
+        text=True,
+        env={**environment(), "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "PyTorch is not installed: pip install 'burnish[torch]', or train with one worker" in done.stderr
 
 
 def test_data_that_no_worker_can_read_are_named_once(data):

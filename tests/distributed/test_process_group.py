@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import sys
 import time
 
@@ -161,6 +162,25 @@ def test_a_store_that_is_not_there_is_named(monkeypatch):
         WorkerError, match=r"Rank 1 has not reached rank 0 at 127\.0\.0\.1:\d+ in 1 s: .*MASTER_ADDR and MASTER_PORT"
     ):
         join(first_contact=1)
+
+
+def test_a_port_that_something_else_listens_on(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(
+            WorkerError, match=r"Rank 0 cannot wait for the others at .*address already in use\. Choose another port"
+        ):
+            join(first_contact=1)
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(
+            WorkerError, match=r"Rank 1 waits for rank 0 at .*, where something answers that is no worker of this run"
+        ):
+            join(first_contact=1)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 
+from burnish.cli.console import errors
 from burnish.errors import ConfigurationError, WorkerError
 
 INTERRUPTED = 130
@@ -49,6 +50,34 @@ def check_count(workers: int) -> None:
         )
 
 
+def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_every_step: bool = True) -> None:
+    """Refuse, before any worker starts, what each of them would refuse.
+
+    Args:
+        workers: how many there are to be.
+        engine: the name of one.
+        norm: as ``burnish.compile`` takes it.
+        at_every_step: whether workers exchange at every step; else each steps alone between rounds, on any engine.
+
+    Raises:
+        EngineError: PyTorch is missing, or the engine cannot exchange values with other workers, or is not there.
+        ConfigurationError: a group of workers whose size does not divide their number, or no policy.
+    """
+    from burnish.distributed.meeting import torch_distributed
+    from burnish.distributed.options import check_engine
+    from burnish.distributed.synchronization import check_group
+    from burnish.engines import get
+    from burnish.norm_policies import get as policy
+
+    torch_distributed()
+    if not at_every_step:
+        return
+    for name in (norm,) if isinstance(norm, str) else norm.values():
+        check_group(policy(name), workers)
+    if engine != "auto":
+        check_engine(get(engine))
+
+
 def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str) -> None:
     """Run a command of burnish in several processes of this machine, and wait for them.
 
@@ -59,13 +88,9 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str) -
         resume: the command line that goes on from the last checkpoint.
 
     Raises:
-        EngineError: PyTorch is missing.
         WorkerError: a worker was killed.
         typer.Exit: the workers ended otherwise than by success; they have said why.
     """
-    from burnish.distributed.meeting import torch_distributed
-
-    torch_distributed()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -94,7 +119,11 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str) -
         rank, failure = error.get_first_failure()
         raise _ended(rank, failure, resume) from None
     except SignalException as stop:
-        raise typer.Exit(INTERRUPTED if stop.sigval == signal.SIGINT else 128 + int(stop.sigval)) from None
+        if stop.sigval == signal.SIGINT:
+            raise typer.Exit(INTERRUPTED) from None  # the first worker has said where the state is
+        text = f"Stopped by {signal.Signals(stop.sigval).name}, and the workers too. Go on from the last checkpoint:\n  {resume}"
+        errors().print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(128 + int(stop.sigval)) from None
 
 
 def _ended(rank: int, failure: Any, resume: str) -> Exception:

@@ -15,7 +15,15 @@ import typer
 from burnish.cli import launch
 from burnish.cli.console import counted, output
 from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, with_schedule
-from burnish.cli.options import Compilation, FoldOption, ModelArgument, export_line, planned_line, takes_compilation
+from burnish.cli.options import (
+    Compilation,
+    FoldOption,
+    ModelArgument,
+    export_line,
+    norm_policies,
+    planned_line,
+    takes_compilation,
+)
 from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -178,6 +186,7 @@ def train(
         synchronize_every=synchronize_every,
     )
     if count > 1 and not launch.is_worker():
+        launch.check_together(count, engine, norm_policies(compilation.norm or []), "synchronize_every" not in exchange)
         launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True))
         return
     if count > 1:

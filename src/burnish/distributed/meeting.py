@@ -6,12 +6,13 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from burnish.distributed.watch import first_line, ranks
 from burnish.errors import ConfigurationError, EngineError, WorkerError
@@ -20,6 +21,7 @@ TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
+Result = TypeVar("Result")
 
 # The server of the store lives in the process of rank 0, if not in the launcher's, until that ends: others may still ask it.
 _stores: dict[tuple[str, int], Any] = {}
@@ -180,7 +182,8 @@ def part(broken: bool) -> None:
 
 def _open(place: Place, seconds: float, is_server: bool) -> Any:
     distributed = torch_distributed()
-    try:
+
+    def opened() -> Any:
         return distributed.TCPStore(
             place.host,
             place.port,
@@ -190,6 +193,14 @@ def _open(place: Place, seconds: float, is_server: bool) -> Any:
             wait_for_workers=False,
             multi_tenant=True,
         )
+
+    try:
+        return _within(opened, 2 * seconds)
+    except TimeoutError as error:
+        raise WorkerError(
+            f"Rank {place.rank} waits for {place.keeper} at {place.address}, where something answers that is no worker of this "
+            "run: choose another port (MASTER_PORT; torchrun --master-port)"
+        ) from error
     except (RuntimeError, ValueError) as error:
         if is_server:
             raise WorkerError(
@@ -200,6 +211,31 @@ def _open(place: Place, seconds: float, is_server: bool) -> Any:
             f"Rank {place.rank} has not reached {place.keeper} at {place.address} in {seconds:g} s: {first_line(error)}. See "
             "whether it runs, and whether MASTER_ADDR and MASTER_PORT are reached from this machine"
         ) from error
+
+
+def _within(function: Callable[[], Result], seconds: float) -> Result:
+    """Return what a function returns that may block without an end, such as a connection to what never answers.
+
+    Raises:
+        TimeoutError: it has not returned in time; its thread is left behind.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="burnish-open", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
 
 
 def _wait_for_all(store: Any, place: Place, until: float, seconds: float) -> None:

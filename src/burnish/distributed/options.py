@@ -153,11 +153,7 @@ class DataParallel:
                 "DataParallel: the optimizer is diloco, whose outer step is taken where workers meet: give "
                 "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
             )
-        if "communicator" not in inspect.signature(engine.open).parameters:
-            raise EngineError(
-                f"The engine '{engine.name}' cannot exchange values with other workers: train with engine='torch' "
-                "(--engine torch), or with one worker (without parallel=..., --workers)"
-            )
+        check_engine(engine)
         communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
         rank = rank_of(self.compression)
         encoding = encoding_of(self.compression) if rank is None else None
@@ -201,3 +197,12 @@ class DataParallel:
     @property
     def _agreed(self) -> str:
         return str({name: getattr(self, name) for name in AGREED})
+
+
+def check_engine(engine: Engine) -> None:
+    """Raise EngineError where an engine cannot exchange values with other workers."""
+    if "communicator" not in inspect.signature(engine.open).parameters:
+        raise EngineError(
+            f"The engine '{engine.name}' cannot exchange values with other workers: train with engine='torch' "
+            "(--engine torch), or with one worker (without parallel=..., --workers)"
+        )

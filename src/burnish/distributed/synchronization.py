@@ -43,13 +43,18 @@ def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[
             continue
         policy = get(text)
         meant = norm if isinstance(policy, Train) else policy
-        if isinstance(meant, Sync) and meant.group is not None and workers % meant.group:
-            raise ConfigurationError(
-                f"norm: '{meant}' takes statistics over groups of {meant.group} workers, and there are {workers}: give a size "
-                f"that divides {workers}"
-            )
+        check_group(meant, workers)
         policies[text] = meant
     return policies
+
+
+def check_group(policy: NormPolicy, workers: int) -> None:
+    """Raise ConfigurationError where a policy is of groups of workers, and their size does not divide the number of workers."""
+    if isinstance(policy, Sync) and policy.group is not None and workers % policy.group:
+        raise ConfigurationError(
+            f"norm: '{policy}' takes statistics over groups of {policy.group} workers, and there are {workers}: give a size "
+            f"that divides {workers}"
+        )
 
 
 def group_of(node: ir.Node, policies: Mapping[str, NormPolicy], workers: int) -> int | None:
