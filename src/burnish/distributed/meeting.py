@@ -19,6 +19,8 @@ from burnish.errors import ConfigurationError, EngineError, WorkerError
 
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
+# How much longer than asked a connection may take: to what accepts it and is silent, the library waits without an end.
+SILENT_SECONDS = 30.0
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 Result = TypeVar("Result")
@@ -195,7 +197,7 @@ def _open(place: Place, seconds: float, is_server: bool) -> Any:
         )
 
     try:
-        return _within(opened, 2 * seconds)
+        return _within(opened, seconds + SILENT_SECONDS)
     except TimeoutError as error:
         raise WorkerError(
             f"Rank {place.rank} waits for {place.keeper} at {place.address}, where something answers that is no worker of this "
