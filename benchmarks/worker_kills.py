@@ -55,8 +55,13 @@ def killed_often(arguments: list[str], kills: int, chance: random.Random) -> tup
         assert process.stdout is not None
         done = 0
         hangs = threading.Event()
+
+        def give_up() -> None:
+            hangs.set()
+            process.kill()
+
         while done < kills:
-            limit = threading.Timer(LIMIT_SECONDS, lambda: (hangs.set(), process.kill()))
+            limit = threading.Timer(LIMIT_SECONDS, give_up)
             limit.start()
             # Of the workers that are there again, the first says what data there are.
             started = any(line.rstrip().endswith("samples") for line in process.stdout)
