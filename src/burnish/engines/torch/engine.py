@@ -277,12 +277,13 @@ class TorchRunner:
         return self._prepared(False)
 
     def _prepared(self, fused: bool) -> dict[str, ir.Model]:
-        winograd = self._engine.winograd and self._engine.channels_last
+        channels_last = self._engine.channels_last
+        winograd = self._engine.winograd and channels_last
         operators = translated_operators(BURNISH_DOMAIN)
         if self._communicator is None:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()))
-        graphs = {name: fuse(model, fused, winograd) for name, model in graphs.items()}
+        graphs = {name: fuse(model, fused, winograd, channels_last) for name, model in graphs.items()}
         if self._communicator is not None:
             keep_exchange_order(graphs["step"].graph)
         return graphs

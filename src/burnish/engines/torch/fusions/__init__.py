@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.engines.torch.fusions.batch_normalization import fuse_batch_normalization
 from burnish.engines.torch.fusions.batched_products import fuse_batched_products
 from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.fusions.convolution_products import use_products
 from burnish.engines.torch.fusions.cross_entropy import fuse_cross_entropy
 from burnish.engines.torch.fusions.depthwise import fuse_depthwise
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
@@ -27,13 +28,14 @@ FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | SYNCHRONIZED | STAND
 """The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
 
 
-def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
+def fuse(model: ir.Model, kernels: bool, winograd: bool = False, channels_last: bool = True) -> ir.Model:
     """Rewrite a graph, in place.
 
     Args:
         model: a graph of the program, with the semantic operators that the engine translates.
         kernels: whether the engine's own kernels are there; ATen's are.
         winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
+        channels_last: whether images have their channels last in memory.
 
     Returns:
         The same model. Batch normalization that no kernel takes is lowered.
@@ -47,6 +49,8 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False) -> ir.Model:
         fuse_normalization(graph)
         if winograd:
             use_winograd(graph)
+        if channels_last:
+            use_products(graph)
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED

@@ -33,7 +33,10 @@ SCHEMAS = {
         "winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor",
         "winograd_input_gradient(Tensor dy, Tensor weight, int[] padding) -> Tensor",
     ),
-    "winograd_weights": ("winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",),
+    "winograd_weights": (
+        "winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",
+        "convolution_weight_gradient(Tensor dy, Tensor x, int[] extents, int[] strides, int[] padding) -> Tensor",
+    ),
     "depthwise": (
         "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
         "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"

@@ -11,93 +11,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+
+#include "matrix.h"
 
 namespace burnish::winograd {
 
-#ifdef __AVX512F__
-constexpr int64_t kLanes = 16;
-constexpr int kVectors = 4;
-#else
-constexpr int64_t kLanes = 8;
-constexpr int kVectors = 2;
-#endif
-constexpr int kRows = 6;                       // kRows * kVectors sums, and what they are made of, fit the registers
-constexpr int64_t kPanel = kLanes * kVectors;  // columns of a matrix that lie side by side
-constexpr int64_t kPoints = 16;                // entries of a transformed tile
-constexpr int64_t kSkew = kLanes;              // between matrices, so that not all of them meet in the same lines of a cache
+using namespace matrix;
 
-using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
-using Integers = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
-using Unaligned = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
-
-[[gnu::always_inline]] inline Vector load(const float* source) { return *reinterpret_cast<const Unaligned*>(source); }
-[[gnu::always_inline]] inline void store(float* target, Vector value) { *reinterpret_cast<Unaligned*>(target) = value; }
-
-inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
-inline int64_t round_up(int64_t number, int64_t to) { return divide_up(number, to) * to; }
-
-// c[rows][vectors] = a[rows][depth] b[depth][vectors], or added to c; b in panels of kPanel columns. What is added is summed by itself
-// first: sums of many short sums keep more digits than long ones.
-template <int rows, int vectors, bool add>
-[[gnu::always_inline]] inline void multiply_block(int64_t depth, const float* a, int64_t a_row, int64_t a_step, const float* b, float* c,
-                                                  int64_t c_row) {
-  Vector sums[rows][vectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{};
-  for (int64_t d = 0; d < depth; ++d) {
-    Vector columns[vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) columns[v] = load(b + d * kPanel + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      float factor = a[r * a_row + d * a_step];
-#pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) sums[r][v] += factor * columns[v];
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) {
-      float* target = c + r * c_row + v * kLanes;
-      store(target, add ? load(target) + sums[r][v] : sums[r][v]);
-    }
-}
-
-template <int rows, bool add>
-inline void multiply_rows(int vectors, int64_t depth, const float* a, int64_t a_row, int64_t a_step, const float* b, float* c,
-                          int64_t c_row) {
-  if (vectors == kVectors) return multiply_block<rows, kVectors, add>(depth, a, a_row, a_step, b, c, c_row);
-  if constexpr (kVectors > 2) {
-    if (vectors == 3) return multiply_block<rows, 3, add>(depth, a, a_row, a_step, b, c, c_row);
-    if (vectors == 2) return multiply_block<rows, 2, add>(depth, a, a_row, a_step, b, c, c_row);
-  }
-  multiply_block<rows, 1, add>(depth, a, a_row, a_step, b, c, c_row);
-}
-
-// One panel of a product of matrices: c[rows][columns] (+)= a[rows][depth] b[depth][columns], columns <= kPanel, whole vectors written.
-template <bool add>
-void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_row, int64_t a_step, const float* b, float* c,
-              int64_t c_row) {
-  int vectors = static_cast<int>(divide_up(columns, kLanes));
-  while (rows > 0) {
-    int64_t count = std::min<int64_t>(rows, kRows);
-    switch (count) {
-      case 6: multiply_rows<6, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
-      case 5: multiply_rows<5, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
-      case 4: multiply_rows<4, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
-      case 3: multiply_rows<3, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
-      case 2: multiply_rows<2, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
-      default: multiply_rows<1, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
-    }
-    a += count * a_row;
-    c += count * c_row;
-    rows -= count;
-  }
-}
+constexpr int64_t kPoints = 16;  // entries of a transformed tile
 
 // Images with their channels last.
 struct Images {
@@ -134,21 +55,6 @@ inline void pixels_of(const Images& x, const Tiling& tiles, int64_t tile, const 
       bool inside = row >= 0 && row < x.height && column >= 0 && column < x.width;
       pixels[i][j] = inside ? x.data + ((image * x.height + row) * x.width + column) * x.channels : zeros;
     }
-}
-
-// The first `count` channels from `source`, zeros behind them.
-[[gnu::always_inline]] inline Vector load_some(const float* source, int64_t count) {
-  if (count >= kLanes) return load(source);
-  Vector value{};
-  std::memcpy(&value, source, count * sizeof(float));
-  return value;
-}
-
-[[gnu::always_inline]] inline void store_some(float* target, Vector value, int64_t count) {
-  if (count >= kLanes)
-    store(target, value);
-  else
-    std::memcpy(target, &value, count * sizeof(float));
 }
 
 // Where a transformed tile goes: point p of channel c to data[p * point + c / kPanel * panel + c % kPanel].

@@ -9,6 +9,7 @@
 
 #include "direct.h"
 #include "operators.h"
+#include "weight_products.h"
 #include "winograd.h"
 
 namespace burnish::winograd {
@@ -182,10 +183,30 @@ Tensor winograd_weight_gradient(const Tensor& dy_given, const Tensor& x_given, c
   return dw;
 }
 
+// (dy [N, K, H', W'], x [N, C, H, W], extents of the kernels, strides and padding of the convolution) -> dw [K, C, *extents].
+Tensor convolution_weight_gradient(const Tensor& dy_given, const Tensor& x_given, const std::vector<int64_t>& extents,
+                                   const std::vector<int64_t>& strides, const std::vector<int64_t>& padding) {
+  BURNISH_CHECK(x_given.dim() == 4 && dy_given.dim() == 4 && x_given.scalar_type() == kFloat && dy_given.scalar_type() == kFloat,
+              "float32 images expected");
+  BURNISH_CHECK(extents.size() == 2 && strides.size() == 2 && padding.size() == 2 && std::min(strides[0], strides[1]) > 0,
+              "extents, strides and padding of two axes expected");
+  bool fits = x_given.size(0) == dy_given.size(0);
+  for (int axis : {0, 1})
+    fits = fits && (x_given.size(2 + axis) + 2 * padding[axis] - extents[axis]) / strides[axis] + 1 == dy_given.size(2 + axis);
+  BURNISH_CHECK(fits, "images and the gradient of their convolution expected");
+  Tensor dw = make_channels_last({dy_given.size(1), x_given.size(1), extents[0], extents[1]});
+  Tensor dy = to_channels_last(dy_given), x = to_channels_last(x_given);
+  weight_products::weight_gradient({x.size(0), x.size(2), x.size(3), x.size(1), dy.size(2), dy.size(3), dy.size(1), extents[0], extents[1],
+                                    strides[0], strides[1], padding[0], padding[1]},
+                                   x.const_data_ptr<float>(), dy.const_data_ptr<float>(), dw.mutable_data_ptr<float>());
+  return dw;
+}
+
 }  // namespace
 
 BURNISH_OPERATORS(CPU) {
   operators.implement<&winograd_weight_gradient>("winograd_weight_gradient");
+  operators.implement<&convolution_weight_gradient>("convolution_weight_gradient");
 }
 
 }  // namespace burnish::winograd

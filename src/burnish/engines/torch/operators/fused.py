@@ -232,3 +232,21 @@ def winograd_input_gradient(op: Call) -> Any:
 def winograd_weight_gradient(op: Call) -> Any:
     """(dy, x) -> dw."""
     return torch.ops.burnish.winograd_weight_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
+
+
+@translates("PointwiseConv", domain=BURNISH_DOMAIN)
+def pointwise_convolution(op: Call) -> Any:
+    return products.pointwise_convolution(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("strides"))
+
+
+@translates("PointwiseConvInputGrad", domain=BURNISH_DOMAIN)
+def pointwise_input_gradient(op: Call) -> Any:
+    """(dy, w, x) -> dx; of x the shape is read."""
+    return products.pointwise_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
+
+
+@translates("ConvWeightGradProducts", domain=BURNISH_DOMAIN)
+def convolution_weight_gradient(op: Call) -> Any:
+    """(dy, x) -> dw."""
+    window = [op.attribute(name) for name in ("extents", "strides", "padding")]
+    return torch.ops.burnish.convolution_weight_gradient.default(op.tensor(0), op.tensor(1), *window)
