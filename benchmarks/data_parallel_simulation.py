@@ -178,6 +178,9 @@ class RecordingCommunicator:
         self._note("wait", number)
         return gathered
 
+    def shared_buffer(self, dtype: Any, count: int, *, group: int = 0, channel: str = "") -> None:
+        return None
+
     def recording(self, skip: int = 1) -> Recording:
         """Return what was recorded, without the first ``skip`` steps.
 

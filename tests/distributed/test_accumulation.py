@@ -48,6 +48,9 @@ class Counting:
     def all_gather(self, buffer, *, group=0):
         return self._communicator.all_gather(buffer, group=group)
 
+    def shared_buffer(self, dtype, count, *, group=0, channel=""):
+        return None
+
 
 def compiled(optimizer, model=None, **options) -> burnish.Program:
     return burnish.compile(residual() if model is None else model, optimizer=optimizer, running_variance="pytorch", **options)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from burnish.distributed.process_group import DONE, ProcessGroup
+from burnish.distributed.shared_memory import SharedBuffer
 from burnish.engines.communicator import GRADIENTS, Pending
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ class GroupCommunicator:
         return self._group(group, channel).begin_all_reduce(buffer, name=channel or "values")
 
     def all_gather(self, buffer: torch.Tensor, *, group: int = 0) -> torch.Tensor:
-        import torch
+        return self._group(group, "").all_gather_rows(buffer)
 
-        return torch.stack(self._group(group, "").all_gather(buffer))
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
+        return self._group(group, channel).shared_buffer(dtype, count, name=channel or "values")
 
     def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[torch.Tensor, Pending]:
         return self._group(group, channel).begin_all_to_all(buffer, name=channel or "values")
@@ -80,6 +82,9 @@ class ThreadCommunicator:
 
         place = self.rank % (group or self.size)
         return self._met(buffer, group, lambda members: torch.stack([member[place] for member in members])), DONE
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> None:
+        return None
 
     def _met(self, buffer: torch.Tensor, group: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:
         """Show the others a buffer, and combine what those of the group showed, in the order of their ranks."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnish.distributed.encodings import Encoding
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,12 @@ class OrderedSums:
         if buffer.numel() * buffer.element_size() <= SMALL_BYTES:
             return _Gathered(self._communicator, buffer, encoding, group)
         return _Parted(self._communicator, buffer, encoding, group, workers, channel)
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
+        """One of the communicator's, which are added up in the order of the ranks; none for what is compressed."""
+        if self._compression is not None and channel == GRADIENTS and dtype.is_floating_point:
+            return None
+        return self._communicator.shared_buffer(dtype, count, group=group, channel=channel)
 
     def all_gather(self, buffer: torch.Tensor, *, group: int = 0) -> torch.Tensor:
         gathered: torch.Tensor = self._communicator.all_gather(buffer, group=group)

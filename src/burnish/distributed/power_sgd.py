@@ -111,6 +111,9 @@ class PowerSGD:
     def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[Any, Pending]:
         return self._communicator.all_to_all(buffer, group=group, channel=channel)
 
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> None:
+        return None  # what it makes of a buffer are not its sums
+
     def all_reduce_gradients(self, buffer: torch.Tensor, shapes: Sequence[Sequence[int]], bucket: Hashable) -> Pending:
         """Begin to replace a buffer by about its sum over the workers.
 

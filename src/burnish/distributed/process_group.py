@@ -1,7 +1,7 @@
 """The workers of a run, and what they exchange: ``torch.distributed`` with a name in every error, and an end to every wait.
 
-A worker finds the others by the environment that ``torchrun`` sets; without it, it is alone. On CPU the exchange is Gloo's, on
-CUDA NCCL's. Nothing is pickled.
+A worker finds the others by the environment that ``torchrun`` sets; without it, it is alone. On CPU the exchange is Gloo's, or
+goes through memory that workers of one machine share (``shared_memory``); on CUDA it is NCCL's. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from burnish.distributed import meeting
+from burnish.distributed import meeting, shared_memory
 from burnish.distributed.meeting import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, torch_distributed
+from burnish.distributed.shared_memory import Files, Lane, SharedBuffer, Taken
 from burnish.distributed.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
@@ -31,13 +32,21 @@ OPERATIONS = ("sum", "min", "max")
 _joined: ProcessGroup | None = None
 
 
-def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact: float = FIRST_CONTACT_SECONDS) -> ProcessGroup:
+def join(
+    device: str = "cpu",
+    *,
+    timeout: float = TIMEOUT_SECONDS,
+    first_contact: float = FIRST_CONTACT_SECONDS,
+    share_memory: bool = True,
+) -> ProcessGroup:
     """Join the other workers of the run, by the environment (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``).
 
     Args:
         device: ``cpu`` (Gloo), or ``cuda`` (NCCL; each worker of a machine has the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
         timeout: seconds that an exchange may take, and that a worker may be silent.
         first_contact: seconds that the others may take to come.
+        share_memory: let workers of one machine exchange through memory where all of them can; False on one of them, or
+            ``BURNISH_SHARED_MEMORY=off`` in its environment, leaves everything to Gloo.
 
     Returns:
         The group; of one worker where ``WORLD_SIZE`` is not set, or is 1. A process that has joined and not left gets the group
@@ -64,11 +73,23 @@ def join(device: str = "cpu", *, timeout: float = TIMEOUT_SECONDS, first_contact
             "torch.distributed is initialized already in this process: close the group that burnish joined earlier (close()), or "
             "leave torch.distributed.init_process_group to burnish"
         )
+    if own_device == "cpu" and share_memory:
+        shared_memory.prepare()  # before workers wait for each other
     store, open_store = meeting.meet(place, first_contact)
     meeting.initialize(place, store, own_device, timeout + GRACE_SECONDS)
     watch = Watch(open_store, place.address, place.keeper, place.rank, place.world_size, timeout, _abort_on_cuda(own_device))
     watch.start()
-    _joined = ProcessGroup(place.rank, place.world_size, own_device, timeout, first_contact, distributed.group.WORLD, watch)
+    _joined = ProcessGroup(
+        place.rank,
+        place.world_size,
+        own_device,
+        timeout,
+        first_contact,
+        distributed.group.WORLD,
+        watch,
+        share_memory=share_memory,
+    )
+    _joined.open_lane()
     return _joined
 
 
@@ -104,6 +125,7 @@ class ProcessGroup:
         timeout: seconds that an exchange may take.
         patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
         torch_group: the ``torch.distributed`` group; None for one worker.
+        shares_memory: whether this worker would exchange through memory with others of its machine.
     """
 
     def __init__(
@@ -117,6 +139,7 @@ class ProcessGroup:
         watch: Watch | None = None,
         members: Sequence[int] | None = None,
         name: str = "run",
+        share_memory: bool = True,
     ):
         self.rank, self.world_size, self.device = rank, world_size, device
         self.timeout, self.patience = timeout, patience
@@ -128,6 +151,10 @@ class ProcessGroup:
         self._name = name
         self._parts = 0
         self._meetings = 0
+        self.shares_memory = share_memory
+        self._lane: Lane | None = None
+        self._looked_for_lane = device != "cpu"
+        self._under_way: list[SharedBuffer] = []
         if torch_group is not None and not self._is_part:
             atexit.register(self.close)
 
@@ -145,12 +172,15 @@ class ProcessGroup:
         self.begin_all_reduce(tensor, operation, name=name).wait()
         return tensor
 
-    def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending:
+    def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending | Taken:
         """Begin what ``all_reduce`` does, and return at once; ``tensor`` has the result when ``wait`` has returned."""
         if operation not in OPERATIONS:
             raise ConfigurationError(f"operation={operation!r}: give one of {', '.join(OPERATIONS)}")
         if self.world_size == 1:
             return DONE
+        if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, operation):
+            self.count(f"all-reduce of {name}")
+            return lane.begin(tensor, tensor, operation, f"all-reduce of {name}")
         distributed = torch_distributed()
         kind = getattr(distributed.ReduceOp, operation.upper())
         return self._begin(
@@ -163,18 +193,30 @@ class ProcessGroup:
         pending.wait()
         return gathered
 
-    def begin_all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[list[torch.Tensor], Pending]:
+    def begin_all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[list[torch.Tensor], Pending | Taken]:
         """Begin what ``all_gather`` does; the tensors returned hold their values when ``wait`` has returned."""
         if self.world_size == 1:
             return [tensor.clone()], DONE
-        import torch
+        rows, pending = self._begin_to_gather(tensor, name)
+        return list(rows.unbind()), pending
 
-        distributed = torch_distributed()
-        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        return gathered, self._begin(
-            lambda: distributed.all_gather(gathered, tensor, group=self.torch_group, async_op=True),
-            f"all-gather of {name}",
-            tensor,
+    def all_gather_rows(self, tensor: torch.Tensor, *, name: str = "values") -> torch.Tensor:
+        """Return the tensors of all workers as one, [workers, ...]."""
+        if self.world_size == 1:
+            return tensor.unsqueeze(0).clone()
+        rows, pending = self._begin_to_gather(tensor, name)
+        pending.wait()
+        return rows
+
+    def _begin_to_gather(self, tensor: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending | Taken]:
+        rows = tensor.new_empty((self.world_size, *tensor.shape))
+        what = f"all-gather of {name}"
+        if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, "gather"):
+            self.count(what)
+            return rows, lane.begin(tensor, rows, "gather", what)
+        distributed, parts = torch_distributed(), list(rows.unbind())
+        return rows, self._begin(
+            lambda: distributed.all_gather(parts, tensor, group=self.torch_group, async_op=True), what, tensor
         )
 
     def begin_all_to_all(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[torch.Tensor, Pending]:
@@ -221,15 +263,15 @@ class ProcessGroup:
         """
         if self.world_size == 1:
             return
-        self._count(f"wait for {name}")
+        self.count(f"wait for {name}")
         self._meetings += 1
         limit = self.patience if timeout is None else timeout
         if self._watch is not None and not self._watch.meet(f"{self._name}:{self._meetings}", self.world_size, limit):
             self.check()
-            raise self._late(f"wait for {name}", limit)
+            raise self.late(f"wait for {name}", limit)
 
     def all_gather_bytes(self, content: bytes, *, name: str = "values") -> list[bytes]:
-        """Return the bytes of all workers, in the order of their ranks; each may have any number of them. They go by Gloo."""
+        """Return the bytes of all workers, in the order of their ranks; each may have any number of them."""
         if self.world_size == 1:
             return [content]
         import torch
@@ -263,15 +305,50 @@ class ProcessGroup:
         part = self._members[first : first + size]
         made = None
         if len(part) > 1:
-            self._count("connection of a group")
+            self.count("connection of a group")
             limit = timedelta(seconds=self.timeout + GRACE_SECONDS)
             try:
                 made = torch_distributed().new_group(list(part), timeout=limit, use_local_synchronization=True)
             except RuntimeError as error:
-                raise self._broken("connection of a group", error) from error
+                raise self.broken("connection of a group", first_line(error)) from error
         self._parts += 1
         name = f"{self._name}/{self._parts}.{first}"
-        return ProcessGroup(self.rank - first, len(part), self.device, self.timeout, self.patience, made, self._watch, part, name)
+        group = ProcessGroup(
+            self.rank - first,
+            len(part),
+            self.device,
+            self.timeout,
+            self.patience,
+            made,
+            self._watch,
+            part,
+            name,
+            self.shares_memory,
+        )
+        group.open_lane()
+        return group
+
+    def open_lane(self) -> None:
+        """Share memory with the others, where all can; called by all of them, before or at the first exchange."""
+        if not self._looked_for_lane and self.torch_group is not None:
+            self._looked_for_lane = True
+            self._lane = Lane.open(self)
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | None:
+        """Return numbers that are exchanged again and again, in memory that the workers share; None where they share none.
+
+        Args:
+            dtype: of the numbers; there are shared buffers of float32, float64, bfloat16, int64 and int32.
+            count: how many there are.
+            name: what is exchanged, for messages.
+        """
+        import torch
+
+        lane = self._lane_of(torch.empty(0))
+        if lane is None or not lane.adds_up(dtype) or not count:
+            return None
+        files = Files.open(self, count * dtype.itemsize)
+        return None if files is None else SharedBuffer(self, files, dtype, count, f"all-reduce of {name}", self._under_way)
 
     @property
     def is_closed(self) -> bool:
@@ -297,6 +374,8 @@ class ProcessGroup:
         if self.torch_group is None or self._is_part:
             return
         atexit.unregister(self.close)
+        shared_memory.leave()
+        self._lane = None
         broken = self._watch is None or self._watch.cause() is not None
         if self._watch is not None:
             self._watch.stop()
@@ -316,13 +395,13 @@ class ProcessGroup:
         return self._members[self.rank]
 
     def _begin(self, begin: Callable[[], Any], name: str, tensor: torch.Tensor) -> Pending:
-        self._count(name)
+        self.count(name)
         try:
             return Pending(self, begin(), name, tensor.device.type == "cpu")
         except RuntimeError as error:
-            raise self._broken(name, error) from error
+            raise self.broken(name, first_line(error)) from error
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
         """Enter that this worker has come to an exchange; refuses where it has left, or another is gone."""
         if self.torch_group is None:
             raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
@@ -340,7 +419,7 @@ class ProcessGroup:
             try:
                 work.wait()
             except RuntimeError as error:
-                raise self._broken(name, error) from error
+                raise self.broken(name, first_line(error)) from error
             return
         began = time.monotonic()
         while True:
@@ -349,25 +428,46 @@ class ProcessGroup:
                 return
             except RuntimeError as error:
                 if work.is_completed():
-                    raise self._broken(name, error) from error
+                    raise self.broken(name, first_line(error)) from error
             self.check()
             if time.monotonic() > began + self.timeout:
-                raise self._late(name, self.timeout)
+                raise self.late(name, self.timeout)
 
-    def _broken(self, name: str, error: RuntimeError) -> WorkerError:
-        cause = None if self._watch is None else self._watch.search()
-        if cause is None:
-            cause = f"the connection to another worker broke in the {name}: {first_line(error)}"
-            if self._watch is not None:
-                self._watch.declare(cause)
+    def broken(self, name: str, reason: str, ended: Sequence[int] = ()) -> WorkerError:
+        """Find out who is gone, and tell all; returns the error that ends this worker.
+
+        Args:
+            name: the exchange.
+            reason: what is known of it here.
+            ended: ranks of this group whose processes run no more, as far as that is known.
+        """
+        cause = None if self._watch is None else self._watch.search([self._members[rank] for rank in ended])
+        if cause is not None:
+            return WorkerError(self._ended(cause))
+        return self._told(f"the connection to another worker broke in the {name}: {reason}")
+
+    def late(self, name: str, limit: float) -> WorkerError:
+        """Find out who has not come to an exchange, and tell all; returns the error that ends this worker."""
+        who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
+        if self._watch is not None and who == self._watch.cause():
+            return WorkerError(self._ended(who))  # what another worker told meanwhile says it all
+        return self._told(f"The {name} is not done after {limit:g} s: {who}")
+
+    def at_odds(self, name: str) -> WorkerError:
+        """Tell all that workers gave different things to an exchange; returns the error that ends this worker."""
+        return self._told(f"the workers have come to the {name} with different sizes, dtypes or operations")
+
+    def _told(self, cause: str) -> WorkerError:
+        if self._watch is not None:
+            self._watch.declare(cause)
         return WorkerError(self._ended(cause))
 
-    def _late(self, name: str, limit: float) -> WorkerError:
-        who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
-        text = f"The {name} is not done after {limit:g} s: {who}"
-        if self._watch is not None:
-            self._watch.declare(text)
-        return WorkerError(self._ended(text))
+    def _lane_of(self, tensor: torch.Tensor) -> Lane | None:
+        """How small values are exchanged through memory; None where they go by the network."""
+        if tensor.device.type != "cpu":
+            return None
+        self.open_lane()
+        return self._lane
 
     def _ended(self, cause: str) -> str:
         return (

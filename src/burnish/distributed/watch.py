@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,9 +150,13 @@ class Watch:
             )
         return self._cause
 
-    def search(self) -> str | None:
-        """After a connection broke: return who is gone, within a few seconds; None where all others show signs of life."""
-        search = self._look_closely(SEARCH_SECONDS)
+    def search(self, ended: Collection[int] = ()) -> str | None:
+        """After a connection broke: return who is gone, within a few seconds; None where all others show signs of life.
+
+        Args:
+            ended: workers of which it is known that they run no more; it remains to be found out whether they said why.
+        """
+        search = self._look_closely(SEARCH_SECONDS, ended)
         if self._cause is None and self._contact > search.began:
             silent = self._in_doubt(search)
             left = [rank for rank, life in self._lives.items() if life.left]
@@ -189,10 +193,13 @@ class Watch:
         if self._cause is None and self._declared is not None:
             self._find(self._declared)
 
-    def _look_closely(self, seconds: float) -> Search:
+    def _look_closely(self, seconds: float, ended: Collection[int] = ()) -> Search:
         search = self._search = Search(time.monotonic())
         self._hurry.set()
-        while time.monotonic() - search.began < seconds and self._cause is None and self._in_doubt(search):
+        until, least = search.began + seconds, search.began + (3 * SEARCH_INTERVAL_SECONDS if ended else 0.0)
+        while self._cause is None and (now := time.monotonic()) < until:
+            if now >= least and not set(self._in_doubt(search)).difference(ended):
+                break
             time.sleep(SEARCH_INTERVAL_SECONDS / 4)
         self._search = None
         return search
@@ -242,9 +249,14 @@ class Watch:
         self._contact = now
 
     def _let_first_end(self, store: Any) -> None:
-        """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why."""
+        """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why.
+
+        Rank 0 may take the store along: it stays for one more beat, in which the others read there why the run ends.
+        """
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
+            if self._cause is not None or self._declared is not None:
+                time.sleep(1.5 * INTERVAL_SECONDS)
             store.set(OVER, "")
         while self.rank != 0 and time.monotonic() < until and not store.check([OVER]):
             time.sleep(MEETING_INTERVAL_SECONDS)

@@ -22,6 +22,20 @@ class Pending(Protocol):
         ...
 
 
+class SharedBuffer(Protocol):
+    """A buffer that is exchanged in place, in every step again.
+
+    Attributes:
+        tensor: the numbers, a vector; not to be touched while an exchange is under way.
+    """
+
+    tensor: Any
+
+    def all_reduce(self) -> Pending:
+        """Begin to replace the numbers by their sums over the workers."""
+        ...
+
+
 class Communicator(Protocol):
     """The other workers, as seen from one of them.
 
@@ -44,6 +58,13 @@ class Communicator(Protocol):
             buffer: numbers; not to be touched before the exchange is done.
             group: who adds up.
             channel: exchanges of one channel do not wait for those of another.
+        """
+        ...
+
+    def shared_buffer(self, dtype: Any, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
+        """Return a buffer to keep, for ``count`` numbers that ``all_reduce`` would be given in every step.
+
+        None where they may as well lie anywhere. Every worker asks for it at the same place among its exchanges.
         """
         ...
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from burnish.data import Dataset, Loader
-from burnish.distributed.process_group import Pending, ProcessGroup
+from burnish.distributed.process_group import ProcessGroup
 from burnish.distributed.watch import ranks
+from burnish.engines.communicator import Pending
 from burnish.errors import BurnishError, InputError, WorkerError
 from burnish.training.session import Session
 from burnish.training.totals import Totals

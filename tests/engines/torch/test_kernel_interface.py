@@ -14,6 +14,8 @@ SCHEMAS = (
     " -> (Tensor, Tensor)",
     "interface_list(Tensor x, int count) -> Tensor[]",
     "interface_flag(Tensor x) -> bool",
+    "interface_count(Tensor x) -> int",
+    "interface_half(Tensor x, float value) -> float",
     "interface_write(Tensor(a!) x, float value) -> ()",
     "interface_read(Tensor x, int axis) -> Tensor",
     "interface_part(Tensor x) -> Tensor",
@@ -44,6 +46,10 @@ std::vector<Tensor> list(const Tensor& x, int64_t count) { return std::vector<Te
 
 bool flag(const Tensor& x) { return x.is_contiguous(); }
 
+int64_t count(const Tensor& x) { return -x.numel(); }
+
+double half(const Tensor&, double value) { return value / 2; }
+
 void write(const Tensor& x, double value) { x.mutable_data_ptr<float>()[0] = static_cast<float>(value); }
 
 Tensor read(const Tensor& x, int64_t axis) {
@@ -59,6 +65,8 @@ BURNISH_OPERATORS(CPU) {
   operators.implement<&echo>("interface_echo");
   operators.implement<&list>("interface_list");
   operators.implement<&flag>("interface_flag");
+  operators.implement<&count>("interface_count");
+  operators.implement<&half>("interface_half");
   operators.implement<&write>("interface_write");
   operators.implement<&read>("interface_read");
   operators.implement<&part>("interface_part");
@@ -102,6 +110,8 @@ def test_results_of_every_kind_return(operators):
     assert operators.interface_list(x, 0) == []
     assert operators.interface_flag(x) is True
     assert operators.interface_flag(x.t()) is False
+    assert operators.interface_count(x) == -x.numel()
+    assert operators.interface_half(x, 0.25) == 0.125
     assert operators.interface_write(x, 0.1) is None
     assert x[0, 0] == torch.tensor(0.1)
     assert torch.equal(operators.interface_read(x.t(), 0), x.t())

@@ -15,7 +15,7 @@ from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
 from burnish.engines.torch.fusions.elementwise_programs import OPERATIONS
 from burnish.engines.torch.interrupts import uninterrupted
-from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates
+from burnish.engines.torch.state_updates import Update, apart_from, lent, may_share, take_updates
 from burnish.errors import EngineError, NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
@@ -233,3 +233,16 @@ def test_parameters_of_all_shapes_share_a_call():
     session.step(batch())
     (update,) = session._runner._updates
     assert sorted(update.entries) == sorted(f"{kind}/{name}" for kind in ("param", "opt/momentum") for name in "wbv")
+
+
+def test_what_may_lie_in_a_buffer_of_an_exchange_is_known():
+    text = """<ir_version: 10, opset_import: ["": 21, "burnish": 1]>
+graph (float[4, 2] a, float[4, 2] g) => (float[4, 2] sum, float[2, 4] view, float[4, 2] own, float[4, 2] other) {
+    buffer = burnish.AllReduceStart (g)
+    sum = burnish.AllReduceFinish (buffer, g)
+    view = Transpose <perm = [1, 0]> (sum)
+    own = Add (a, sum)
+    other = Identity (a)
+}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    assert lent(model.graph, ["sum", "view", "own", "other"]) == ["sum", "view"]

@@ -23,7 +23,7 @@ from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
 from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.state_updates import Update, apart_from, may_share, take_updates
+from burnish.engines.torch.state_updates import Update, apart_from, lent, may_share, take_updates
 from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
@@ -191,6 +191,7 @@ class TorchRunner:
             self._recorder = CudaRecorder(device)
         self._updates: list[Update] = []
         self._may_share: list[str] = []
+        self._lent: list[str] = []
         graphs = program.signature.graphs
         self._inputs = {name: [_Fed.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
@@ -216,6 +217,8 @@ class TorchRunner:
         updates = self._program.signature["step"].updates
         if self._may_share:
             apart_from((self._state[entry] for update in self._updates for entry in update.entries), results, self._may_share)
+        for name in self._lent:
+            results[name] = results[name].clone()
         moved = {name: results[output] for name, output in updates.items() if output in results}
         if self._engine.compile == "inductor":
             moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
@@ -270,7 +273,13 @@ class TorchRunner:
             names, updates = self._output_names["step"], self._program.signature["step"].updates
             self._updates = take_updates(graphs["step"].graph, names, updates)
             self._may_share = may_share(graphs["step"].graph, names) if self._updates else []
+        self._lent = self._lent_of(graphs)
         return graphs
+
+    def _lent_of(self, graphs: Mapping[str, ir.Model]) -> list[str]:
+        """The next values of state entries that have to be copied out of what workers exchange."""
+        updates = set(self._program.signature["step"].updates.values())
+        return [name for name in lent(graphs["step"].graph, self._output_names["step"]) if name in updates]
 
     @cached_property
     def _graphs_without_kernels(self) -> dict[str, ir.Model]:
@@ -322,6 +331,7 @@ class TorchRunner:
                 if graph == "step":
                     self._updates = []
                     self._output_names["step"] = [entry.name for entry in self._program.signature["step"].outputs]
+                    self._lent = self._lent_of(self._graphs_without_kernels)
             whole = self._engine.compile == "inductor"
             inputs = self._program.signature[graph].inputs
             found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)

@@ -118,7 +118,15 @@ def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
 
 def may_share(graph: ir.Graph, names: list[str]) -> list[str]:
     """The outputs, by their ``names``, that may lie in the memory of an input: they are one, or a view of one through others."""
-    sharing: set[ir.Value] = set(graph.inputs)
+    return _lying_in(graph, names, set(graph.inputs))
+
+
+def lent(graph: ir.Graph, names: list[str]) -> list[str]:
+    """The outputs, by their ``names``, that may lie in a buffer of an exchange, which the next step writes over."""
+    return _lying_in(graph, names, {value for node in graph if node.op_type == "AllReduceFinish" for value in node.outputs})
+
+
+def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list[str]:
     for node in graph:
         if node.op_type in OWN_RESULTS.get(node.domain, ()):
             continue

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -77,7 +78,11 @@ struct Taken<std::vector<T>> {
   }
 };
 
-inline StableIValue given(bool result) { return word_of(result); }
+// Of the very types that PyTorch knows: a number that became a flag on its way would lose its value.
+template <typename T, std::enable_if_t<std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double>, int> = 0>
+StableIValue given(T result) {
+  return word_of(result);
+}
 
 inline StableIValue given(Tensor& result) { return word_of(result.release()); }
 

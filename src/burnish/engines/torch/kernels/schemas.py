@@ -48,6 +48,14 @@ SCHEMAS = {
         "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
         " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
     ),
+    "shared_memory": (
+        "shared_give(Tensor marks, Tensor slots, Tensor value, int number, int operation) -> ()",
+        "shared_take(Tensor[] marks, Tensor[] slots, Tensor(a!) result, int number, int operation, float seconds) -> int",
+        "shared_show(Tensor marks, int number) -> ()",
+        "shared_sum(Tensor[] marks, Tensor(a!)[] buffers, int rank, int number, float seconds) -> int",
+        "shared_settle(Tensor[] marks, int number, float seconds) -> int",
+        "shared_leave(Tensor marks) -> ()",
+    ),
     "batch_norm_synchronized": (
         "batch_norm_moments(Tensor x) -> (Tensor, Tensor)",
         "batch_norm_merge(Tensor gathered, Tensor scale, float epsilon)"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums, SharedBuffer
 from burnish.engines.torch.rules import Call, translates
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, describe_node
@@ -37,16 +37,23 @@ class Exchange(torch.nn.Module):
         """Begin the exchange; return the buffer that will hold the sums."""
         own = tensors[: self._count]
         dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
-        buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own])
+        shared = self.shared_buffer(dtype, sum(tensor.numel() for tensor in own))
+        buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own], out=None if shared is None else shared.tensor)
         if len(tensors) > self._count:
             nothing = tensors[self._count] == 0
             if buffer.device.type == "cpu":
-                buffer = torch.zeros_like(buffer) if bool(nothing) else buffer
+                buffer = buffer.zero_() if bool(nothing) else buffer
             else:
                 buffer = torch.where(nothing, 0, buffer)
         if self._channel == GRADIENTS and isinstance(self._communicator, ShapedSums):
             return buffer, self._communicator.all_reduce_gradients(buffer, [tensor.shape for tensor in own], self)
+        if shared is not None:
+            return buffer, shared.all_reduce()
         return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
+
+    def shared_buffer(self, dtype: torch.dtype, count: int) -> SharedBuffer | None:
+        """Where the operands are put together, if not in memory of this step."""
+        return None
 
 
 class AllReduce(Exchange):
@@ -70,6 +77,8 @@ class AllReduceStart(Exchange):
         self._conditional = conditional
         self.pending: Pending | None = None
         self.is_left_out = False
+        self._shared: SharedBuffer | None = None
+        self._has_asked = False
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         self.is_left_out = self._conditional and not bool(tensors[-1])
@@ -77,6 +86,13 @@ class AllReduceStart(Exchange):
             return tensors[0].new_empty(0)
         buffer, self.pending = self.start(tensors[:-1] if self._conditional else tensors)
         return buffer
+
+    def shared_buffer(self, dtype: torch.dtype, count: int) -> SharedBuffer | None:
+        """One that stays for all steps: sizes of gradients do not change."""
+        if not self._has_asked:
+            self._has_asked = True
+            self._shared = self._communicator.shared_buffer(dtype, count, group=self._group, channel=self._channel)
+        return self._shared
 
 
 class AllReduceFinish(torch.nn.Module):
