@@ -27,7 +27,7 @@ from typing import Any
 
 import comparison_table
 import environments
-from contenders import Contender, ContenderError
+from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare
 
 REFERENCE = "eager"
@@ -38,11 +38,6 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 1.6e-2}
 # The variables that say where compiled code is kept, of PyTorch and of burnish.
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "BURNISH_CACHE")
 DISAGREES = "no time counts"
-# A turn shorter than this is many steps.
-TURN_SECONDS = 1.0
-# Steps of a turn before its clock starts: who has waited finds its threads asleep, caches that others filled, and memory that the
-# system took back meanwhile. Who trains does not wait.
-WAKING_SECONDS = 0.5
 # Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
 REST = 0.05
 # Times the largest peak so far that must be free before another contender starts.

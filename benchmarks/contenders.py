@@ -22,6 +22,11 @@ from typing import Any
 HERE = Path(__file__).parent
 PATIENCE = 1200.0
 LOG_LINES = 12
+# A turn shorter than this is many steps.
+TURN_SECONDS = 1.0
+# Steps of a turn before its clock starts: who has waited finds its threads asleep, caches that others filled, and memory that the
+# system took back meanwhile. Who trains does not wait.
+WAKING_SECONDS = 0.5
 
 Step = Callable[[], float]
 

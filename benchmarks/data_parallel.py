@@ -4,8 +4,9 @@
     python benchmarks/data_parallel.py --model mobilenet_v2 --workers 2 4 --rounds 5
 
 Every contender is a team of workers, one process each, joined by Gloo over loopback. Teams take turns, in rounds that are
-interleaved; a team that waits does nothing. The simulation (``data_parallel_simulation.py``) is fed with one worker's computation
-and this machine's exchanges, both measured here, is held against the measured teams, and then asked about larger ones.
+interleaved; a team that waits does nothing, and takes steps that do not count before those that do. The simulation
+(``data_parallel_simulation.py``) is fed with one worker's computation and this machine's exchanges, both measured here, is held
+against the measured teams, and then asked about larger ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rich.table import Table
 
 import environments
 import workloads
-from contenders import Contender
+from contenders import TURN_SECONDS, WAKING_SECONDS, Contender
 from data_parallel_simulation import Network, Recording, fit_network, recording_of, simulate
 
 RESULTS = Path(__file__).parent / "results"
@@ -79,10 +80,16 @@ class Team:
             worker.send(request)
         return [worker.answer() for worker in self.workers]
 
-    def turn(self, steps: int) -> None:
-        """Run steps; keep the seconds of each, those of the slowest worker."""
-        answers = self.ask(f"steps {steps}")
-        self.seconds += [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
+    def turn(self) -> None:
+        """Run the steps of a turn, behind some that do not count; keep the seconds of each, those of the slowest worker."""
+        slowest = self.run(1)[0]
+        self.run(max(0, round(WAKING_SECONDS / slowest) - 1))
+        self.seconds += self.run(max(1, round(TURN_SECONDS / slowest)))
+
+    def run(self, steps: int) -> list[float]:
+        """Run steps; return the seconds of each, those of the slowest worker."""
+        answers = self.ask(f"steps {steps}") if steps else []
+        return [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
 
     def kill(self) -> None:
         for worker in self.workers:
@@ -152,7 +159,7 @@ def measure(
                     teams[-1].losses.append(statistics.fmean(answer["loss"] for answer in teams[-1].ask("step")))
         for _ in range(rounds):
             for team in teams:
-                team.turn(1)
+                team.turn()
         rows = []
         for team in teams:
             workers, batch = len(team.workers), jobs(len(team.workers))["batch"]
