@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from burnish.distributed import process_group
+from burnish.distributed.connection import process_group
 from contenders import Step, serve
 from job import read_job
 

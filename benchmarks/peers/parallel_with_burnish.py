@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import burnish
-from burnish.distributed import process_group
+from burnish.distributed.connection import process_group
 from contenders import Step, serve
 from job import endless, part_of_worker, read_batches, read_job
 

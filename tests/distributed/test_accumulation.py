@@ -7,12 +7,12 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.distributed.communicators import ThreadCommunicator
 from burnish.engines.communicator import GRADIENTS
 from burnish.errors import EngineError
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
 from oracles.small_networks import CLASSES, perceptron
+from oracles.thread_communicator import ThreadCommunicator
 
 EVERY, STEPS, SAMPLES = 3, 7, 12
 TWO = [[5, 7], [12, 0], [6, 6], [0, 12], [1, 11], [12, 0], [7, 5]]

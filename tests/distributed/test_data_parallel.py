@@ -7,9 +7,8 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.distributed.communicators import ThreadCommunicator
-from burnish.distributed.derivation import derive
-from burnish.distributed.sharing import is_exchange
+from burnish.distributed.graphs.derivation import derive
+from burnish.distributed.graphs.sharing import is_exchange
 from burnish.engines.torch import kernels
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED
@@ -21,6 +20,7 @@ from burnish.passes.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network
+from oracles.thread_communicator import ThreadCommunicator
 
 STEPS = 3
 UNEVEN = [[5, 0, 7], [1, 10, 1], [0, 0, 12]]

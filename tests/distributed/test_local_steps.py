@@ -9,7 +9,7 @@ from worker_processes import run
 
 import burnish
 from burnish import optim
-from burnish.distributed.local_steps import offset_of
+from burnish.distributed.runners.local_steps import offset_of
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.passes.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, residual

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import burnish
-from burnish.distributed.encodings import BFloat16, Encoding, Float16, encoding_of
-from burnish.distributed.ordered_sums import SMALL_BYTES, OrderedSums
+from burnish.distributed.connection.encodings import BFloat16, Encoding, Float16, encoding_of
+from burnish.distributed.connection.ordered_sums import SMALL_BYTES, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual

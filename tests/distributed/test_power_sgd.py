@@ -8,7 +8,7 @@ import torch
 
 import burnish
 from burnish import optim
-from burnish.distributed.power_sgd import PowerSGD, rank_of
+from burnish.distributed.connection.power_sgd import PowerSGD, rank_of
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part

@@ -11,8 +11,8 @@ import pytest
 import torch
 from worker_processes import Workers, free_port, run, tell
 
-from burnish.distributed import process_group
-from burnish.distributed.process_group import ProcessGroup, join
+from burnish.distributed.connection import process_group
+from burnish.distributed.connection.process_group import ProcessGroup, join
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
 

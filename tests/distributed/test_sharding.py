@@ -9,7 +9,7 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.distributed.sharding import bytes_of, shares_of
+from burnish.distributed.graphs.sharding import bytes_of, shares_of
 from burnish.errors import ConfigurationError, EngineError
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, part_of, train_in_threads, train_part

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import burnish
-from burnish.distributed.communicators import ThreadCommunicator
 from burnish.engines.communicator import Communicator
+from oracles.thread_communicator import ThreadCommunicator
 
 Batch = Mapping[str, np.ndarray]
 Outcome = tuple[list[dict[str, float]], list[dict[str, np.ndarray]]]

@@ -66,8 +66,8 @@ def _serve(rank: int, size: int, port: int, end: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from burnish.distributed.communicators import GroupCommunicator
-    from burnish.distributed.process_group import ProcessGroup
+    from burnish.distributed.connection.communicators import GroupCommunicator
+    from burnish.distributed.connection.process_group import ProcessGroup
     from burnish.errors import BurnishError
 
     torch.set_num_threads(1)

@@ -63,9 +63,9 @@ def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_
         EngineError: PyTorch is missing, or the engine cannot exchange values with other workers, or is not there.
         ConfigurationError: a group of workers whose size does not divide their number, or no policy.
     """
-    from burnish.distributed.meeting import torch_distributed
+    from burnish.distributed.connection.rendezvous import torch_distributed
+    from burnish.distributed.graphs.synchronization import check_group
     from burnish.distributed.options import check_engine
-    from burnish.distributed.synchronization import check_group
     from burnish.engines import get
     from burnish.norm_policies import get as policy
 

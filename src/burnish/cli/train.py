@@ -29,7 +29,7 @@ from burnish.errors import ConfigurationError
 if TYPE_CHECKING:
     from burnish.data import Dataset
     from burnish.distributed import DataParallel
-    from burnish.distributed.process_group import ProcessGroup
+    from burnish.distributed.connection.process_group import ProcessGroup
     from burnish.program import Program
 
 DATA, COURSE, WORKERS, RESULT = "Data", "Course of training", "Several workers", "Results"
@@ -337,7 +337,7 @@ def exchange_options(count: int, **given: Any) -> dict[str, Any]:
 
 def parallel_run(device: str | None, timeout: float, exchange: Mapping[str, Any]) -> tuple[DataParallel | None, ProcessGroup]:
     """Join the other workers where a launcher has started several; returns what a trainer takes for them, and the group."""
-    from burnish.distributed.process_group import ProcessGroup, join
+    from burnish.distributed.connection.process_group import ProcessGroup, join
 
     if not launch.is_worker():
         return None, ProcessGroup(0, 1)

@@ -1,13 +1,14 @@
 """Several workers that train one model as one worker with the whole batch would: how they are one, what they exchange, and when.
 
-From a program and the number of workers follows the graph that each worker runs (``derivation``): the same on all, with
+From a program and the number of workers follows the graph that each worker runs (``graphs``): the same on all, with
 collectives as semantic operators in one fixed order. How workers meet, and what happens when one is gone, lives here too
-(``process_group``); what runs the graph is an engine, which gets the connection as a ``Communicator``.
+(``connection``); what runs the graph is an engine, which gets the connection as a ``Communicator``. ``runners`` stand around the
+engine's own where workers hold different parts of the state. ``options`` puts all of it together.
 
 Nothing here reads data or keeps a run, and nothing imports PyTorch before it is used.
 """
 
+from burnish.distributed.connection.process_group import ProcessGroup, join
 from burnish.distributed.options import DataParallel
-from burnish.distributed.process_group import ProcessGroup, join
 
 __all__ = ["DataParallel", "ProcessGroup", "join"]

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from burnish.distributed.accumulating_runner import AccumulatingRunner, part_of
-from burnish.distributed.accumulation import accumulated_entries, accumulates
 from burnish.distributed.agreement import check_agreement
-from burnish.distributed.communicators import GroupCommunicator
-from burnish.distributed.derivation import derive
-from burnish.distributed.encodings import encoding_of
-from burnish.distributed.local_steps import LocalSteps, check_local_steps, outer_of, own_start
-from burnish.distributed.ordered_sums import OrderedSums
-from burnish.distributed.power_sgd import ForgettingRunner, PowerSGD, rank_of
-from burnish.distributed.process_group import ProcessGroup, join
-from burnish.distributed.sharded_runner import ShardedRunner
-from burnish.distributed.sharding import sharded, shares_of
+from burnish.distributed.connection.communicators import GroupCommunicator
+from burnish.distributed.connection.encodings import encoding_of
+from burnish.distributed.connection.ordered_sums import OrderedSums
+from burnish.distributed.connection.power_sgd import ForgettingRunner, PowerSGD, rank_of
+from burnish.distributed.connection.process_group import ProcessGroup, join
+from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
+from burnish.distributed.graphs.derivation import derive
+from burnish.distributed.graphs.sharding import sharded, shares_of
+from burnish.distributed.runners.accumulating import AccumulatingRunner, part_of
+from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, own_start
+from burnish.distributed.runners.sharded import ShardedRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError, EngineError

@@ -13,8 +13,8 @@ import numpy as np
 
 from burnish import engines
 from burnish.distributed import DataParallel
-from burnish.distributed.local_steps import LocalSteps
-from burnish.distributed.spread_runner import SpreadRunner
+from burnish.distributed.runners.local_steps import LocalSteps
+from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError

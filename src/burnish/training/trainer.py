@@ -16,7 +16,7 @@ import burnish
 from burnish.data import Dataset, DataSource, Loader, Wanted, as_dataset
 from burnish.data.loader import Augmentation
 from burnish.distributed import DataParallel
-from burnish.distributed.process_group import ProcessGroup
+from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.program import Program, Role

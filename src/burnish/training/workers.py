@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from burnish.data import Dataset, Loader
-from burnish.distributed.process_group import ProcessGroup
-from burnish.distributed.watch import ranks
+from burnish.distributed.connection.process_group import ProcessGroup
+from burnish.distributed.connection.watch import ranks
 from burnish.engines.communicator import Pending
 from burnish.errors import BurnishError, InputError, WorkerError
 from burnish.training.session import Session

@@ -17,9 +17,9 @@ from typing import Any
 INTERVAL_SECONDS = 1.0
 SEARCH_SECONDS = 4.0
 SEARCH_INTERVAL_SECONDS = 0.2
-# While somebody waits at a meeting; more workers ask less often, as one store answers them all.
-MEETING_INTERVAL_SECONDS = 0.01
-MEETING_INTERVAL_SECONDS_PER_WORKER = 0.001
+# While somebody waits at a barrier; more workers ask less often, as one store answers them all.
+BARRIER_INTERVAL_SECONDS = 0.01
+BARRIER_INTERVAL_SECONDS_PER_WORKER = 0.001
 # How long a worker that ends waits for rank 0 to end.
 PARTING_SECONDS = 3.0
 CAUSE = "cause"
@@ -54,7 +54,7 @@ class Search:
 
 
 @dataclass
-class Meeting:
+class Barrier:
     """A point that workers wait at for each other.
 
     Attributes:
@@ -106,7 +106,7 @@ class Watch:
         self._declared: str | None = None
         self._contact = now
         self._search: Search | None = None
-        self._meeting: Meeting | None = None
+        self._barrier: Barrier | None = None
         self._ending = threading.Event()
         self._hurry = threading.Event()
         self._entered = threading.Event()
@@ -128,18 +128,18 @@ class Watch:
         self._hurry.set()
         self._entered.wait(2 * INTERVAL_SECONDS)
 
-    def meet(self, name: str, workers: int, seconds: float) -> bool:
-        """Wait until so many workers have come to the meeting of this name; False where they have not in this time.
+    def wait_for_all(self, name: str, workers: int, seconds: float) -> bool:
+        """Wait until so many workers have come to the barrier of this name; False where they have not in this time.
 
         The waiting is done in the store, so that it may last longer than an exchange, and ends at once where a cause is known.
         """
-        meeting = self._meeting = Meeting(f"meeting/{name}", workers)
+        barrier = self._barrier = Barrier(f"barrier/{name}", workers)
         self._hurry.set()
         until = time.monotonic() + seconds
-        while not meeting.complete and self.cause() is None and time.monotonic() < until:
-            time.sleep(MEETING_INTERVAL_SECONDS / 2)
-        self._meeting = None
-        return meeting.complete
+        while not barrier.complete and self.cause() is None and time.monotonic() < until:
+            time.sleep(BARRIER_INTERVAL_SECONDS / 2)
+        self._barrier = None
+        return barrier.complete
 
     def cause(self) -> str | None:
         """Return why the run cannot go on, as far as anybody knows by now."""
@@ -226,16 +226,16 @@ class Watch:
 
     @property
     def _interval(self) -> float:
-        if self._meeting is not None and not self._meeting.complete:
-            return MEETING_INTERVAL_SECONDS + MEETING_INTERVAL_SECONDS_PER_WORKER * self.world_size
+        if self._barrier is not None and not self._barrier.complete:
+            return BARRIER_INTERVAL_SECONDS + BARRIER_INTERVAL_SECONDS_PER_WORKER * self.world_size
         return SEARCH_INTERVAL_SECONDS if self._search else INTERVAL_SECONDS
 
     def _round(self, store: Any, beat: int) -> None:
         store.set(_key(self.rank), json.dumps([beat, self.operations, False]))
         self._enter(store)
-        if (meeting := self._meeting) is not None and not meeting.complete:
-            come = store.add(meeting.key, 0 if meeting.entered else 1)
-            meeting.entered, meeting.complete = True, come >= meeting.workers
+        if (barrier := self._barrier) is not None and not barrier.complete:
+            come = store.add(barrier.key, 0 if barrier.entered else 1)
+            barrier.entered, barrier.complete = True, come >= barrier.workers
         if store.check([CAUSE]) and (cause := store.get(CAUSE).decode()) != NO_CAUSE:
             self._find(cause)
         following = (self.rank + 1) % self.world_size
@@ -259,7 +259,7 @@ class Watch:
                 time.sleep(1.5 * INTERVAL_SECONDS)
             store.set(OVER, "")
         while self.rank != 0 and time.monotonic() < until and not store.check([OVER]):
-            time.sleep(MEETING_INTERVAL_SECONDS)
+            time.sleep(BARRIER_INTERVAL_SECONDS)
 
     def _enter(self, store: Any) -> None:
         """Enter what was declared, where nothing is entered yet."""

@@ -1,7 +1,7 @@
 """Accumulation of several workers: each adds up the gradients of its own parts, and one exchange sums them for the update.
 
 A sum over micro-batches and one over workers may be taken in either order. In between, what a worker has accumulated is its own:
-the state of the run is the sum over the workers (``accumulating_runner``).
+the state of the run is the sum over the workers (``runners.accumulating``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish import optim
-from burnish.distributed.replication import check_replicated
-from burnish.distributed.worker_program import WorkerProgram, rewritten
+from burnish.distributed.graphs.replication import check_replicated
+from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor, attribute_value, replace_node
 from burnish.ops.collectives import all_reduce
 from burnish.optim.accumulate import ACCUMULATED, COUNT, Accumulate

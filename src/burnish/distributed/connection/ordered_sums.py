@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnish.distributed.encodings import Encoding
+from burnish.distributed.connection.encodings import Encoding
 from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer
 
 if TYPE_CHECKING:

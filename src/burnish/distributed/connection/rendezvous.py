@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from burnish.distributed.watch import first_line, ranks
+from burnish.distributed.connection.watch import first_line, ranks
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
 TIMEOUT_SECONDS = 60.0

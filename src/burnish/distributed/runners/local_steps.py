@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from burnish import optim
-from burnish.distributed.spread_runner import SpreadRunner
+from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from burnish.distributed.worker_program import WorkerProgram, rewritten
+from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.ops.collectives import gather_parameters

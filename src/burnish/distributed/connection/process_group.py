@@ -14,10 +14,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from burnish.distributed import meeting, shared_memory
-from burnish.distributed.meeting import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, torch_distributed
-from burnish.distributed.shared_memory import Files, Lane, SharedBuffer, Taken
-from burnish.distributed.watch import SEARCH_SECONDS, Watch, first_line
+from burnish.distributed.connection import rendezvous, shared_memory
+from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, torch_distributed
+from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer
+from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
+from burnish.distributed.connection.work import DONE, Work
+from burnish.engines.communicator import Pending
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def join(
     for name, seconds in {"timeout": timeout, "first_contact": first_contact}.items():
         if not seconds > 0:
             raise ConfigurationError(f"{name}={seconds!r}: give a number of seconds above 0")
-    place = meeting.Place.of_environment()
+    place = rendezvous.Place.of_environment()
     if place.world_size == 1:
         return ProcessGroup(0, 1, _own_device(device, place.local_rank), timeout, first_contact)
     global _joined
@@ -75,8 +77,8 @@ def join(
         )
     if own_device == "cpu" and share_memory:
         shared_memory.prepare()  # before workers wait for each other
-    store, open_store = meeting.meet(place, first_contact)
-    meeting.initialize(place, store, own_device, timeout + GRACE_SECONDS)
+    store, open_store = rendezvous.meet(place, first_contact)
+    rendezvous.initialize(place, store, own_device, timeout + GRACE_SECONDS)
     watch = Watch(open_store, place.address, place.keeper, place.rank, place.world_size, timeout, _abort_on_cuda(own_device))
     watch.start()
     _joined = ProcessGroup(
@@ -91,26 +93,6 @@ def join(
     )
     _joined.open_lane()
     return _joined
-
-
-class Pending:
-    """An exchange under way. Until ``wait`` returned, its tensors are neither read nor written."""
-
-    def __init__(self, group: ProcessGroup | None = None, work: Any = None, name: str = "", on_cpu: bool = True):
-        self._group, self._work, self._name, self._on_cpu = group, work, name, on_cpu
-
-    def wait(self) -> None:
-        """Wait until the exchange is done; on CUDA, until it stands in the current stream.
-
-        Raises:
-            WorkerError: a worker is gone, or has not come to it in time.
-        """
-        if self._group is not None and self._work is not None:
-            self._group.finish(self._work, self._name, self._on_cpu)
-        self._work = None
-
-
-DONE = Pending()
 
 
 class ProcessGroup:
@@ -150,7 +132,7 @@ class ProcessGroup:
         self._is_part = members is not None
         self._name = name
         self._parts = 0
-        self._meetings = 0
+        self._barriers = 0
         self.shares_memory = share_memory
         self._lane: Lane | None = None
         self._looked_for_lane = device != "cpu"
@@ -172,7 +154,7 @@ class ProcessGroup:
         self.begin_all_reduce(tensor, operation, name=name).wait()
         return tensor
 
-    def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending | Taken:
+    def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending:
         """Begin what ``all_reduce`` does, and return at once; ``tensor`` has the result when ``wait`` has returned."""
         if operation not in OPERATIONS:
             raise ConfigurationError(f"operation={operation!r}: give one of {', '.join(OPERATIONS)}")
@@ -193,7 +175,7 @@ class ProcessGroup:
         pending.wait()
         return gathered
 
-    def begin_all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[list[torch.Tensor], Pending | Taken]:
+    def begin_all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[list[torch.Tensor], Pending]:
         """Begin what ``all_gather`` does; the tensors returned hold their values when ``wait`` has returned."""
         if self.world_size == 1:
             return [tensor.clone()], DONE
@@ -208,7 +190,7 @@ class ProcessGroup:
         pending.wait()
         return rows
 
-    def _begin_to_gather(self, tensor: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending | Taken]:
+    def _begin_to_gather(self, tensor: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending]:
         rows = tensor.new_empty((self.world_size, *tensor.shape))
         what = f"all-gather of {name}"
         if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, "gather"):
@@ -264,9 +246,9 @@ class ProcessGroup:
         if self.world_size == 1:
             return
         self.count(f"wait for {name}")
-        self._meetings += 1
+        self._barriers += 1
         limit = self.patience if timeout is None else timeout
-        if self._watch is not None and not self._watch.meet(f"{self._name}:{self._meetings}", self.world_size, limit):
+        if self._watch is not None and not self._watch.wait_for_all(f"{self._name}:{self._barriers}", self.world_size, limit):
             self.check()
             raise self.late(f"wait for {name}", limit)
 
@@ -379,7 +361,7 @@ class ProcessGroup:
         broken = self._watch is None or self._watch.cause() is not None
         if self._watch is not None:
             self._watch.stop()
-        meeting.part(broken)
+        rendezvous.part(broken)
         self.torch_group = None
 
     def __enter__(self) -> ProcessGroup:
@@ -397,7 +379,7 @@ class ProcessGroup:
     def _begin(self, begin: Callable[[], Any], name: str, tensor: torch.Tensor) -> Pending:
         self.count(name)
         try:
-            return Pending(self, begin(), name, tensor.device.type == "cpu")
+            return Work(self, begin(), name, tensor.device.type == "cpu")
         except RuntimeError as error:
             raise self.broken(name, first_line(error)) from error
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from burnish.distributed.accumulation import accumulates, exchanging_for_updates
-from burnish.distributed.buckets import bucket_gradients
-from burnish.distributed.replication import check_replicated
-from burnish.distributed.samples import place_samples
-from burnish.distributed.sharing import number_exchanges, share_exchanges
-from burnish.distributed.synchronization import average_statistics, effective_policies, synchronize
+from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates
+from burnish.distributed.graphs.buckets import bucket_gradients
+from burnish.distributed.graphs.replication import check_replicated
+from burnish.distributed.graphs.samples import place_samples
+from burnish.distributed.graphs.sharing import number_exchanges, share_exchanges
+from burnish.distributed.graphs.synchronization import average_statistics, effective_policies, synchronize
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norm_policies import NormPolicy
