@@ -1,4 +1,4 @@
-"""Measures all-reduces between workers that do nothing else. Started by ``data_parallel.py``."""
+"""Measures all-reduces of the kinds that training makes, between workers that do nothing else. By ``data_parallel.py``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from burnish.distributed.connection import process_group
+from burnish.distributed.connection.shared_memory import SMALL_BYTES
 from contenders import Step, serve
 from job import read_job
 
-REPEATS = 15
+WARMUP, REPEATS = 5, 15
 
 
 def main() -> None:
@@ -21,14 +22,20 @@ def main() -> None:
     group = process_group.join()
 
     def seconds(size: int) -> float:
+        """Of one exchange behind another: a barrier lets workers go at times that differ by more than an exchange lasts."""
         buffer = torch.zeros(size // 4)
+        shared = group.shared_buffer(torch.float32, size // 4) if size > SMALL_BYTES else None
+        if shared is not None:
+            shared.tensor.zero_()
         taken = []
-        for _ in range(REPEATS):
-            group.barrier()
+        for _ in range(WARMUP + REPEATS):
             started = time.perf_counter()
-            group.all_reduce(buffer)
+            if shared is None:
+                group.all_reduce(buffer)
+            else:
+                shared.all_reduce().wait()
             taken.append(time.perf_counter() - started)
-        return statistics.median(taken)
+        return statistics.median(taken[WARMUP:])
 
     def build() -> tuple[Step, dict[str, Any]]:
         return lambda: 0.0, {"exchange_seconds": [seconds(size) for size in job["sizes"]]}
