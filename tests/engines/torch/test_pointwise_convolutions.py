@@ -1,4 +1,4 @@
-"""Convolutions of one pixel in bfloat16, which run as products of matrices where maps are small, against float64."""
+"""Convolutions of one pixel, some of which run as products of matrices, against float64: small maps in bfloat16, few channels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def calls(module: torch.fx.GraphModule) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize(("side", "strides", "convolutions"), [(7, 1, 0), (1, 1, 0), (10, 1, 2), (15, 1, 3), (7, 2, 3)])
+@pytest.mark.parametrize(("side", "strides", "convolutions"), [(7, 1, 0), (1, 1, 0), (10, 1, 2), (15, 1, 3), (7, 2, 2)])
 def test_products_compute_what_convolutions_do(side, strides, convolutions, layout):
     model = graph_of(side, strides=[strides, strides])
     module = translate(model, torch.device("cpu"))
@@ -72,3 +72,30 @@ def test_what_the_products_give_has_its_channels_last():
         {"x": images[0], "w": torch.ones(OUTPUTS, INPUTS, 1, 1).bfloat16(), "dy": images[1]},
     )
     assert all(found[name].is_contiguous(memory_format=torch.channels_last) for name in ("y", "dx"))
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 6, 15])
+def test_kernels_that_skip_pixels_of_few_channels_get_their_gradient_from_a_product(channels, rank, layout):
+    """oneDNN's kernel for AVX2 writes beyond the end of this gradient, which ends the process some time later."""
+    extents, strides = [9, 8, 5][:rank], [2, 3, 1][:rank]
+    outs = [(extent - 1) // stride + 1 for extent, stride in zip(extents, strides, strict=True)]
+    shapes = {"dy": ["batch", 8, *outs], "x": ["batch", channels, *extents], "w": [8, channels, *[1] * rank]}
+    values = [ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape)) for name, shape in shapes.items()]
+    graph = ir.Graph(values, [], nodes=[], opset_imports={"": 22, BURNISH_DOMAIN: 1}, name="gradient")
+    builder = Builder(graph)
+    dy, x, w = (builder.tensor(value) for value in values)
+    attributes = {"kernel_shape": [1] * rank, "strides": strides}
+    graph.outputs.append(builder.op("ConvWeightGrad", dy, x, w, domain=BURNISH_DOMAIN, like=w, **attributes).value)
+    model = ir.Model(graph, ir_version=10)
+    module = translate(model, torch.device("cpu"))
+    assert not calls(module)
+    inputs = {name: torch.randn([BATCH, *shape[1:]] if name != "w" else shape) for name, shape in shapes.items()}
+    if layout == "channels_last":
+        inputs = {name: tensor.movedim(1, -1).contiguous().movedim(-1, 1) for name, tensor in inputs.items()}
+    (found,) = run(module, model, inputs).values()
+    weight = inputs["w"].double().requires_grad_()
+    convolve = [torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d][rank - 1]
+    (convolve(inputs["x"].double(), weight, stride=strides) * inputs["dy"].double()).sum().backward()
+    torch.testing.assert_close(found.double(), weight.grad, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,9 @@ from burnish.graph import BURNISH_DOMAIN
 LARGEST_MAP = 7 * 7
 LARGEST_MAP_OF_WEIGHT_GRADIENT = 14 * 14
 """Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
+
+FEW_CHANNELS = 16
+"""As many as fill two vectors of AVX2: with fewer, oneDNN's strided convolutions of one pixel are not trusted."""
 
 
 def _window(op: Call, weight: int) -> tuple[list[Any], list[int], list[int], list[int], int]:
@@ -76,6 +80,36 @@ def _is_product(op: Call, images: int, weight: int, largest: int) -> bool:
     return strides == [1, 1] and not any(pads) and group == 1 and automatic and math.prod(extents[2:]) <= largest
 
 
+def _lacks_kernels(op: Call, index: int) -> bool:
+    """Whether the operand is bfloat16 on a CPU for which oneDNN has no convolutions of that: PyTorch's own round their sums."""
+    return op.device.type == "cpu" and op.dtype(index) == ir.DataType.BFLOAT16 and not _has_narrow_convolutions()
+
+
+@functools.cache
+def _has_narrow_convolutions() -> bool:
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _widened(tensor: Any, narrow: bool) -> Any:
+    return tensor.to(torch.float32) if narrow and tensor is not None else tensor
+
+
+def _skips_pixels_of_few_channels(op: Call, weight: int) -> bool:
+    """Whether the kernels of a convolution are of one pixel, with a stride, and read few channels.
+
+    Of these oneDNN, for processors with AVX2 but no AVX-512, computes the gradient of the kernels with whole vectors, which it
+    writes beyond the end of the result.
+    """
+    extents = op.extents(weight)
+    kernel, strides, _, pads, group = _window(op, weight)
+    automatic = op.attribute("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    few = isinstance(extents[1], int) and extents[1] < FEW_CHANNELS
+    return (
+        few and op.device.type == "cpu" and max(kernel) == 1 and max(strides) > 1 and not any(pads) and group == 1 and automatic
+    )
+
+
 def _channels_last(images: Any) -> Any:
     """[N, C, H, W] as [N, H, W, C]: no copy where the channels are last in memory."""
     return torch.permute(images, [0, 2, 3, 1])
@@ -91,8 +125,11 @@ def convolution(op: Call) -> Any:
         return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1).t()))
     kernel, strides, dilations, pads, group = _window(op, 1)
     x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
-    function = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
-    return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
+    function: Any = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
+    narrow = _lacks_kernels(op, 0)
+    operands = [_widened(operand, narrow) for operand in (x, op.tensor(1), op.optional(2))]
+    y = function(*operands, strides, padding, dilations, group)
+    return y.to(torch.bfloat16) if narrow else y
 
 
 @translates("ConvTranspose")
@@ -151,6 +188,11 @@ def convolution_weight_gradient(op: Call) -> Any:
     if _is_product(op, 1, 2, LARGEST_MAP_OF_WEIGHT_GRADIENT):
         dy, x = (torch.flatten(_channels_last(op.tensor(index)), 0, 2) for index in (0, 1))
         return torch.mm(dy.t(), x)[:, :, None, None]
+    if _skips_pixels_of_few_channels(op, 2):
+        strides = _window(op, 2)[1]
+        seen = op.tensor(1)[(slice(None), slice(None), *(slice(None, None, step) for step in strides))]
+        dy, x = (torch.flatten(torch.movedim(images, 1, -1), 0, -2) for images in (op.tensor(0), seen))
+        return torch.reshape(torch.mm(dy.t(), x), [*op.extents(2)[:2], *[1] * len(strides)])
     return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), op.value(1), weight_index=2, wanted=1)
 
 
@@ -159,10 +201,12 @@ def _backward(op: Call, dy: Any, x: Any, weight: Any, source: ir.Value, weight_i
     rank = len(strides)
     padded, padding = _padded_evenly(x, pads)
     mask = [wanted == 0, wanted == 1, False]
+    narrow = _lacks_kernels(op, 0)
+    operands = [_widened(operand, narrow) for operand in (dy, padded, weight)]
     gradients = torch.ops.aten.convolution_backward.default(
-        dy, padded, weight, None, strides, padding, dilations, False, [0] * rank, group, mask
+        *operands, None, strides, padding, dilations, False, [0] * rank, group, mask
     )
-    gradient = gradients[wanted]
+    gradient = gradients[wanted].to(torch.bfloat16) if narrow else gradients[wanted]
     if wanted == 0 and padded is not x:
         amounts = [-amount for axis in reversed(range(rank)) for amount in (pads[axis], pads[axis + rank])]
         gradient = functional.pad(gradient, amounts)
