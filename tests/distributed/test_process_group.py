@@ -51,6 +51,26 @@ def test_every_exchange_has_the_values_of_all_ranks():
         assert result == [rank, *same, parts[rank], True]
 
 
+def _groups_of_groups(rank, size):
+    with join(timeout=10, first_contact=60) as group:
+        part = group.split(size)
+        groups = [part, group.twin(), part.twin(), part.split(2), group.apart(2), group.twin()]
+        return [made.all_reduce(torch.tensor([10**rank])).item() for made in groups]
+
+
+@pytest.mark.parametrize(("workers", "size"), [(3, 2), (4, 3), (5, 4)])
+def test_groups_are_made_of_workers_that_are_of_different_numbers_of_groups(workers, size):
+    def total(first, count):
+        return sum(10**rank for rank in range(first, min(first + count, workers)))
+
+    for rank, found in enumerate(run(_groups_of_groups, workers, size)):
+        first = rank // size * size
+        inner = first + (rank - first) // 2 * 2
+        part, everyone = total(first, size), total(0, workers)
+        in_part = sum(10**other for other in range(inner, min(inner + 2, first + size, workers)))
+        assert found == [part, everyone, part, in_part, total(rank // 2 * 2, 2), everyone]
+
+
 def test_a_worker_alone_needs_nobody(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

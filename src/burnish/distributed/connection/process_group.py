@@ -285,12 +285,12 @@ class ProcessGroup:
         """
         first = self.rank // size * size
         part = self._members[first : first + size]
-        made = None
+        made = self.all_gather_json(rendezvous.groups_made(), name="the numbers of groups")
+        torch_group = None
         if len(part) > 1:
             self.count("connection of a group")
-            limit = timedelta(seconds=self.timeout + GRACE_SECONDS)
             try:
-                made = torch_distributed().new_group(list(part), timeout=limit, use_local_synchronization=True)
+                torch_group = rendezvous.connect(part, max(made[first : first + size]), self.timeout + GRACE_SECONDS)
             except RuntimeError as error:
                 raise self.broken("connection of a group", first_line(error)) from error
         self._parts += 1
@@ -301,7 +301,7 @@ class ProcessGroup:
             self.device,
             self.timeout,
             self.patience,
-            made,
+            torch_group,
             self._watch,
             part,
             name,

@@ -8,7 +8,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 # The server of the store lives in the process of rank 0, if not in the launcher's, until that ends: others may still ask it.
 _stores: dict[tuple[str, int], Any] = {}
 _meetings = 0
+# Groups that this process is of, beside that of all workers.
+_groups = 0
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ def initialize(place: Place, store: Any, device: str, limit: float) -> None:
 
         torch.cuda.set_device(device)
     _choose_interface(place)
+    global _groups
+    _groups = 0
     try:
         distributed.init_process_group(
             "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
@@ -166,6 +170,35 @@ def initialize(place: Place, store: Any, device: str, limit: float) -> None:
             f"The workers have met at {place.address}, but rank {place.rank} cannot connect with another: {first_line(error)}. "
             f"Name the network interface that they reach each other by in {INTERFACE}, and open the ports between the machines"
         ) from error
+
+
+def groups_made() -> int:
+    """Return of how many groups this process is, beside that of all workers."""
+    return _groups
+
+
+def connect(members: Sequence[int], made: int, limit: float) -> Any:
+    """Connect some of the workers in a group of ``torch.distributed`` of their own; all of them call this together.
+
+    PyTorch names such a group by its ranks and the number of groups that its process is of: where these differ, workers wait for
+    each other under different names. So who is of fewer than another makes groups of itself alone first.
+
+    Args:
+        members: their ranks in the run.
+        made: the largest ``groups_made`` of them.
+        limit: seconds that an exchange may take.
+
+    Raises:
+        RuntimeError: one has not come, or is not reached.
+    """
+    global _groups
+    distributed, timeout = torch_distributed(), timedelta(seconds=limit)
+    while _groups < made:
+        distributed.new_group([distributed.get_rank()], timeout=timeout, backend="gloo", use_local_synchronization=True)
+        _groups += 1
+    group = distributed.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+    _groups += 1
+    return group
 
 
 def part(broken: bool) -> None:
