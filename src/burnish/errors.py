@@ -52,4 +52,22 @@ class EngineError(BurnishError):
 
 
 class WorkerError(BurnishError):
-    """A worker of a data-parallel run that is gone, late, cannot be reached, or differs from the others."""
+    """A worker of a data-parallel run that is gone, late, cannot be reached, or differs from the others.
+
+    Attributes:
+        comes_again: whether a new start of the run would end so too.
+    """
+
+    def __init__(self, message: str, comes_again: bool = False):
+        super().__init__(message)
+        self.comes_again = comes_again
+
+
+def comes_again(error: BaseException) -> bool:
+    """Whether what raised an error would raise it again at a new start: a wrong model, option or data, here or on another worker.
+
+    An engine may have run out of memory, a disk may have been full, and a loss depends on rounding: these may not come again.
+    """
+    if isinstance(error, WorkerError):
+        return error.comes_again
+    return isinstance(error, ModelError | UnsupportedOperatorError | ConfigurationError | InputError | DataError)

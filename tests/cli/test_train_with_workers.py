@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import burnish
 from burnish.cli import launch
 from burnish.cli.train import exchange_options, parallel_run
 
@@ -158,6 +159,63 @@ def test_restarts_come_to_an_end(data):
     assert message.count("error: Rank ") == message.count("was ended by SIGKILL") == 1
 
 
+def spoil_the_model(folder):
+    (folder / "model.onnx").write_bytes(b"no model")
+
+
+def spoil_a_label(folder):
+    """Of one sample, which one worker alone gets."""
+    arrays = dict(np.load(folder / "many.npz"))
+    arrays["y"][50] = 7
+    np.savez(folder / "many.npz", **arrays)
+
+
+def leave_a_run(folder):
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "checkpoints" / "latest.safetensors").touch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_the_model, r"error: 'model.onnx'"),
+        (spoil_a_label, r"error: .*'labels'.* 7"),
+        (leave_a_run, r"error: 'run' holds a run already: go on with it \(--resume\)"),
+    ],
+)
+def test_what_would_come_again_is_not_started_again(data, spoil, message):
+    spoil(data)
+    training = arguments("run", "--workers", "2", "--max-restarts", "3", "--epochs", "3")
+    done = subprocess.run([*COMMAND, *training], capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1
+    assert re.search(message, done.stderr), done.stderr
+    assert done.stdout.count("compiled in") <= 1
+    assert len(re.findall(r"^error: ", done.stderr, re.MULTILINE)) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (burnish.errors.ModelError("a"), launch.COMES_AGAIN),
+        (burnish.errors.GradientError("a"), launch.COMES_AGAIN),
+        (burnish.errors.DataError("a"), launch.COMES_AGAIN),
+        (burnish.errors.WorkerError("rank 1 stopped: a", comes_again=True), launch.COMES_AGAIN),
+        (burnish.errors.WorkerError("rank 1 is gone"), 1),
+        (burnish.errors.EngineError("memory ran out"), 1),
+        (burnish.errors.NonFiniteLossError("a"), 1),
+    ],
+)
+def test_a_worker_says_by_its_status_whether_it_would_end_so_again(monkeypatch, error, status):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv(launch.LAUNCHED, raising=False)
+    assert launch.exit_status(error) == 1  # started by torchrun
+    monkeypatch.setenv(launch.LAUNCHED, "1")
+    assert launch.exit_status(error) == status
+    monkeypatch.delenv("WORLD_SIZE")
+    assert launch.exit_status(error) == 1
+
+
 @pytest.mark.slow
 def test_more_workers_than_samples(data):
     np.savez("few.npz", x=np.ones((2, 4, 4), np.float32), y=[0, 1])
@@ -171,10 +229,15 @@ def test_more_workers_than_samples(data):
 def test_options_of_the_exchange_reach_the_session(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    options = exchange_options(1, deterministic=True, compression="float16", shard_optimizer=False)
+    options = exchange_options(
+        1, deterministic=True, compression="float16", shard_optimizer=False, bucket_size=1000, share=False, synchronize_every=None
+    )
     parallel, group = parallel_run(None, 60.0, options)
     assert (parallel.deterministic, parallel.compression, parallel.shard_optimizer) == (True, "float16", False)
+    assert (parallel.bucket_size, parallel.share, parallel.synchronize_every) == (1000, False, None)
     assert parallel.group is group
+    (unchanged, _) = parallel_run(None, 60.0, exchange_options(1, deterministic=False, bucket_size=None, share=None))
+    assert (unchanged.bucket_size, unchanged.share) == (burnish.DataParallel().bucket_size, True)
 
 
 def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
@@ -192,6 +255,13 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         (("--max-restarts", "2"), "--max-restarts starts the workers of --workers again: give --workers 2 or more"),
         (("--deterministic",), "--deterministic says how workers exchange, and one alone trains here: give --workers 2 or more,"),
         (("--compression", "float16", "--workers", "1"), "--compression says how workers exchange, and one alone trains here"),
+        (("--bucket-size", "0", "--workers", "2"), "'--bucket-size': Input should be greater than or equal to 1"),
+        (("--bucket-size", "1e6", "--workers", "2"), "'--bucket-size': '1e6' is not a valid"),
+        (
+            ("--bucket-size", "1000"),
+            "--bucket-size says how workers exchange, and one alone trains here: give --workers 2 or more",
+        ),
+        (("--no-share",), "--no-share says how workers exchange, and one alone trains here: give --workers 2"),
         (("--shard-optimizer",), "--shard-optimizer says how workers exchange, and one alone trains here: give --workers 2"),
         (("--synchronize-every", "4"), "--synchronize-every says how workers exchange, and one alone trains here: give"),
         (

@@ -15,7 +15,7 @@ from burnish.cli.console import errors
 from burnish.cli.demo import demo
 from burnish.cli.export import export
 from burnish.cli.inspect import inspect
-from burnish.cli.launch import INTERRUPTED, other_rank
+from burnish.cli.launch import INTERRUPTED, exit_status, other_rank
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 
@@ -41,7 +41,7 @@ class Group(TyperGroup):
             if rank is None or not isinstance(error, WorkerError | NonFiniteLossError):
                 prefix = "" if rank is None else f"[rank {rank}] "
                 errors().print(f"{prefix}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(1) from error
+            raise typer.Exit(exit_status(error)) from error
         except KeyboardInterrupt as interrupt:
             if other_rank() is None:
                 errors().print(str(interrupt) or "Stopped.", style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -13,9 +13,15 @@ from typing import Any
 import typer
 
 from burnish.cli.console import errors
-from burnish.errors import ConfigurationError, WorkerError
+from burnish.errors import BurnishError, ConfigurationError, WorkerError, comes_again
 
 INTERRUPTED = 130
+REFUSED = 2
+"""By what a worker ends whose command line is refused."""
+COMES_AGAIN = 78
+"""By what a worker ends that would end so at every start: EX_CONFIG of sysexits.h."""
+LAUNCHED = "BURNISH_LAUNCHED"
+"""In the environment of workers whose launcher reads that status."""
 # A worker that is asked to stop finishes its step and saves.
 SHUTDOWN_SECONDS = "120"
 
@@ -28,6 +34,11 @@ def is_worker() -> bool:
 def other_rank() -> str | None:
     """Return the rank of this process where it is a worker, and not the first one."""
     return os.environ.get("RANK") if is_worker() and os.environ.get("RANK", "0") != "0" else None
+
+
+def exit_status(error: BurnishError) -> int:
+    """Return by what status an error ends this process: a worker tells its launcher whether to start it again."""
+    return COMES_AGAIN if is_worker() and LAUNCHED in os.environ and comes_again(error) else 1
 
 
 def run_id() -> str:
@@ -84,7 +95,7 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str) -
     Args:
         arguments: of the command, as each worker gets them.
         workers: how many.
-        restarts: how often to start all of them again when one fails.
+        restarts: how often to start all of them again when one fails otherwise than it would each time.
         resume: the command line that goes on from the last checkpoint.
 
     Raises:
@@ -100,24 +111,32 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str) -
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
+    os.environ[LAUNCHED] = "1"
     # Connections that break are reported as errors; the library's traces of them say less.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=workers,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=restarts,
-        monitor_interval=0.1,
-        local_addr="localhost",
-    )
+    name = uuid.uuid4().hex
     try:
-        elastic_launch(config, sys.executable)("-m", "burnish", *arguments)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        raise _ended(rank, failure, resume) from None
+        for left in reversed(range(restarts + 1)):
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=workers,
+                run_id=name,
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                monitor_interval=0.1,
+                local_addr="localhost",
+            )
+            try:
+                elastic_launch(config, sys.executable)("-m", "burnish", *arguments)
+                return
+            except ChildFailedError as error:
+                rank, failure = error.get_first_failure()
+            if failure.exitcode in (REFUSED, COMES_AGAIN):
+                raise typer.Exit(REFUSED if failure.exitcode == REFUSED else 1)
+            if not left:
+                raise _ended(rank, failure, resume)
     except SignalException as stop:
         if stop.sigval == signal.SIGINT:
             raise typer.Exit(INTERRUPTED) from None  # the first worker has said where the state is

@@ -87,7 +87,12 @@ def train(
     ] = 1,
     max_restarts: Annotated[
         int,
-        typer.Option("--max-restarts", min=0, help="How often to go on when a worker is gone.", rich_help_panel=WORKERS),
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            help="How often to go on when workers fail by what need not come again.",
+            rich_help_panel=WORKERS,
+        ),
     ] = 0,
     worker_timeout: Annotated[
         float,
@@ -110,6 +115,24 @@ def train(
             rich_help_panel=WORKERS,
         ),
     ] = None,
+    bucket_size: Annotated[
+        int | None,
+        typer.Option(
+            "--bucket-size",
+            min=1,
+            metavar="BYTES",
+            help="Bytes of gradients that workers exchange at once, behind the rest of the backward pass; by default 25 MiB.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share/--no-share",
+            help="Let batch normalization layers that do not wait for each other share an exchange.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = True,
     shard_optimizer: Annotated[
         bool,
         typer.Option(
@@ -182,6 +205,8 @@ def train(
         count,
         deterministic=deterministic,
         compression=compression,
+        bucket_size=bucket_size,
+        share=None if share else False,
         shard_optimizer=shard_optimizer,
         synchronize_every=synchronize_every,
     )
@@ -314,13 +339,18 @@ def train(
 def exchange_options(count: int, **given: Any) -> dict[str, Any]:
     """Return what was asked for of how workers exchange, as ``burnish.DataParallel`` takes it.
 
+    Args:
+        count: of workers.
+        given: options by name; those that are None, and switches that are off, were not asked for.
+
     Raises:
         typer.BadParameter: something was, and there is one worker alone; or it is none of the choices.
     """
-    asked = {name: value for name, value in given.items() if value}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value or (name == "share" and value is False)}
     if not asked:
         return {}
-    option = f"--{next(iter(asked)).replace('_', '-')}"
+    first = next(iter(asked)).replace("_", "-")
+    option = "--no-share" if first == "share" else f"--{first}"
     if count == 1 and not launch.is_worker():
         raise typer.BadParameter(
             f"{option} says how workers exchange, and one alone trains here: give --workers 2 or more, start with torchrun, or "

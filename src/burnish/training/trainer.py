@@ -385,7 +385,7 @@ class Trainer:
                 text += (
                     f". The step before had a learning rate of {position.rate:.3g}: compile with a schedule that stays below it"
                 )
-        return type(error)(text)
+        return WorkerError(text, error.comes_again) if isinstance(error, WorkerError) else type(error)(text)
 
     def _stop_if_interrupted(self) -> None:
         interrupted = self._ctrl_c.taken() if self._group.world_size == 1 else self._stop_vote.passed()

@@ -14,7 +14,7 @@ from burnish.data import Dataset, Loader
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.connection.watch import ranks
 from burnish.engines.communicator import Pending
-from burnish.errors import BurnishError, InputError, WorkerError
+from burnish.errors import BurnishError, InputError, WorkerError, comes_again
 from burnish.training.session import Session
 from burnish.training.totals import Totals
 
@@ -66,12 +66,12 @@ def on_first(group: ProcessGroup, function: Callable[[], Any], name: str) -> Any
         try:
             told = {"value": function()}
         except BurnishError as error:
-            failure, told = error, {"error": str(error)}
+            failure, told = error, {"error": str(error), "comes again": comes_again(error)}
     first = group.all_gather_json(told, name=name)[0]
     if failure is not None:
         raise failure
     if "error" in first:
-        raise WorkerError(f"Rank 0 stopped: {first['error']}")
+        raise WorkerError(f"Rank 0 stopped: {first['error']}", first["comes again"])
     return first["value"]
 
 
@@ -96,12 +96,14 @@ def on_all(group: ProcessGroup, function: Callable[[], Result], name: str) -> Re
         group.fail(error)
         raise
     group.barrier(name=f"the others to {name}")
-    told = group.all_gather_json(None if failure is None else str(failure), name=f"whether all could {name}")
-    if failure is not None and (group.rank == 0 or str(failure) != told[0]):
+    own = ["", False] if failure is None else [str(failure), comes_again(failure)]
+    told = group.all_gather_json(own, name=f"whether all could {name}")
+    if failure is not None and (group.rank == 0 or str(failure) != told[0][0]):
         raise failure
-    failed = next((rank for rank, message in enumerate(told) if message is not None), None)
+    failed = next((rank for rank, (message, _) in enumerate(told) if message), None)
     if failed is not None:
-        raise WorkerError(f"Rank {failed} stopped: {told[failed]}")
+        message, again = told[failed]
+        raise WorkerError(f"Rank {failed} stopped: {message}", again)
     return value
 
 
@@ -122,7 +124,8 @@ def agree(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
         if others:
             raise WorkerError(
                 f"The workers do not train the same: {what} is {first} on rank 0, and {said[others[0]].get(what)} on "
-                f"{ranks(others)}. Start all of them with the same command, versions, model and data"
+                f"{ranks(others)}. Start all of them with the same command, versions, model and data",
+                comes_again=True,
             )
 
 

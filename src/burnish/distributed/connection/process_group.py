@@ -20,7 +20,7 @@ from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuff
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.distributed.connection.work import DONE, Work
 from burnish.engines.communicator import Pending
-from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.errors import ConfigurationError, EngineError, WorkerError, comes_again
 
 if TYPE_CHECKING:
     import torch
@@ -344,12 +344,13 @@ class ProcessGroup:
     def check(self) -> None:
         """Raise WorkerError where a worker is known to be gone; asks nobody."""
         if self._watch is not None and (cause := self._watch.cause()) is not None:
-            raise WorkerError(self._ended(cause))
+            raise WorkerError(self._ended(cause), self._watch.comes_again)
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this worker stops, and why; an error that came from them is theirs already."""
         if self._watch is not None and not isinstance(error, WorkerError):
-            self._watch.declare(f"rank {self._run_rank} stopped: {first_line(error) or type(error).__name__}")
+            cause = f"rank {self._run_rank} stopped: {first_line(error) or type(error).__name__}"
+            self._watch.declare(cause, comes_again(error))
 
     def close(self) -> None:
         """Leave the run. The others may go on to their own end, but exchange nothing with this worker any more."""
@@ -424,15 +425,15 @@ class ProcessGroup:
             ended: ranks of this group whose processes run no more, as far as that is known.
         """
         cause = None if self._watch is None else self._watch.search([self._members[rank] for rank in ended])
-        if cause is not None:
-            return WorkerError(self._ended(cause))
+        if self._watch is not None and cause is not None:
+            return WorkerError(self._ended(cause), self._watch.comes_again)
         return self._told(f"the connection to another worker broke in the {name}: {reason}")
 
     def late(self, name: str, limit: float) -> WorkerError:
         """Find out who has not come to an exchange, and tell all; returns the error that ends this worker."""
         who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
         if self._watch is not None and who == self._watch.cause():
-            return WorkerError(self._ended(who))  # what another worker told meanwhile says it all
+            return WorkerError(self._ended(who), self._watch.comes_again)  # what another worker told meanwhile says it all
         return self._told(f"The {name} is not done after {limit:g} s: {who}")
 
     def at_odds(self, name: str) -> WorkerError:

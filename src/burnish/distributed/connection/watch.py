@@ -80,6 +80,10 @@ class Watch:
         rank, world_size: of this worker.
         patience: seconds of silence after which a worker, or the store, counts as gone.
         on_cause: called once, from the thread, when a cause is known.
+
+    Attributes:
+        operations: how many exchanges this worker has begun.
+        comes_again: whether a new start of the run would end by the same cause, where one is known.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Watch:
         self.world_size = world_size
         self.patience = patience
         self.operations = 0
+        self.comes_again = False
         self._address = address
         self._keeper = keeper
         self._open_store = open_store
@@ -104,6 +109,7 @@ class Watch:
         self._lives = {other: Life(changed=now) for other in range(world_size) if other != rank}
         self._cause: str | None = None
         self._declared: str | None = None
+        self._declares_again = False
         self._contact = now
         self._search: Search | None = None
         self._barrier: Barrier | None = None
@@ -122,9 +128,13 @@ class Watch:
         self._hurry.set()
         self._thread.join(timeout=2 * INTERVAL_SECONDS + PARTING_SECONDS)
 
-    def declare(self, cause: str) -> None:
-        """Tell every worker why the run ends; what somebody said earlier stands. Returns when it is entered, or cannot be."""
-        self._declared = self._declared or cause
+    def declare(self, cause: str, comes_again: bool = False) -> None:
+        """Tell every worker why the run ends; what somebody said earlier stands. Returns when it is entered, or cannot be.
+
+        ``comes_again`` says that a new start of the run would end so too.
+        """
+        if self._declared is None:
+            self._declares_again, self._declared = comes_again, cause
         self._hurry.set()
         self._entered.wait(2 * INTERVAL_SECONDS)
 
@@ -191,7 +201,7 @@ class Watch:
         while self._cause is None and self._declared is not None and time.monotonic() < until:
             time.sleep(SEARCH_INTERVAL_SECONDS / 4)
         if self._cause is None and self._declared is not None:
-            self._find(self._declared)
+            self._find(self._declared, self._declares_again)
 
     def _look_closely(self, seconds: float, ended: Collection[int] = ()) -> Search:
         search = self._search = Search(time.monotonic())
@@ -236,8 +246,8 @@ class Watch:
         if (barrier := self._barrier) is not None and not barrier.complete:
             come = store.add(barrier.key, 0 if barrier.entered else 1)
             barrier.entered, barrier.complete = True, come >= barrier.workers
-        if store.check([CAUSE]) and (cause := store.get(CAUSE).decode()) != NO_CAUSE:
-            self._find(cause)
+        if store.check([CAUSE]) and (entered := store.get(CAUSE).decode()) != NO_CAUSE:
+            self._find(*json.loads(entered))
         following = (self.rank + 1) % self.world_size
         watched = list(self._lives) if self._search else [following]
         for rank in watched:
@@ -264,7 +274,7 @@ class Watch:
     def _enter(self, store: Any) -> None:
         """Enter what was declared, where nothing is entered yet."""
         if self._declared is not None and not self._entered.is_set():
-            store.compare_set(CAUSE, NO_CAUSE, self._declared)
+            store.compare_set(CAUSE, NO_CAUSE, json.dumps([self._declared, self._declares_again]))
             self._entered.set()
 
     def _read(self, store: Any, rank: int) -> None:
@@ -279,9 +289,9 @@ class Watch:
         if search is not None and search.first.setdefault(rank, count) != count:
             search.alive.add(rank)
 
-    def _find(self, cause: str) -> None:
+    def _find(self, cause: str, comes_again: bool = False) -> None:
         if self._cause is None:
-            self._cause = cause
+            self.comes_again, self._cause = comes_again, cause
             if self._on_cause is not None:
                 self._on_cause()
 
