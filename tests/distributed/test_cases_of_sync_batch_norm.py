@@ -21,7 +21,7 @@ from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.process_group import join
 from burnish.passes.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, residual
-from oracles.several_workers import Batch, Outcome, largest_difference, part_of, train_alone, train_part
+from oracles.several_workers import Batch, Outcome, largest_difference, part_of, train_alone, train_in_threads, train_part
 from oracles.small_networks import Network
 
 STEPS, RATE = 5, 0.125
@@ -250,3 +250,29 @@ def test_a_batch_without_samples(pool, tmp_path):
     for reports, states in pool.run(2, train_part, str(program.save(tmp_path / "program")), empty, [(0, 0)] * STEPS, {}):
         for values in (*reports, *states):
             assert all(np.isfinite(value).all() for value in values.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "norm"),
+    [
+        ("train", "sync"),
+        ("train", "local"),
+        ("train", "sync:2"),
+        ("train:momentum=cumulative", "sync"),
+        ("renorm", "sync"),
+        ("ghost:2", "sync"),
+    ],
+)
+def test_a_batch_without_samples_leaves_the_running_statistics(policy, norm):
+    program = burnish.compile(residual(), optimizer="sgd:lr=0.05", norm=policy)
+    full = image_batches(2, 8)
+    nothing = {name: array[:0] for name, array in full[0].items()}
+    for _, (before, behind, later) in train_in_threads(
+        program, [full[0], nothing, full[1]], [[2, 2, 4, 0], [0] * 4, [2] * 4], norm=norm
+    ):
+        names = [name for name in before if name.startswith("stat/")]
+        assert names
+        for name in names:
+            assert behind[name].tobytes() == before[name].tobytes(), name
+            assert later[name].tobytes() != before[name].tobytes(), name
+        assert all(np.isfinite(value).all() for value in later.values())

@@ -16,7 +16,12 @@ from burnish.distributed.graphs.buckets import bucket_gradients
 from burnish.distributed.graphs.replication import check_replicated
 from burnish.distributed.graphs.samples import place_samples
 from burnish.distributed.graphs.sharing import number_exchanges, share_exchanges
-from burnish.distributed.graphs.synchronization import average_statistics, effective_policies, synchronize
+from burnish.distributed.graphs.synchronization import (
+    average_statistics,
+    effective_policies,
+    keep_statistics,
+    synchronize,
+)
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norm_policies import NormPolicy
@@ -71,8 +76,10 @@ def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: Norm
     """
     signature = program.signature["grad"]
     policies = effective_policies(model.graph, norm, workers)
-    synchronize(model.graph, policies, workers, spare=not later)
-    average_statistics(model.graph, policies, workers)
+    counts = synchronize(model.graph, policies, workers, spare=not later) + average_statistics(model.graph, policies, workers)
+    if counts and workers > 1:
+        updated = signature.outputs_of(Role.STATISTIC)
+        keep_statistics(model.graph, counts[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
     join_parts(model.graph, later)
     remove_unused(model)
     data = [entry.name for entry in signature.inputs_of(Role.DATA)]

@@ -81,20 +81,27 @@ class _Layer:
     statistics: synchronized.Statistics
 
 
-def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int, spare: bool = True) -> None:
+def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int, spare: bool = True) -> list[Tensor]:
     """Rewrite, in place, every layer that normalizes by statistics of several workers, and its gradient.
 
     ``spare`` lets scale and bias have the gradients of the whole batch at once, without an exchange of their own.
+
+    Returns:
+        How many elements the whole batch has in each layer that takes its statistics, float64 [1].
     """
+    counts = []
     for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in LAYERS]:
         if POLICY_METADATA not in node.metadata_props:
             continue  # groups of samples within a worker's part
         group = group_of(node, policies, workers)
         if group is not None:
-            _synchronize_layer(graph, node, group, workers, spare)
+            count = _synchronize_layer(graph, node, group, workers, spare)
+            counts += [count] if group == 0 else []
+    return counts
 
 
-def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int, spare: bool) -> None:
+def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int, spare: bool) -> Tensor:
+    """Rewrite a layer; returns the number of elements of its statistics."""
     builder = Builder(graph, before=node)
     op = Operation(node, builder)
     x, scale, bias = (op.required(index) for index in range(3))
@@ -120,6 +127,7 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int,
             user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or scale.dtype).value)
             graph.remove(user, safe=True)
     replace_node(node, (y, statistics.mean, statistics.inverse_std, statistics.variance, None, None))
+    return statistics.count
 
 
 def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: int, spare: bool) -> None:
@@ -157,8 +165,13 @@ def _spare_exchange(own: ir.Value, whole: Tensor) -> None:
     replace_node(users[0][0], whole)
 
 
-def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> None:
-    """Put, in place, the average over the workers where each of them has running statistics of its own part."""
+def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> list[Tensor]:
+    """Put, in place, the average over the workers where each of them has running statistics of its own part.
+
+    Returns:
+        The number of elements that each average is of, float64 [1].
+    """
+    counts = []
     for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in ("ShardMean", "ShardCount")]:
         builder = Builder(graph, before=node)
         if node.op_type == "ShardCount":
@@ -173,5 +186,26 @@ def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], work
         number = builder.op("Reshape", share, builder.integers([1]), shape=[1])
         weighted = (builder.cast(mean, DOUBLE) * share, builder.cast(variance, DOUBLE) * share, number)
         means, variances, total = all_reduce(weighted, "average")
+        counts.append(total)
         total = builder.op("Max", total, 1.0)
         replace_node(node, (builder.cast(means / total, mean.dtype), builder.cast(variances / total, variance.dtype)))
+    return counts
+
+
+def keep_statistics(graph: ir.Graph, count: Tensor, updates: Mapping[str, str]) -> None:
+    """Let running statistics stay, in place, what they are in a step in which no worker has a sample.
+
+    Args:
+        graph: a training graph.
+        count: of the elements that the whole batch has in a layer, [1].
+        updates: by the name of an output that is the next value of a running statistic, the input that is its present one.
+    """
+    builder = Builder(graph)
+    present = {value.name: value for value in graph.inputs}
+    has_samples = builder.op("Greater", builder.tensor(count.value), 0.0, shape=[1])
+    for index, output in enumerate(graph.outputs):
+        if (name := output.name or "") in updates:
+            before, following = builder.tensor(present[updates[name]]), builder.tensor(output)
+            kept = builder.op("Where", has_samples, following, before, like=before)
+            graph.outputs[index] = kept.value
+            output.name, kept.value.name = None, name
