@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from worker_processes import run
 
 import burnish
 from burnish import optim
+from burnish.distributed import join
+from burnish.distributed.connection.communicators import GroupCommunicator
+from burnish.distributed.connection.ordered_sums import OrderedSums
 from burnish.distributed.connection.power_sgd import PowerSGD, rank_of
+from burnish.engines.torch import kernels
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
@@ -51,6 +56,28 @@ def test_sums_of_that_rank_are_exact(workers):
     own = gradients(workers, rank=2)
     for (result,) in in_threads(workers, lambda communicator: summed(communicator, [own], 2)):
         torch.testing.assert_close(result, sum(own), rtol=0, atol=1e-11)
+
+
+def _by_processes(rank, steps, approximated, share_memory):
+    with join(timeout=30, first_contact=60, share_memory=share_memory) as group:
+        if share_memory:
+            torch.distributed.all_reduce = _by_gloo
+        communicator = OrderedSums(GroupCommunicator(group))
+        return [result.numpy() for result in summed(communicator, steps, approximated)]
+
+
+def _by_gloo(*arguments, **options):
+    raise AssertionError("exchanged by Gloo")
+
+
+@pytest.mark.skipif(not kernels.available("shared_memory"), reason="needs a C++ compiler")
+def test_results_are_the_same_by_shared_memory_and_by_gloo():
+    steps = [gradients(3, rank=20, seed=seed) for seed in range(3)]
+    for approximated in (2, 20):  # the last of which leaves every gradient whole
+        shared, by_gloo = (run(_by_processes, 3, steps, approximated, share_memory) for share_memory in (True, False))
+        for ours, theirs in zip(shared, by_gloo, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 def test_what_a_step_leaves_out_later_steps_add():

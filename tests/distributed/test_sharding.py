@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import burnish
 from burnish import optim
+from burnish.distributed.connection.ordered_sums import scattered
 from burnish.distributed.graphs.sharding import bytes_of, shares_of
+from burnish.engines.communicator import GRADIENTS
+from burnish.engines.torch.operators.collective import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from oracles.normalized_networks import image_batches, residual
-from oracles.several_workers import in_threads, part_of, train_in_threads, train_part
+from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
 from oracles.small_networks import CLASSES, perceptron
 
 STEPS, SAMPLES = 4, 12
@@ -23,6 +27,8 @@ OPTIMIZERS = {
     "accumulated": optim.accumulate(optim.adamw(lr=0.01), 2),
     "averaged": optim.ema(optim.sgd(lr=0.05, momentum=0.9), 0.9),
     "groups": optim.groups(optim.sgd(lr=0.05, momentum=0.9), {"*bias": {"lr_scale": 2.0}, "*second*": "frozen"}),
+    "averaged before it is accumulated": optim.accumulate(optim.ema(optim.sgd(lr=0.1, momentum=0.9)), 2),
+    "momentum alone in one group": optim.groups(optim.sgd(lr=0.05), {"*bias": optim.sgd(lr=0.05, momentum=0.9)}),
     "lamb": optim.lamb(lr=0.01),
     "adafactor": optim.adafactor(lr=0.01),
 }
@@ -146,10 +152,81 @@ def test_one_worker_has_everything(program, batches):
     assert_same_bits(outcome[0][1][-1], whole[0][1][-1])
 
 
-def test_an_optimizer_that_mixes_the_slots_of_parameters_is_refused(program, batches):
-    mixing = program.with_optimizer(optim.accumulate(optim.ema(optim.sgd(lr=0.1, momentum=0.9)), 2))
-    with pytest.raises(ConfigurationError, match=r"shard_optimizer=True: the optimizer reads 'opt/.*', which one worker alone"):
-        train_in_threads(mixing, batches, PARTS[2], shard_optimizer=True)
+@pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2), ("powersgd:64", 1e-5)])
+def test_compressed_gradients(program, batches, compression, bound):
+    """As without shares, but for the rounding of the sums, which are not rounded here."""
+    options = {"compression": compression, "bucket_size": 1000}
+    momentum = program.with_optimizer(optim.sgd(lr=0.05, momentum=0.9))
+    whole = train_in_threads(momentum, batches, PARTS[3], **options)
+    outcomes = train_in_threads(momentum, batches, PARTS[3], shard_optimizer=True, **options)
+    for outcome in outcomes:
+        assert largest_difference(outcome, whole[0]) < bound
+        assert_same_bits(outcome[1][-1], outcomes[0][1][-1])
+
+
+class Counting:
+    """A communicator that counts the bytes that leave its worker: of sums as they go along a ring, of the rest as they are."""
+
+    def __init__(self, communicator):
+        self.rank, self.size = communicator.rank, communicator.size
+        self.sent = Counter()
+        self._communicator = communicator
+
+    def all_reduce(self, buffer, *, group=0, channel=""):
+        self.sent["summed", channel] += 2 * (self.size - 1) * buffer.nbytes / self.size
+        return self._communicator.all_reduce(buffer, group=group, channel=channel)
+
+    def all_gather(self, buffer, *, group=0):
+        self.sent["gathered", ""] += (self.size - 1) * buffer.nbytes
+        return self._communicator.all_gather(buffer, group=group)
+
+    def all_to_all(self, buffer, *, sizes=None, group=0, channel=""):
+        assert sizes is not None
+        self.sent["given", channel] += (sum(sizes) - sizes[self.rank]) * buffer.itemsize
+        return self._communicator.all_to_all(buffer, sizes=sizes, group=group, channel=channel)
+
+    def reduce_scatter(self, buffer, sizes, *, channel=""):
+        return scattered(self, buffer, sizes, channel=channel)
+
+    def shared_buffer(self, dtype, count, *, group=0, channel=""):
+        return None
+
+    def shared_rows(self, count, *, channel=""):
+        return None
+
+
+def sent(program, batches, workers, **options):
+    """The bytes that leave all workers in one step, by kind and channel."""
+
+    def counted(communicator):
+        counting = Counting(communicator)
+        parallel = burnish.DataParallel(communicator=counting, **options)
+        with burnish.Session(program, engine="torch", threads=1, parallel=parallel) as session:
+            for step in range(2):
+                if step:
+                    counting.sent.clear()
+                session.step(part_of(batches[0], communicator.rank, [SAMPLES // workers] * workers))
+            return Counter(counting.sent)
+
+    return sum(in_threads(workers, counted), Counter())
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_half_the_bytes_of_gradients_travel(program, batches, workers):
+    clipped = program.with_optimizer(OPTIMIZERS["adam, clipped"])
+    owned = [[] for _ in range(workers)]
+    for name, owner in shares_of(clipped.signature, workers).owners.items():
+        owned[owner].append(program.weights[name].nbytes)
+    gradients = sum(map(sum, owned))
+    whole, sharded = sent(clipped, batches, workers), sent(clipped, batches, workers, shard_optimizer=True)
+    assert whole["summed", GRADIENTS] == pytest.approx(2 * (workers - 1) * gradients)
+    assert sharded["given", GRADIENTS] == (workers - 1) * gradients
+    assert sharded["summed", GRADIENTS] == 0
+    # Before the update each worker gives a sum of squares for each of its gradients, behind it its parameters.
+    figures = max(len(sizes) * ALIGNMENT for sizes in owned)
+    parameters = max(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) for sizes in owned)
+    assert sharded["gathered", ""] - whole["gathered", ""] == workers * (workers - 1) * (figures + parameters)
+    assert sharded["summed", "statistics"] == whole["summed", "statistics"]
 
 
 def test_an_option_that_is_none():

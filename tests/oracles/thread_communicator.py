@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from burnish.distributed.connection.ordered_sums import scattered
 from burnish.distributed.connection.work import DONE
 from burnish.engines.communicator import Pending
 
@@ -40,11 +41,23 @@ class ThreadCommunicator:
     def all_gather(self, buffer: torch.Tensor, *, group: int = 0) -> torch.Tensor:
         return self._met(buffer, group, torch.stack)
 
-    def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[torch.Tensor, Pending]:
+    def all_to_all(
+        self, buffer: torch.Tensor, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
+    ) -> tuple[torch.Tensor, Pending]:
         place = self.rank % (group or self.size)
-        return self._met(buffer, group, lambda members: torch.stack([member[place] for member in members])), DONE
+
+        def own(given: torch.Tensor) -> torch.Tensor:
+            return given[place] if sizes is None else given[sum(sizes[:place]) : sum(sizes[: place + 1])]
+
+        return self._met(buffer, group, lambda members: torch.stack([own(member) for member in members])), DONE
+
+    def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
+        return scattered(self, buffer, sizes, channel=channel)
 
     def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> None:
+        return None
+
+    def shared_rows(self, count: int, *, channel: str = "") -> None:
         return None
 
     def _met(self, buffer: torch.Tensor, group: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:

@@ -46,8 +46,9 @@ class DataParallel:
         compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, whose sums are wider, or
             as products of narrow matrices, ``powersgd`` or ``powersgd:<rank>``.
         deterministic: take every sum over the workers in the order of their ranks.
-        shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone. ``state``,
-            ``save_checkpoint`` and ``export`` of the session are then exchanges, which all workers make.
+        shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone, and get the
+            sums of their gradients alone. ``state``, ``save_checkpoint`` and ``export`` of the session are then exchanges, which
+            all workers make.
         synchronize_every: let workers step alone for so many steps, and average their states then (local SGD; with an optimizer
             of ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round, and all workers
             take part. None: all have the same weights after each step.

@@ -6,7 +6,17 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 COLLECTIVES = frozenset(
-    {"AllReduce", "AllReduceStart", "AllReduceFinish", "AllGather", "GatherParameters", "OwnGradients", "WorkerRank"}
+    {
+        "AllReduce",
+        "AllReduceStart",
+        "AllReduceFinish",
+        "ReduceScatterStart",
+        "ReduceScatterFinish",
+        "AllGather",
+        "GatherOwned",
+        "OwnGradients",
+        "WorkerRank",
+    }
 )
 """The semantic operators that a graph of several workers holds; an engine without a communicator lowers them."""
 
@@ -26,13 +36,51 @@ class SharedBuffer(Protocol):
     """A buffer that is exchanged in place, in every step again.
 
     Attributes:
-        tensor: the numbers, a vector; not to be touched while an exchange is under way.
+        tensor: the numbers, a vector; not to be touched while an exchange is under way, and not to be written before ``settle``.
     """
 
     tensor: Any
 
     def all_reduce(self) -> Pending:
         """Begin to replace the numbers by their sums over the workers."""
+        ...
+
+    def reduce_scatter(self, sizes: Sequence[int]) -> Pending:
+        """Begin to replace this worker's section of the numbers by their sums; what becomes of the others is not said.
+
+        Args:
+            sizes: of the sections, which lie one behind the other, by rank.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until nobody reads the numbers of the last exchange any more."""
+        ...
+
+
+class SharedRows(Protocol):
+    """Bytes that each worker shows to all others, in every step again.
+
+    Attributes:
+        tensor: this worker's, uint8; not to be written before ``settle``, nor between ``show`` and ``release``.
+    """
+
+    tensor: Any
+
+    def show(self) -> None:
+        """Begin an exchange."""
+        ...
+
+    def rows(self) -> Sequence[Any]:
+        """Wait for what the workers show, and return it, by rank; not to be written, and read before ``release`` alone."""
+        ...
+
+    def release(self) -> None:
+        """End the exchange: the rows are read no more."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nobody reads what was shown last any more."""
         ...
 
 
@@ -72,12 +120,35 @@ class Communicator(Protocol):
         """Return the buffers of all workers, [workers, ...], in the order of their ranks."""
         ...
 
-    def all_to_all(self, buffer: Any, *, group: int = 0, channel: str = "") -> tuple[Any, Pending]:
-        """Begin to give row i of a buffer, [workers, ...], to the i-th worker; ``group`` and ``channel`` as for ``all_reduce``.
+    def shared_rows(self, count: int, *, channel: str = "") -> SharedRows | None:
+        """Return memory to keep, for ``count`` bytes that ``all_gather`` would be given in every step; as ``shared_buffer``."""
+        ...
+
+    def all_to_all(
+        self, buffer: Any, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
+    ) -> tuple[Any, Pending]:
+        """Begin to give the i-th part of a buffer to the i-th worker; ``group`` and ``channel`` as for ``all_reduce``.
+
+        Args:
+            buffer: [workers, ...], of which each worker gets a row; with ``sizes`` a vector.
+            sizes: of the parts, one behind the other; the same on all workers.
 
         Returns:
             What each worker gave to this one, [workers, ...] in the order of their ranks, and the exchange: until it is done
             neither is to be touched.
+        """
+        ...
+
+    def reduce_scatter(self, buffer: Any, sizes: Sequence[int], *, channel: str = "") -> tuple[Any, Pending]:
+        """Begin to add up the i-th part of a buffer over the workers, for the i-th of them.
+
+        Args:
+            buffer: numbers, a vector; not to be touched before the exchange is done.
+            sizes: of the parts, one behind the other; the same on all workers.
+            channel: as for ``all_reduce``.
+
+        Returns:
+            Where the sums of this worker's part are once the exchange is done, and the exchange.
         """
         ...
 

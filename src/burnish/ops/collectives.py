@@ -9,7 +9,11 @@ and every operator here is lowered to its operand. A session of several workers 
                                                    else x
     PartsOf(x) -> y                                the sum over the workers where the gradients that x is computed of are those of
                                                    each worker's part of the batch; x where they are of the whole batch
-    GatherParameters(p1, p2, ...; owners) -> q1, q2, ...   of each parameter, what the worker that owns it has
+    AllReduceStart(x1, x2, ...) -> buffer          begins an AllReduce, which AllReduceFinish(buffer, x1, ...) -> y1, ... ends
+    ReduceScatterStart(x1, x2, ...; owners) -> buffer   begins to add up each value on the worker that owns it; the owners ascend
+    ReduceScatterFinish(buffer, x1, ...) -> y1, ..., end    the sums of this worker's values, whose shapes it reads, and a vector
+                                                   of nothing
+    GatherOwned(x1, x2, ...; owners) -> y1, y2, ...   of each value, what the worker that owns it has
     SampleShare(x) -> y                            x times the part of the batch's samples that this worker has
     ShardCount(count, mean) -> count               the number of elements that a layer's statistics are of
     ShardMean(mean, variance, weight) -> mean, variance     the averages over the workers by weight, where each has its own
@@ -67,12 +71,13 @@ def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -
     return gathered
 
 
-def all_reduce_where(tensor: Tensor, when: Tensor) -> Tensor:
+def all_reduce_where(tensor: Tensor, when: Tensor, parameter: str) -> Tensor:
     """Emit the sum over the workers of a value, in the steps in which ``when``, a boolean scalar, is true; else the value.
 
-    What the graph makes of it in other steps differs between workers, and must not get into what it returns.
+    What the graph makes of it in other steps differs between workers, and must not get into what it returns. ``parameter`` says
+    the gradient of which initializer the value is.
     """
-    return tensor.builder.op("AllReduceWhere", tensor, when, domain=BURNISH_DOMAIN, like=tensor)
+    return tensor.builder.op("AllReduceWhere", tensor, when, domain=BURNISH_DOMAIN, like=tensor, parameter=parameter)
 
 
 def parts_of(tensor: Tensor) -> Tensor:
@@ -80,15 +85,15 @@ def parts_of(tensor: Tensor) -> Tensor:
     return tensor.builder.op("PartsOf", tensor, domain=BURNISH_DOMAIN, like=tensor)
 
 
-def gather_parameters(tensors: tuple[Tensor, ...], owners: Sequence[int]) -> tuple[Tensor, ...]:
+def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int]) -> tuple[Tensor, ...]:
     """Emit what the owner of each tensor has.
 
     Args:
-        tensors: of one dtype, with static shapes; of what others own, anything of that shape.
+        tensors: with static shapes; of what others own, anything of that dtype and shape.
         owners: the rank for each.
     """
     builder = tensors[0].builder
-    found = builder.op("GatherParameters", *tensors, domain=BURNISH_DOMAIN, outputs=len(tensors), owners=list(owners))
+    found = builder.op("GatherOwned", *tensors, domain=BURNISH_DOMAIN, outputs=len(tensors), owners=list(owners))
     results = found if isinstance(found, tuple) else (found,)
     for result, tensor in zip(results, tensors, strict=True):
         result.value.type, result.value.shape = tensor.value.type, tensor.value.shape

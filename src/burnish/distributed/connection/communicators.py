@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from burnish.distributed.connection.ordered_sums import scattered
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.distributed.connection.shared_memory import SharedBuffer
+from burnish.distributed.connection.shared_memory import SharedBuffer, SharedRows
 from burnish.engines.communicator import GRADIENTS, Pending
 
 if TYPE_CHECKING:
@@ -33,8 +35,16 @@ class GroupCommunicator:
     def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
         return self._group(group, channel).shared_buffer(dtype, count, name=channel or "values")
 
-    def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[torch.Tensor, Pending]:
-        return self._group(group, channel).begin_all_to_all(buffer, name=channel or "values")
+    def shared_rows(self, count: int, *, channel: str = "") -> SharedRows | None:
+        return self._group(0, channel).shared_rows(count, name=channel or "values")
+
+    def all_to_all(
+        self, buffer: torch.Tensor, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
+    ) -> tuple[torch.Tensor, Pending]:
+        return self._group(group, channel).begin_all_to_all(buffer, sizes, name=channel or "values")
+
+    def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
+        return scattered(self, buffer, sizes, channel=channel)
 
     def _group(self, size: int, channel: str) -> ProcessGroup:
         """The workers of an exchange; parts of the group are made where they are first asked for, by all at the same exchange."""

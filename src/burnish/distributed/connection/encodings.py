@@ -22,6 +22,10 @@ class Encoding:
         """Return what travels for some numbers, [rows, n]: [rows, m]."""
         return rows
 
+    def width(self, count: int) -> int:
+        """How many elements travel for a row of ``count`` numbers; none for none."""
+        return count
+
     def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the numbers, [rows, n] of a dtype, that came as ``wire``."""
         return wire.to(dtype)
@@ -50,6 +54,9 @@ class Float16(Encoding):
         exponents = torch.frexp(torch.where(torch.isfinite(largest), largest, 0).to(torch.float64)).exponent.clamp(*EXPONENTS)
         scaled = torch.ldexp(rows, TOP_EXPONENT - exponents)
         return torch.cat([scaled.to(torch.float16), exponents.to(torch.float16)], dim=1)
+
+    def width(self, count: int) -> int:
+        return count + 1 if count else 0
 
     def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         import torch

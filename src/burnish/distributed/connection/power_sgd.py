@@ -24,7 +24,7 @@ import numpy as np
 
 from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import ProgramRunner
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, SharedRows
 from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -84,6 +84,39 @@ class _Bucket:
     matrices: list[_Matrix] = field(default_factory=list)
     whole: list[slice] = field(default_factory=list)
 
+    def counts(self) -> tuple[int, int]:
+        """How many numbers travel in the first exchange and in the second."""
+        products = sum(matrix.rows * matrix.basis.shape[1] for matrix in self.matrices)
+        return sum(place.stop - place.start for place in self.whole) + products, sum(
+            matrix.basis.numel() for matrix in self.matrices
+        )
+
+
+class _Wire:
+    """Numbers of a bucket that are added up in every step: in memory that the workers share, where they share some.
+
+    Args:
+        communicator: to the others, which are asked for memory when this is made.
+        like: of the dtype of the numbers.
+        count: how many there are.
+    """
+
+    def __init__(self, communicator: Communicator, like: torch.Tensor, count: int):
+        self._communicator = communicator
+        is_on_cpu = like.device.type == "cpu"
+        self._shared = communicator.shared_buffer(like.dtype, count, channel=GRADIENTS) if is_on_cpu and count else None
+
+    def summed(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
+        """Begin to add up vectors, which come one behind the other; where the sums will be."""
+        import torch
+
+        if self._shared is None:
+            wire = torch.cat(list(parts))
+            return wire, self._communicator.all_reduce(wire, channel=GRADIENTS)
+        self._shared.settle()
+        torch.cat(list(parts), out=self._shared.tensor)
+        return self._shared.tensor, self._shared.all_reduce()
+
 
 class PowerSGD:
     """A communicator whose sums of gradients are approximations of low rank.
@@ -100,6 +133,7 @@ class PowerSGD:
         self.rank, self.size = communicator.rank, communicator.size
         self._communicator, self._rank = communicator, rank
         self._buckets: dict[Hashable, _Bucket] = {}
+        self._wires: dict[Hashable, tuple[_Wire, _Wire]] = {}
 
     def all_reduce(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> Pending:
         return self._communicator.all_reduce(buffer, group=group, channel=channel)
@@ -108,11 +142,22 @@ class PowerSGD:
         gathered: torch.Tensor = self._communicator.all_gather(buffer, group=group)
         return gathered
 
-    def all_to_all(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> tuple[Any, Pending]:
-        return self._communicator.all_to_all(buffer, group=group, channel=channel)
+    def all_to_all(
+        self, buffer: torch.Tensor, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
+    ) -> tuple[Any, Pending]:
+        return self._communicator.all_to_all(buffer, sizes=sizes, group=group, channel=channel)
 
-    def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> None:
-        return None  # what it makes of a buffer are not its sums
+    def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[Any, Pending]:
+        return self._communicator.reduce_scatter(buffer, sizes, channel=channel)
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
+        """One of the communicator's; none for gradients, of which not the sums are made."""
+        if channel == GRADIENTS:
+            return None
+        return self._communicator.shared_buffer(dtype, count, group=group, channel=channel)
+
+    def shared_rows(self, count: int, *, channel: str = "") -> SharedRows | None:
+        return self._communicator.shared_rows(count, channel=channel)
 
     def all_reduce_gradients(self, buffer: torch.Tensor, shapes: Sequence[Sequence[int]], bucket: Hashable) -> Pending:
         """Begin to replace a buffer by about its sum over the workers.
@@ -125,9 +170,10 @@ class PowerSGD:
         if bucket not in self._buckets:
             self._buckets[bucket] = self._planned(buffer, shapes, len(self._buckets))
         planned = self._buckets[bucket]
-        if not planned.matrices:
-            return self.all_reduce(buffer, channel=GRADIENTS)
-        return _Approximated(self._communicator, buffer, planned)
+        if bucket not in self._wires:
+            counts = planned.counts()
+            self._wires[bucket] = (_Wire(self._communicator, buffer, counts[0]), _Wire(self._communicator, buffer, counts[1]))
+        return _Approximated(*self._wires[bucket], buffer, planned)
 
     def forget(self) -> None:
         """Begin anew, with no errors to feed back: in a state that these steps did not lead to."""
@@ -156,17 +202,15 @@ class PowerSGD:
 class _Approximated:
     """A sum under way, of which the first of two exchanges has begun when this is made."""
 
-    def __init__(self, communicator: Communicator, buffer: torch.Tensor, bucket: _Bucket):
-        import torch
-
-        self._communicator, self._buffer, self._bucket = communicator, buffer, bucket
+    def __init__(self, first: _Wire, second: _Wire, buffer: torch.Tensor, bucket: _Bucket):
+        self._second, self._buffer, self._bucket = second, buffer, bucket
         for matrix in bucket.matrices:
             if matrix.error is not None:
                 matrix.of(buffer).add_(matrix.error)
         products = [matrix.of(buffer) @ matrix.basis for matrix in bucket.matrices]
         self._sizes = [place.stop - place.start for place in bucket.whole] + [product.numel() for product in products]
-        self._wire = torch.cat([*(buffer[place] for place in bucket.whole), *(product.flatten() for product in products)])
-        self._pending = communicator.all_reduce(self._wire, channel=GRADIENTS)
+        parts = [*(buffer[place] for place in bucket.whole), *(product.flatten() for product in products)]
+        self._wire, self._pending = first.summed(parts)
 
     def wait(self) -> None:
         import torch
@@ -176,6 +220,8 @@ class _Approximated:
         whole, products = parts[: len(self._bucket.whole)], parts[len(self._bucket.whole) :]
         for place, part in zip(self._bucket.whole, whole, strict=True):
             self._buffer[place] = part
+        if not products:
+            return
         if not all(bool(torch.isfinite(product).all()) for product in products):
             # All workers find the same. Errors and bases stay: what is not finite would never leave them.
             for matrix in self._bucket.matrices:
@@ -186,8 +232,8 @@ class _Approximated:
             for matrix, product in zip(self._bucket.matrices, products, strict=True)
         ]
         own = [matrix.of(self._buffer).T @ basis for matrix, basis in zip(self._bucket.matrices, bases, strict=True)]
-        wire = torch.cat([part.flatten() for part in own])
-        self._communicator.all_reduce(wire, channel=GRADIENTS).wait()
+        wire, pending = self._second.summed([part.flatten() for part in own])
+        pending.wait()
         sums = torch.split(wire, [part.numel() for part in own])
         for matrix, basis, part, total in zip(self._bucket.matrices, bases, own, sums, strict=True):
             view = matrix.of(self._buffer)

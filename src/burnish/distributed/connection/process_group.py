@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.distributed.connection import rendezvous, shared_memory
 from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, torch_distributed
-from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer
+from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer, SharedRows
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.distributed.connection.work import DONE, Work
 from burnish.engines.communicator import Pending
@@ -201,23 +201,34 @@ class ProcessGroup:
             lambda: distributed.all_gather(parts, tensor, group=self.torch_group, async_op=True), what, tensor
         )
 
-    def begin_all_to_all(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[torch.Tensor, Pending]:
-        """Begin to give each worker a row of ``tensor``, [workers, ...], contiguous; all are of one shape and dtype.
+    def begin_all_to_all(
+        self, tensor: torch.Tensor, sizes: Sequence[int] | None = None, *, name: str = "values"
+    ) -> tuple[torch.Tensor, Pending]:
+        """Begin to give each worker a part of ``tensor``, contiguous, of the same dtype on all.
+
+        Args:
+            tensor: [workers, ...], of which each worker gets a row; with ``sizes`` a vector.
+            sizes: of the parts, which lie one behind the other, by rank; the same on all workers.
+            name: what is exchanged, for messages.
 
         Returns:
-            The rows that the workers gave to this one, in the order of their ranks, which are there when ``wait`` has returned.
+            The parts that the workers gave to this one, [workers, ...] in the order of their ranks, which are there when ``wait``
+            has returned.
         """
         if self.world_size == 1:
-            return tensor.clone(), DONE
+            return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
         import torch
 
         distributed = torch_distributed()
-        received = torch.empty_like(tensor)
-        return received, self._begin(
-            lambda: distributed.all_to_all_single(received, tensor, group=self.torch_group, async_op=True),
+        received = torch.empty_like(tensor) if sizes is None else tensor.new_empty(self.world_size * sizes[self.rank])
+        given = None if sizes is None else list(sizes)
+        taken = None if sizes is None else [sizes[self.rank]] * self.world_size
+        pending = self._begin(
+            lambda: distributed.all_to_all_single(received, tensor, taken, given, group=self.torch_group, async_op=True),
             f"all-to-all of {name}",
             tensor,
         )
+        return received if sizes is None else received.view(self.world_size, sizes[self.rank]), pending
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
@@ -330,7 +341,16 @@ class ProcessGroup:
         if lane is None or not lane.adds_up(dtype) or not count:
             return None
         files = Files.open(self, count * dtype.itemsize)
-        return None if files is None else SharedBuffer(self, files, dtype, count, f"all-reduce of {name}", self._under_way)
+        return None if files is None else SharedBuffer(self, files, dtype, count, name, self._under_way)
+
+    def shared_rows(self, count: int, *, name: str = "values") -> SharedRows | None:
+        """Return ``count`` bytes that are shown to all workers again and again; None where they share no memory."""
+        import torch
+
+        if self._lane_of(torch.empty(0)) is None or not count:
+            return None
+        files = Files.open(self, count)
+        return None if files is None else SharedRows(self, files, torch.uint8, count, f"all-gather of {name}")
 
     @property
     def is_closed(self) -> bool:

@@ -215,39 +215,81 @@ class Taken:
             lane.take(self)
 
 
-class SharedBuffer:
-    """Numbers of which each worker has its own, and that are replaced by their sums on all of them, again and again.
-
-    Each worker adds up a part of them, in the order of the ranks, and writes the sums of its part to all. What a worker has in
-    its buffer is its own until it begins an exchange, and again when that is done.
+class _Shared:
+    """Memory of each worker that the others read and write, in one exchange after the other.
 
     Args:
         group: the workers.
-        files: with room for the numbers.
-        dtype, count: of the numbers.
+        files: with room for what is exchanged.
+        dtype, count: of the numbers of each worker.
         name: what is exchanged, for messages.
-        under_way: the buffers of this group that are being exchanged.
 
     Attributes:
         tensor: the numbers of this worker.
     """
 
-    def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]):
+    def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str):
         import torch
 
-        self._group, self._rank, self._files, self._name, self._under_way = group, group.rank, files, name, under_way
+        self._group, self._rank, self._files, self._name = group, group.rank, files, name
         self._buffers = files.tensors(dtype, count)
         self.tensor = self._buffers[group.rank]
         self._number = 0
         self._settled = 0
         self._kernels = torch.ops.burnish
 
-    def all_reduce(self) -> SharedBuffer:
-        """Begin to replace the numbers by their sums; ``wait`` ends it."""
-        self.wait()
+    def settle(self) -> None:
+        """Wait until no other worker reads or writes this one's numbers any more; before they are written anew.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come to the exchange in time.
+        """
+        if self._settled < self._number:
+            settle, marks = self._kernels.shared_settle.default, self._files.marks
+            self._files.finish(self._name, lambda seconds: settle(marks, self._number, seconds))
+            self._settled = self._number
+
+    def _show(self) -> None:
+        """Let the others know that the numbers are there."""
         self._group.count(self._name)
         self._number += 1
         self._kernels.shared_show.default(self._files.own, self._number)
+
+
+class SharedBuffer(_Shared):
+    """Numbers of which each worker has its own, and that are replaced by their sums, again and again.
+
+    Each worker adds up a part of them, in the order of the ranks, and writes the sums of its part to all, or keeps them
+    (``reduce_scatter``). What a worker has in its buffer is its own until it begins an exchange, and again when that is settled.
+
+    Args:
+        group, files, dtype, count, name: as of any shared memory.
+        under_way: the buffers of this group that are being exchanged.
+    """
+
+    def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]):
+        super().__init__(group, files, dtype, count, name)
+        self._what, self._under_way = name, under_way
+        self._section: tuple[int, int] | None = None
+
+    def all_reduce(self) -> SharedBuffer:
+        """Begin to replace the numbers by their sums; ``wait`` ends it."""
+        return self._begin(None)
+
+    def reduce_scatter(self, sizes: Sequence[int]) -> SharedBuffer:
+        """Begin to replace this worker's section of the numbers by their sums; ``wait`` ends it. Other sections stay.
+
+        Args:
+            sizes: of the sections, which lie one behind the other, by rank.
+        """
+        first = sum(sizes[: self._rank])
+        return self._begin((first, first + sizes[self._rank]))
+
+    def _begin(self, section: tuple[int, int] | None) -> SharedBuffer:
+        self.settle()
+        self._section = section
+        self._name = f"{'all-reduce' if section is None else 'reduce-scatter'} of {self._what}"
+        self._show()
         self._under_way.append(self)
         return self
 
@@ -260,14 +302,44 @@ class SharedBuffer:
         # Of all buffers first: the others then find the sums that they wait for.
         while self._under_way:
             self._under_way.pop(0)._add_up()
-        if self._settled < self._number:
-            settle, marks = self._kernels.shared_settle.default, self._files.marks
-            self._files.finish(self._name, lambda seconds: settle(marks, self._number, seconds))
-            self._settled = self._number
+        if self._section is None:
+            super().settle()
+
+    def settle(self) -> None:
+        self.wait()
+        super().settle()
 
     def _add_up(self) -> None:
-        add_up, marks = self._kernels.shared_sum.default, self._files.marks
-        self._files.finish(self._name, lambda seconds: add_up(marks, self._buffers, self._rank, self._number, seconds))
+        marks, buffers, rank, number = self._files.marks, self._buffers, self._rank, self._number
+        if self._section is None:
+            add_up = self._kernels.shared_sum.default
+            self._files.finish(self._name, lambda seconds: add_up(marks, buffers, rank, number, seconds))
+        else:
+            first, last = self._section
+            add_section = self._kernels.shared_section.default
+            self._files.finish(self._name, lambda seconds: add_section(marks, buffers, rank, first, last, number, seconds))
+
+
+class SharedRows(_Shared):
+    """Bytes that each worker shows to all others, again and again: ``show``, ``rows``, ``release``."""
+
+    def show(self) -> None:
+        """Begin an exchange: the others may read ``tensor`` now."""
+        self._show()
+
+    def rows(self) -> list[torch.Tensor]:
+        """Wait for what the workers show, and return it, by rank; to be read, and left as it is.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come to it in time.
+        """
+        wait, marks = self._kernels.shared_await.default, self._files.marks
+        self._files.finish(self._name, lambda seconds: wait(marks, self._number, seconds))
+        return self._buffers
+
+    def release(self) -> None:
+        """End an exchange: the rows are read no more, and the others may write over them."""
+        self._kernels.shared_release.default(self._files.own, self._number)
 
 
 def leave() -> None:

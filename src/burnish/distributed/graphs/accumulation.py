@@ -115,6 +115,7 @@ def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed
         shape=[None],
         purpose="gradient",
         conditional=1,
+        parameters=[f"param/{attribute_value(mark, 'parameter', '')}" for mark in marks],
         order=attribute_value(bucket, "order", 0),
     )
     builder = Builder(graph, before=max(marks, key=position.__getitem__))

@@ -11,7 +11,7 @@ from burnish.graph import BURNISH_DOMAIN, attribute_value
 from burnish.program import Role
 from burnish.program.signature import Entry
 
-JOINING = frozenset({"AllReduce", "AllReduceFinish", "AllGather", "GatherParameters"})
+JOINING = frozenset({"AllReduce", "AllReduceFinish", "AllGather", "GatherOwned"})
 
 
 def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
@@ -27,7 +27,7 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
         if node.domain == BURNISH_DOMAIN and node.op_type in JOINING and not attribute_value(node, "group", 0):
             continue
         is_rank = node.domain == BURNISH_DOMAIN and node.op_type == "WorkerRank"
-        if is_rank or any(value in differing for value in _read(node)):
+        if is_rank or any(value in differing for value in read_by(node)):
             differing.update(node.outputs)
     for value in graph.outputs:
         entry = outputs.get(value.name or "")
@@ -44,12 +44,12 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
         )
 
 
-def _read(node: ir.Node) -> set[ir.Value]:
-    """What a node reads, in its bodies too."""
-    read = {value for value in node.inputs if value is not None}
+def read_by(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, in its bodies too, each value once and in one order."""
+    read = {value: None for value in node.inputs if value is not None}
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             for inner in attribute.as_graph().all_nodes():
-                read.update(value for value in inner.inputs if value is not None)
-            read.update(attribute.as_graph().outputs)
-    return read
+                read |= {value: None for value in inner.inputs if value is not None}
+            read |= dict.fromkeys(attribute.as_graph().outputs)
+    return list(read)

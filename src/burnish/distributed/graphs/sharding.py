@@ -1,7 +1,9 @@
 """Optimizer state in shares: each worker keeps and computes that of its parameters alone, and gives the others what they become.
 
-Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020, stage 1. Every
-worker has the whole gradients, so that clipping and whatever else looks at all of them is left as it is.
+Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020, stage 1. A
+gradient is added up on the worker that updates its parameter, and what the update computes of it is computed there. Where
+something is computed of what different workers have, such as the norm of all gradients, each gives the others what enters it:
+the sums of squares, not the gradients. So the numbers are those of workers that have all gradients.
 """
 
 from __future__ import annotations
@@ -10,16 +12,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
+from burnish.distributed.graphs.replication import read_by
 from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
-from burnish.errors import ConfigurationError
-from burnish.graph import Builder
-from burnish.ops.collectives import gather_parameters
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value, static_shape
+from burnish.ops.collectives import gather_owned
 from burnish.optim.average import AVERAGE
 from burnish.passes import remove_unused
 from burnish.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
+
+GRADIENT, NEXT = "grad:", "next:"
+"""What the outputs of a training graph that are gradients, and the next values of state entries, begin with."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,12 @@ class Shares:
     """Who keeps what.
 
     Attributes:
+        workers: how many there are.
         owners: rank by parameter, named as in the state.
         slots: for every state entry that one worker alone keeps, its parameter.
     """
 
+    workers: int
     owners: Mapping[str, int]
     slots: Mapping[str, str]
 
@@ -44,7 +52,7 @@ class Shares:
 
 
 def shares_of(signature: Signature, workers: int, whole: Collection[str] = (AVERAGE,)) -> Shares:
-    """Divide the parameters that train among workers, so that each has about as many bytes of optimizer state.
+    """Divide the parameters that train among workers, so that each has about as many bytes of gradients and optimizer state.
 
     Args:
         signature: of the program.
@@ -53,7 +61,7 @@ def shares_of(signature: Signature, workers: int, whole: Collection[str] = (AVER
     """
     trained = {name for name in signature["step"].updates if name.startswith("param/")}
     slots: dict[str, str] = {}
-    size = dict.fromkeys(sorted(trained), 0)
+    size = {entry.name: bytes_of(entry) for entry in signature.state if entry.name in trained}
     for entry in signature.state:
         kind, _, name = entry.name.removeprefix("opt/").partition("/")
         if entry.role is Role.OPTIMIZER and kind not in whole and f"param/{name}" in trained:
@@ -63,7 +71,7 @@ def shares_of(signature: Signature, workers: int, whole: Collection[str] = (AVER
     for name in sorted(size, key=lambda name: (-size[name], name)):
         owners[name] = load.index(min(load))
         load[owners[name]] += max(1, size[name])
-    return Shares(owners, slots)
+    return Shares(workers, owners, slots)
 
 
 def bytes_of(entry: Entry) -> int:
@@ -80,91 +88,248 @@ def sharded(program: Program, shares: Shares, rank: int) -> WorkerProgram:
         inputs=tuple(entry for entry in step.inputs if entry.name not in others),
         outputs=tuple(entry for entry in step.outputs if entry.updates not in others),
     )
+    grad = program.semantic["grad"].clone()
+    name_gradients(grad.graph)
     graphs: dict[str, GraphSignature] = {**program.signature.graphs, "step": own}
-    return rewritten(program, lambda model: shard_step(model, shares, rank), signature=Signature(graphs))
+    return rewritten(
+        program,
+        lambda model: shard_step(model, shares, rank),
+        signature=Signature(graphs),
+        semantic={**program.semantic, "grad": grad},
+    )
+
+
+def name_gradients(graph: ir.Graph) -> None:
+    """Let every exchange of a bucket say, in place, the gradients of which parameters it exchanges."""
+    names: dict[ir.Value, str] = {}
+    for output in graph.outputs:
+        if not (output.name or "").startswith(GRADIENT):
+            continue
+        seen: set[ir.Value] = set()
+        pending = [output]
+        while pending:
+            value = pending.pop()
+            producer = value.producer()
+            if value in seen or producer is None:
+                continue
+            seen.add(value)
+            if producer.op_type == "AllReduceFinish":
+                names[value] = f"param/{(output.name or '').removeprefix(GRADIENT)}"
+            else:
+                pending.extend(operand for operand in producer.inputs if operand is not None)
+    for node in graph:
+        if node.op_type == "AllReduceFinish":
+            start = node.inputs[0].producer()  # type: ignore[union-attr]
+            assert start is not None
+            start.attributes["parameters"] = ir.AttrStrings("parameters", [names.get(value, "") for value in node.outputs])
 
 
 def shard_step(model: ir.Model, shares: Shares, rank: int) -> None:
-    """Leave, in place, the updates of one worker's share in a step's graph, and gather the parameters behind them.
-
-    Raises:
-        ConfigurationError: what the others keep is needed for more than their own updates.
-    """
+    """Leave, in place, the updates of one worker's share in a step's graph, with the exchanges that they take."""
     graph = model.graph
-    others = shares.not_of(rank)
-    _leave_out(graph, others)
-    inputs = {value.name or "": value for value in graph.inputs}
-    following = {(value.name or "").removeprefix("next:"): value for value in graph.outputs}
-    parameters = [name for name in shares.owners if following[name].producer() is not None]
-    exchanges = [node for node in graph if node.op_type == "AllReduceFinish"]
-    for dtype in dict.fromkeys(inputs[name].dtype for name in parameters):
-        _gather(graph, [name for name in parameters if inputs[name].dtype == dtype], inputs, following, shares, rank)
-    graph.sort()
-    _keep_exchanges(graph, exchanges)
+    plan = _Plan(graph, shares)
+    plan.scatter()
+    plan.gather()
+    _leave_own(graph, shares, rank)
     remove_unused(model)
+    others = shares.not_of(rank)
     for value in list(graph.inputs):
-        if value.name not in others:
-            continue
-        if value.uses():
-            raise ConfigurationError(
-                f"shard_optimizer=True: the optimizer reads '{value.name}', which one worker alone keeps, for more than the "
-                f"update of '{shares.slots[value.name]}': leave shard_optimizer out, or take an optimizer that updates each "
-                "parameter by itself"
-            )
-        graph.inputs.remove(value)
+        if value.name in others:
+            assert not value.uses(), f"'{value.name}' is read by a worker that does not keep it"
+            graph.inputs.remove(value)
 
 
-def _leave_out(graph: ir.Graph, others: Collection[str]) -> None:
-    """Take away the outputs that others compute."""
-    kept = [value for value in graph.outputs if (value.name or "").removeprefix("next:") not in others]
+class _Plan:
+    """Who computes what of a step, the same on all workers: each value is computed by all, or by one.
+
+    Args:
+        graph: a step's, rewritten in place.
+        shares: who keeps what.
+    """
+
+    def __init__(self, graph: ir.Graph, shares: Shares):
+        self._graph, self._shares = graph, shares
+        self._everyone = frozenset(range(shares.workers))
+        self._places: dict[ir.Value, int] = {
+            value: shares.owners[shares.slots[name]] for value in graph.inputs if (name := value.name or "") in shares.slots
+        }
+        """Who computes a value that not all do."""
+        self._wanted = self._wanting()
+
+    def _wanting(self) -> dict[ir.Value, frozenset[int]]:
+        """Who needs a value, for what it returns."""
+        wanted: dict[ir.Value, frozenset[int]] = {}
+        for value in self._graph.outputs:
+            owner = self._owner_of(value)
+            wanted[value] = wanted.get(value, frozenset()) | (self._everyone if owner is None else {owner})
+        for node in reversed(self._graph):
+            by = self._wanted_of(node, wanted)
+            if by:
+                for value in read_by(node):
+                    wanted[value] = wanted.get(value, frozenset()) | by
+        return wanted
+
+    @staticmethod
+    def _wanted_of(node: ir.Node, wanted: Mapping[ir.Value, frozenset[int]]) -> frozenset[int]:
+        return frozenset().union(*(wanted.get(output, frozenset()) for output in node.outputs))
+
+    def _owner_of(self, output: ir.Value) -> int | None:
+        """Who updates the parameter that an output of the graph belongs to; None for what all compute."""
+        name = (output.name or "").removeprefix(NEXT)
+        return self._shares.owners.get(self._shares.slots.get(name, name))
+
+    def scatter(self) -> None:
+        """Let each gradient be added up on the worker that updates its parameter; one that nobody needs is not exchanged."""
+        for finish in [node for node in self._graph if node.op_type == "AllReduceFinish"]:
+            start = finish.inputs[0].producer()  # type: ignore[union-attr]
+            assert start is not None
+            names = attribute_value(start, "parameters", ())
+            # Of what is not updated, but looked at, somebody has to have the sum.
+            owners = [self._shares.owners.get(name, index % self._shares.workers) for index, name in enumerate(names)]
+            kept = [index for index, output in enumerate(finish.outputs) if self._wanted.get(output)]
+            kept.sort(key=owners.__getitem__)
+            if kept:
+                self._scatter(start, finish, kept, [owners[index] for index in kept], len(names))
+            else:
+                self._graph.remove(finish, safe=True)
+                self._graph.remove(start, safe=True)
+
+    def _scatter(self, start: ir.Node, finish: ir.Node, kept: Sequence[int], owners: Sequence[int], count: int) -> None:
+        builder = Builder(self._graph, before=start)
+        gradients = [builder.tensor(value) for index in kept if (value := start.inputs[index]) is not None]
+        beside = [builder.tensor(value) for value in start.inputs[count:] if value is not None]
+        settings = {name: attribute.value for name, attribute in start.attributes.items() if name != "parameters"}
+        buffer = builder.op(
+            "ReduceScatterStart",
+            *gradients,
+            *beside,
+            domain=BURNISH_DOMAIN,
+            dtype=gradients[0].dtype,
+            shape=[None],
+            owners=list(owners),
+            **settings,
+        )
+        builder = Builder(self._graph, before=finish)
+        terms = [builder.tensor(tensor.value) for tensor in (buffer, *gradients)]
+        sums = builder.op("ReduceScatterFinish", *terms, domain=BURNISH_DOMAIN, outputs=len(gradients) + 1, owners=list(owners))
+        for node in (buffer.value.producer(), sums[0].value.producer()):
+            assert node is not None
+            node.metadata_props[NEVER_REPEATED_METADATA] = ""
+        for index, owner, total in zip(kept, owners, sums, strict=False):
+            output = finish.outputs[index]
+            total.value.type, total.value.shape = output.type, output.shape
+            self._wanted[total.value] = self._wanted[output]
+            self._places[total.value] = owner
+            output.replace_all_uses_with(total.value)
+        self._graph.remove(finish, safe=True)
+        self._graph.remove(start, safe=True)
+
+    def gather(self) -> None:
+        """Put in the exchanges of what one worker computes and others need: those that wait for as many others are one."""
+        gathered = self._crossing()
+        numbers = [attribute_value(node, "order", -1) for node in self._graph if node.domain == BURNISH_DOMAIN]
+        for level in sorted(set(gathered.values())):
+            values = [value for value, own in gathered.items() if own == level]
+            tensors = tuple(Builder(self._graph).tensor(value) for value in values)
+            results = gather_owned(tensors, [self._places[value] for value in values])
+            node = results[0].value.producer()
+            assert node is not None
+            node.attributes["order"] = ir.AttrInt64("order", max(numbers, default=-1) + level)
+            for value, result in zip(values, results, strict=True):
+                self._replace(value, result.value, node)
+        self._graph.sort()
+
+    def _crossing(self) -> dict[ir.Value, int]:
+        """What one worker computes and others need; each with the number of exchanges of such values, one behind the other, that
+        it is had by."""
+        gathered: dict[ir.Value, int] = {}
+        levels: dict[ir.Value, int] = {}
+        following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
+        for node in self._graph:
+            by = self._wanted_of(node, self._wanted)
+            read = read_by(node)
+            placed = [value for value in read if value in self._places and value not in gathered]
+            ranks = {self._places[value] for value in placed}
+            level = max((gathered.get(value, levels.get(value, 0)) for value in read), default=0)
+            if len(ranks) == 1 and (by <= ranks or not all(map(_is_scalar, placed))):
+                self._places.update(dict.fromkeys(node.outputs, ranks.pop()))
+            elif placed and by:
+                gathered |= {value: levels.get(value, 0) + 1 for value in placed}
+                level = max([level, *(gathered[value] for value in placed)])
+            levels |= dict.fromkeys(node.outputs, level)
+            gathered |= {value: level + 1 for value in node.outputs if value in following and value in self._places}
+        for value in self._graph.outputs:
+            if value in self._places and value not in gathered and self._owner_of(value) != self._places[value]:
+                gathered[value] = levels.get(value, 0) + 1
+        return gathered
+
+    def _replace(self, value: ir.Value, result: ir.Value, gather: ir.Node) -> None:
+        """Let what all have been given stand in the place of what one has."""
+        for node, index in list(value.uses()):
+            if node is not gather:
+                node.replace_input_with(index, result)
+        for index, output in enumerate(self._graph.outputs):
+            if output is value:
+                name = value.name
+                self._graph.outputs[index] = result
+                value.name, result.name = None, name
+
+
+def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
+    """Take away what other workers compute, from a graph of all of them."""
+    others = shares.not_of(rank)
+    kept = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
     graph.outputs.clear()
     graph.outputs.extend(kept)
-
-
-def _gather(
-    graph: ir.Graph,
-    names: Sequence[str],
-    inputs: Mapping[str, ir.Value],
-    following: Mapping[str, ir.Value],
-    shares: Shares,
-    rank: int,
-) -> None:
-    """Put what their owners made of parameters, of one dtype, in the place of what this worker would."""
-    builder = Builder(graph)
-    owners = [shares.owners[name] for name in names]
-    # Of what others update, the present value says the shape.
-    own = [following[name] if owner == rank else inputs[name] for name, owner in zip(names, owners, strict=True)]
-    gathered = gather_parameters(tuple(builder.tensor(value) for value in own), owners)
-    for name, owner, result in zip(names, owners, gathered, strict=True):
-        output = following[name]
-        if owner == rank:
-            continue
-        text = output.name
-        output.replace_all_uses_with(result.value, replace_graph_outputs=True)
-        output.name, result.value.name = None, text
-
-
-def _keep_exchanges(graph: ir.Graph, exchanges: Sequence[ir.Node]) -> None:
-    """Let this worker take part in exchanges whose results others alone read."""
-    live: set[ir.Node] = set()
-    pending = [value.producer() for value in graph.outputs]
-    while pending:
-        node = pending.pop()
-        if node is None or node in live:
-            continue
-        live.add(node)
-        pending.extend(value.producer() for value in node.inputs if value is not None)
-        pending.extend(
-            value.producer()
-            for attribute in node.attributes.values()
-            if attribute.type == ir.AttributeType.GRAPH
-            for inner in attribute.as_graph().all_nodes()
-            for value in inner.inputs
-            if value is not None
-        )
-    last = next(node for node in reversed(graph) if node.op_type == "GatherParameters")
-    for node in exchanges:
-        if node not in live:
-            last.resize_inputs(len(last.inputs) + 1)
-            last.replace_input_with(len(last.inputs) - 1, node.outputs[0])
+    inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
+    gathers = [node for node in graph if node.op_type == "GatherOwned"]
+    for node in gathers:
+        for index, owner in enumerate(attribute_value(node, "owners", ())):
+            if owner != rank:
+                node.replace_input_with(index, _shape_giver(graph, node, node.outputs[index], inputs))
+    ends = [_finish_own(graph, node, rank) for node in list(graph) if node.op_type == "ReduceScatterFinish"]
+    # A worker takes part in exchanges of which it reads nothing.
+    last = max(gathers, key=lambda node: attribute_value(node, "order", 0))
+    last.resize_inputs(len(last.inputs) + len(ends))
+    for index, end in enumerate(ends, len(last.inputs) - len(ends)):
+        last.replace_input_with(index, end)
     graph.sort()
+
+
+def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
+    """Let a worker wait for the sums of its own gradients; returns what says that it has."""
+    own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
+    builder = Builder(graph, before=node)
+    given = [builder.tensor(value) for index in (0, *(1 + index for index in own)) if (value := node.inputs[index]) is not None]
+    found = builder.op("ReduceScatterFinish", *given, domain=BURNISH_DOMAIN, outputs=len(own) + 1)
+    results = found if isinstance(found, tuple) else (found,)
+    for index, result in zip(own, results, strict=False):
+        output = node.outputs[index]
+        result.value.type, result.value.shape = output.type, output.shape
+        output.replace_all_uses_with(result.value)
+    producer = results[0].value.producer()
+    assert producer is not None
+    producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+    end = results[-1].value
+    end.type, end.shape = node.inputs[0].type, ir.Shape([0])  # type: ignore[union-attr]
+    return end
+
+
+def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mapping[str, ir.Value]) -> ir.Value:
+    """A value of the dtype and shape of what another worker computes."""
+    present = inputs.get((result.name or "").removeprefix(NEXT))
+    if present is not None and present.dtype == result.dtype:
+        return present
+    extents, dtype = static_shape(result), result.dtype
+    assert extents is not None, f"'{result.name}' has no known shape"
+    assert dtype is not None, f"'{result.name}' has no known dtype"
+    builder = Builder(graph, before=node)
+    if math.prod(extents) == 1:
+        return builder.constant(np.zeros(extents, dtype.numpy())).value
+    zero = ir.tensor(np.zeros(1, dtype.numpy()))
+    return builder.op("ConstantOfShape", builder.integers(extents), value=zero, shape=list(extents), dtype=dtype).value
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    extents = static_shape(value)
+    return extents is not None and math.prod(extents) == 1

@@ -123,7 +123,8 @@ def may_share(graph: ir.Graph, names: list[str]) -> list[str]:
 
 def lent(graph: ir.Graph, names: list[str]) -> list[str]:
     """The outputs, by their ``names``, that may lie in a buffer of an exchange, which the next step writes over."""
-    return _lying_in(graph, names, {value for node in graph if node.op_type == "AllReduceFinish" for value in node.outputs})
+    finishing = [node for node in graph if node.op_type in ("AllReduceFinish", "ReduceScatterFinish")]
+    return _lying_in(graph, names, {value for node in finishing for value in node.outputs})
 
 
 def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list[str]:

@@ -182,6 +182,21 @@ int64_t shared_take(const Tensors& marks, const Tensors& slots, const Tensor& re
 // Lets the others know that the own buffer holds what it gives to the exchange of this number.
 void shared_show(const Tensor& marks, int64_t number) { show(marks_of(marks) + kWritten, number); }
 
+// Adds up elements [first, last) of all buffers, and writes the sums into some of them.
+void add_up(const Tensors& buffers, const Tensors& into, int64_t first, int64_t last) {
+  with_type(buffers[0].scalar_type(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    std::vector<const T*> terms;
+    for (const Tensor& buffer : buffers) terms.push_back(static_cast<const T*>(buffer.mutable_data_ptr()));
+    std::vector<T*> targets;
+    for (const Tensor& buffer : into) targets.push_back(static_cast<T*>(buffer.mutable_data_ptr()));
+    int64_t blocks = (last - first + kBlock - 1) / kBlock;
+    parallel_for(0, blocks, 32, [&](int64_t begin, int64_t end) {
+      combine<kSum>(terms, targets, first + begin * kBlock, std::min(first + end * kBlock, last));
+    });
+  });
+}
+
 // Adds up this worker's part of all buffers, and writes the sums into all of them.
 int64_t shared_sum(const Tensors& marks, const Tensors& buffers, int64_t rank, int64_t number, double seconds) {
   Outcome outcome = wait_for(marks, kWritten, number, seconds);
@@ -190,21 +205,29 @@ int64_t shared_sum(const Tensors& marks, const Tensors& buffers, int64_t rank, i
   // Whole cache lines, of whatever type.
   int64_t width = ((elements + workers - 1) / workers + 63) / 64 * 64;
   int64_t first = std::min(rank * width, elements), last = std::min(first + width, elements);
-  with_type(buffers[0].scalar_type(), [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    std::vector<T*> targets;
-    for (const Tensor& buffer : buffers) targets.push_back(static_cast<T*>(buffer.mutable_data_ptr()));
-    std::vector<const T*> terms(targets.begin(), targets.end());
-    int64_t blocks = (last - first + kBlock - 1) / kBlock;
-    parallel_for(0, blocks, 32, [&](int64_t begin, int64_t end) {
-      combine<kSum>(terms, targets, first + begin * kBlock, std::min(first + end * kBlock, last));
-    });
-  });
+  add_up(buffers, buffers, first, last);
   show(marks_of(marks[rank]) + kSummed, number);
   return kDone;
 }
 
-// Waits until all workers have added up their parts.
+// Adds up elements [first, last) of all buffers, which are this worker's, and writes the sums into its own buffer alone.
+int64_t shared_section(const Tensors& marks, const Tensors& buffers, int64_t rank, int64_t first, int64_t last, int64_t number,
+                       double seconds) {
+  Outcome outcome = wait_for(marks, kWritten, number, seconds);
+  if (outcome != kDone) return outcome;
+  BURNISH_CHECK(0 <= first && first <= last && last <= buffers[rank].numel(), "shared memory: a section outside of the buffer");
+  add_up(buffers, {buffers[rank]}, first, last);
+  show(marks_of(marks[rank]) + kSummed, number);
+  return kDone;
+}
+
+// Waits until the buffers of all workers hold what they give to the exchange of this number.
+int64_t shared_await(const Tensors& marks, int64_t number, double seconds) { return wait_for(marks, kWritten, number, seconds); }
+
+// Lets the others know that this worker has read what it wanted of their buffers.
+void shared_release(const Tensor& marks, int64_t number) { show(marks_of(marks) + kSummed, number); }
+
+// Waits until all workers have added up their parts, or read what they wanted.
 int64_t shared_settle(const Tensors& marks, int64_t number, double seconds) { return wait_for(marks, kSummed, number, seconds); }
 
 // Lets the others know that nothing more comes from here.
@@ -217,6 +240,9 @@ BURNISH_OPERATORS(CPU) {
   operators.implement<&shared_take>("shared_take");
   operators.implement<&shared_show>("shared_show");
   operators.implement<&shared_sum>("shared_sum");
+  operators.implement<&shared_section>("shared_section");
+  operators.implement<&shared_await>("shared_await");
+  operators.implement<&shared_release>("shared_release");
   operators.implement<&shared_settle>("shared_settle");
   operators.implement<&shared_leave>("shared_leave");
 }

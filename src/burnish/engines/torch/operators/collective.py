@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums, SharedBuffer
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums, SharedBuffer, SharedRows
 from burnish.engines.torch.rules import Call, translates
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, describe_node
+
+ALIGNMENT = 64
+"""Tensors begin at multiples of so many bytes where they travel as bytes."""
+SMALL_BYTES = 2**18
+"""Up to here an exchange has no memory of its own to gather by."""
 
 
 class Exchange(torch.nn.Module):
@@ -38,6 +43,8 @@ class Exchange(torch.nn.Module):
         own = tensors[: self._count]
         dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
         shared = self.shared_buffer(dtype, sum(tensor.numel() for tensor in own))
+        if shared is not None:
+            shared.settle()
         buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own], out=None if shared is None else shared.tensor)
         if len(tensors) > self._count:
             nothing = tensors[self._count] == 0
@@ -45,8 +52,14 @@ class Exchange(torch.nn.Module):
                 buffer = buffer.zero_() if bool(nothing) else buffer
             else:
                 buffer = torch.where(nothing, 0, buffer)
+        return self.begin(buffer, shared, own)
+
+    def begin(
+        self, buffer: torch.Tensor, shared: SharedBuffer | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, Pending]:
+        """Begin to exchange a buffer, in which tensors lie one behind the other; return where the sums will be."""
         if self._channel == GRADIENTS and isinstance(self._communicator, ShapedSums):
-            return buffer, self._communicator.all_reduce_gradients(buffer, [tensor.shape for tensor in own], self)
+            return buffer, self._communicator.all_reduce_gradients(buffer, [tensor.shape for tensor in tensors], self)
         if shared is not None:
             return buffer, shared.all_reduce()
         return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
@@ -95,6 +108,32 @@ class AllReduceStart(Exchange):
         return self._shared
 
 
+class ReduceScatterStart(AllReduceStart):
+    """Begins to add up tensors over the workers, each for the worker that owns it; read by ``ReduceScatterFinish`` alone.
+
+    Args:
+        owners: the rank of the owner of each tensor, from the lowest to the highest.
+    """
+
+    def __init__(self, *arguments: Any, owners: Sequence[int], conditional: bool = False):
+        super().__init__(*arguments, conditional=conditional)
+        self._owners = tuple(owners)
+
+    def begin(
+        self, buffer: torch.Tensor, shared: SharedBuffer | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, Pending]:
+        sizes = [0] * self._communicator.size
+        for owner, tensor in zip(self._owners, tensors, strict=True):
+            sizes[owner] += tensor.numel()
+        first = sum(sizes[: self._communicator.rank])
+        own = buffer[first : first + sizes[self._communicator.rank]]
+        if isinstance(self._communicator, ShapedSums):
+            return own, super().begin(buffer, shared, tensors)[1]
+        if shared is not None:
+            return own, shared.reduce_scatter(sizes)
+        return self._communicator.reduce_scatter(buffer, sizes, channel=self._channel)
+
+
 class AllReduceFinish(torch.nn.Module):
     """Waits for what ``AllReduceStart`` began; where it began nothing, the tensors stay what they are.
 
@@ -113,6 +152,13 @@ class AllReduceFinish(torch.nn.Module):
         self._started.pending.wait()
         self._started.pending = None
         return _parted(buffer, tensors)
+
+
+class ReduceScatterFinish(AllReduceFinish):
+    """Waits for what ``ReduceScatterStart`` began: the sums of this worker's tensors, and behind them a vector of nothing."""
+
+    def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*super().forward(buffer, *tensors), buffer.new_empty(0))
 
 
 class OwnGradients(torch.nn.Module):
@@ -150,8 +196,8 @@ class AllGather(torch.nn.Module):
         return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True))
 
 
-class GatherParameters(torch.nn.Module):
-    """What the owner of each tensor has.
+class GatherOwned(torch.nn.Module):
+    """What the owner of each tensor has, of whatever dtypes; they travel as bytes.
 
     Args:
         communicator: to the others.
@@ -161,23 +207,49 @@ class GatherParameters(torch.nn.Module):
     def __init__(self, communicator: Communicator, owners: Sequence[int]):
         super().__init__()
         self._communicator, self._owners = communicator, tuple(owners)
+        self._shared: SharedRows | None = None
+        self._has_asked = False
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        places = [[place for place, owner in enumerate(self._owners) if owner == rank] for rank in range(self._communicator.size)]
-        sizes = [sum(tensors[place].numel() for place in own) for own in places]
-        buffer = tensors[0].new_zeros(max(sizes))
-        own = places[self._communicator.rank]
-        if own:
-            torch.cat([_flat(tensors[place]) for place in own], out=buffer[: sizes[self._communicator.rank]])
-        rows = self._communicator.all_gather(buffer)
         results = list(tensors[: len(self._owners)])
-        for rank, (kept, size) in enumerate(zip(places, sizes, strict=True)):
-            if kept and rank != self._communicator.rank:
-                parts = _parted(rows[rank, :size], [tensors[place] for place in kept])
-                for place, part in zip(kept, parts, strict=True):
-                    # A part would keep the whole buffer, and at its address some kernels add up in another order.
-                    results[place] = part.clone()
+        ends = [0] * self._communicator.size
+        places = []
+        for owner, tensor in zip(self._owners, results, strict=True):
+            places.append(slice(ends[owner], ends[owner] + tensor.nbytes))
+            ends[owner] += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        shared = self._shared_rows(max(ends), tensors[0].device)
+        if shared is not None:
+            shared.settle()
+        rank = self._communicator.rank
+        bytes_given = tensors[0].new_zeros(max(ends), dtype=torch.uint8) if shared is None else shared.tensor
+        for owner, place, tensor in zip(self._owners, places, results, strict=True):
+            if owner == rank:
+                _shaped(bytes_given[place], tensor).copy_(tensor)
+        if shared is None:
+            rows = self._communicator.all_gather(bytes_given)
+        else:
+            shared.show()
+            rows = shared.rows()
+        for index, (owner, place) in enumerate(zip(self._owners, places, strict=True)):
+            if owner != rank:
+                # A part would keep the whole buffer, and at its address some kernels add up in another order.
+                results[index] = _shaped(rows[owner][place], results[index]).clone()
+        if shared is not None:
+            shared.release()
         return tuple(results)
+
+    def _shared_rows(self, count: int, device: torch.device) -> SharedRows | None:
+        """Memory that stays for all steps, where small exchanges have none of their own."""
+        if not self._has_asked:
+            self._has_asked = True
+            if count > SMALL_BYTES and device.type == "cpu":
+                self._shared = self._communicator.shared_rows(count)
+        return self._shared
+
+
+def _shaped(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view of bytes as a tensor of this dtype and shape, that of images with its channels last."""
+    return _parted(content.view(like.dtype), [like])[0]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,9 +322,25 @@ def all_gather(op: Call) -> Any:
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("GatherParameters", domain=BURNISH_DOMAIN)
-def gather_parameters(op: Call) -> Any:
-    results = op.module(GatherParameters(_communicator(op), op.attribute("owners")), _operands(op))
+@translates("ReduceScatterStart", domain=BURNISH_DOMAIN)
+def reduce_scatter_start(op: Call) -> Any:
+    conditional = bool(op.attribute("conditional", 0))
+    started = ReduceScatterStart(*_exchange(op), owners=op.attribute("owners"), conditional=conditional)
+    op.started[op.node.outputs[0]] = started
+    return op.module(started, _operands(op))
+
+
+@translates("ReduceScatterFinish", domain=BURNISH_DOMAIN)
+def reduce_scatter_finish(op: Call) -> Any:
+    started = op.started[op.value(0)]
+    assert isinstance(started, ReduceScatterStart)
+    results = op.module(ReduceScatterFinish(started), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("GatherOwned", domain=BURNISH_DOMAIN)
+def gather_owned(op: Call) -> Any:
+    results = op.module(GatherOwned(_communicator(op), op.attribute("owners")), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
