@@ -180,7 +180,7 @@ def leave_a_run(folder):
     ("spoil", "message"),
     [
         (spoil_the_model, r"error: 'model.onnx'"),
-        (spoil_a_label, r"error: .*'labels'.* 7"),
+        (spoil_a_label, r"error: many.npz: sample 50 has the label 7"),
         (leave_a_run, r"error: 'run' holds a run already: go on with it \(--resume\)"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         (("--deterministic",), "--deterministic says how workers exchange, and one alone trains here: give --workers 2 or more,"),
         (("--compression", "float16", "--workers", "1"), "--compression says how workers exchange, and one alone trains here"),
         (("--bucket-size", "0", "--workers", "2"), "'--bucket-size': Input should be greater than or equal to 1"),
-        (("--bucket-size", "1e6", "--workers", "2"), "'--bucket-size': '1e6' is not a valid"),
+        (("--bucket-size", "1e6", "--workers", "2"), "'--bucket-size': Input should be a valid integer"),
         (
             ("--bucket-size", "1000"),
             "--bucket-size says how workers exchange, and one alone trains here: give --workers 2 or more",

@@ -260,7 +260,6 @@ def test_a_batch_without_samples(pool, tmp_path):
         ("train", "sync:2"),
         ("train:momentum=cumulative", "sync"),
         ("renorm", "sync"),
-        ("ghost:2", "sync"),
     ],
 )
 def test_a_batch_without_samples_leaves_the_running_statistics(policy, norm):

@@ -13,7 +13,7 @@ from worker_processes import Workers, free_port, run, tell
 
 from burnish.distributed.connection import process_group
 from burnish.distributed.connection.process_group import ProcessGroup, join
-from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
 
 
 def _exchanges(rank):
@@ -141,6 +141,26 @@ def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, seconds):
         text, waited = outcomes[rank].value
         assert re.search(cause.format(rank=rank), text), text
         assert waited < seconds
+
+
+def _fails(rank, error):
+    group = join(timeout=10, first_contact=60)
+    group.barrier()
+    if rank == 1:
+        group.fail(error)
+        group.close()
+        return None
+    try:
+        group.all_reduce(torch.ones(3))
+    except WorkerError as found:
+        group.close()
+        return found.comes_again
+    return "went on"
+
+
+@pytest.mark.parametrize(("error", "again"), [(InputError("label 12 is out of range"), True), (EngineError("no memory"), False)])
+def test_workers_are_told_whether_what_ends_another_would_come_again(error, again):
+    assert run(_fails, 3, error) == [again, None, again]
 
 
 def _loses_the_keeper(rank):
