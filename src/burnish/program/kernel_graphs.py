@@ -7,7 +7,7 @@ They compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -28,20 +28,32 @@ def semantic_target(target: Target) -> Target:
 
 
 def kernel_graphs(
-    semantic: Mapping[str, ir.Model], grad: GraphSignature, optimizer: Optimizer, target: Target, kernels: Collection[str]
+    semantic: Mapping[str, ir.Model],
+    grad: GraphSignature,
+    forward: Iterable[ir.Model],
+    optimizer: Optimizer,
+    target: Target,
+    kernels: Collection[str],
+    names: Collection[str],
 ) -> dict[str, ir.Model]:
-    """Return ``step``, ``grad``, ``evaluate`` and ``predict`` with the semantic operators of ``kernels`` in them.
+    """Return graphs with the semantic operators of ``kernels`` in them.
 
     Args:
         semantic: the graphs of ``SEMANTIC_GRAPHS``, not lowered; left as they are.
         grad: the signature of the graph of the gradients.
+        forward: the program's graphs that predict and evaluate, which tell what the parameters are for.
         optimizer: what updates the parameters.
         target: the runtime.
         kernels: the semantic operators that it has kernels for.
+        names: which graphs: ``step``, and those of ``semantic``.
     """
     target = replace(target, kernels=frozenset(kernels))
-    graphs = {name: model.clone() for name, model in semantic.items()}
-    for model in graphs.values():
-        settle(model, target)
-    updates, _ = update_graphs(graphs["grad"], grad, (graphs["predict"], graphs["evaluate"]), optimizer, target)
-    return {**graphs, "step": updates["step"]}
+    graphs = {}
+    for name, model in semantic.items():
+        if name in names or (name == "grad" and "step" in names):
+            graphs[name] = model.clone()
+            settle(graphs[name], target)
+    if "step" in names:
+        updates, _ = update_graphs(graphs["grad"], grad, forward, optimizer, target, ("step",))
+        graphs["step"] = updates["step"]
+    return {name: model for name, model in graphs.items() if name in names}

@@ -16,8 +16,9 @@ from burnish.program.signature import Entry, GraphSignature, Role, Signature
 class OneGraph(Program):
     """A program whose ``step`` is a graph without state: every input is data, every output is returned. It has no other graph."""
 
-    def kernel_graphs(self, kernels: Collection[str]) -> dict[str, ir.Model]:
+    def kernel_graphs(self, kernels: Collection[str], names: Collection[str] = ("step",)) -> dict[str, ir.Model]:
         """Return the graph as ``step``, with the semantic operators of ``kernels`` in it."""
+        assert set(names) == {"step"}
         model = self.semantic["step"].clone()
         settle(model, replace(self._target, kernels=frozenset(kernels)))
         return {"step": model}

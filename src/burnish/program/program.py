@@ -131,17 +131,19 @@ class Program:
         init, step, apply = (models[name] for name in ("init", "step", "apply"))
         return replace(self, init=init, step=step, apply=apply, signature=Signature(ordered), options=options)
 
-    def kernel_graphs(self, kernels: Collection[str]) -> dict[str, ir.Model]:
+    def kernel_graphs(self, kernels: Collection[str], names: Collection[str] = ("step", *SEMANTIC_GRAPHS)) -> dict[str, ir.Model]:
         """Return ``step``, ``grad``, ``evaluate`` and ``predict`` for an engine with kernels of its own: copies, to rewrite.
 
         Args:
             kernels: the operators of the domain ``burnish`` that the engine runs; all others are lowered. Where the program keeps
                 no semantic graphs, the graphs are those of the program, in standard operators.
+            names: which of these graphs.
         """
         if not self.semantic or "optimizer" not in self.options:
-            return {name: model.clone() for name, model in self.graphs.items() if name in ("step", *SEMANTIC_GRAPHS)}
+            return {name: self.graphs[name].clone() for name in names}
         optimizer = self._scaled(optim.get(self.options["optimizer"]))
-        return kernel_graphs(self.semantic, self.signature["grad"], optimizer, self._target, kernels)
+        forward = (self.predict, self.evaluate)
+        return kernel_graphs(self.semantic, self.signature["grad"], forward, optimizer, self._target, kernels, names)
 
     @property
     def _target(self) -> Target:

@@ -5,7 +5,7 @@ Nothing is differentiated here, so that another optimizer, or other parameters t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,9 +33,14 @@ SKIPPED = "skipped"
 
 
 def update_graphs(
-    grad: ir.Model, signature: GraphSignature, forward: Iterable[ir.Model], optimizer: optim.Optimizer, target: Target
+    grad: ir.Model,
+    signature: GraphSignature,
+    forward: Iterable[ir.Model],
+    optimizer: optim.Optimizer,
+    target: Target,
+    graphs: Collection[str] = ("init", "step", "apply"),
 ) -> tuple[dict[str, ir.Model], dict[str, GraphSignature]]:
-    """Return the graphs ``init``, ``step`` and ``apply``, and their signatures.
+    """Return the graphs ``init``, ``step`` and ``apply``, or those of ``graphs``, and their signatures.
 
     Args:
         grad: the finished graph of the gradients; left as it is.
@@ -43,6 +48,7 @@ def update_graphs(
         forward: the finished graphs that predict and evaluate, which tell what the parameters are for.
         optimizer: what updates the parameters that have a gradient there.
         target: the runtime that the graphs are lowered for.
+        graphs: which of them.
 
     Raises:
         ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train.
@@ -59,11 +65,11 @@ def update_graphs(
             "let a group train"
         )
     update = _Update(grad, signature, bound, trained)
-    finished = {name: finish(getattr(update, name)(), name, target) for name in ("init", "step", "apply")}
+    finished = {name: finish(getattr(update, name)(), name, target) for name in graphs}
     models = {name: model for name, (model, _) in finished.items()}
     signatures = {name: entries for name, (_, entries) in finished.items()}
     if isinstance(bound, Scheduled):
-        signatures |= {name: replace(signatures[name], end=bound.end) for name in ("step", "apply")}
+        signatures |= {name: replace(signatures[name], end=bound.end) for name in graphs if name != "init"}
     return models, signatures
 
 

@@ -22,11 +22,16 @@ def images(shape, generator, dtype=torch.float32):
     return tensor.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else tensor
 
 
+def kernel(name, x):
+    """The kernel for the elements of x."""
+    return getattr(torch.ops.burnish, name + ("_bfloat16" if x.dtype == torch.bfloat16 else ""))
+
+
 def run(x, scale, bias, added, dy, activation, keep=False, more=None):
     """Results of both kernels; the gradient reads y where something was added, and the bias where nothing was."""
-    forward = torch.ops.burnish.batch_norm_training(x, scale, bias, added, 1e-5, activation, LIMIT)
+    forward = kernel("batch_norm_training", x)(x, scale, bias, added, 1e-5, activation, LIMIT)
     y = forward[0] if added is not None else None
-    backward = torch.ops.burnish.batch_norm_gradient(
+    backward = kernel("batch_norm_gradient", x)(
         dy, x, scale, forward[2], forward[4], y, more, None if y is not None else bias, activation, LIMIT, keep
     )
     return forward, backward
@@ -152,7 +157,7 @@ def test_bfloat16_is_rounded_to_the_nearest_with_ties_to_even():
     """With unit gain the result is the sum of a normalized and an added value; it is rounded as PyTorch rounds."""
     x, added = (images((4, 24, 9, 9), torch.Generator().manual_seed(4), torch.bfloat16) for _ in range(2))
     scale, bias = torch.ones(24), torch.zeros(24)
-    narrow = torch.ops.burnish.batch_norm_training(x, scale, bias, added, 1e-5, 1, 0.0)
+    narrow = torch.ops.burnish.batch_norm_training_bfloat16(x, scale, bias, added, 1e-5, 1, 0.0)
     wide = torch.ops.burnish.batch_norm_training(x.float(), scale, bias, added.float(), 1e-5, 1, 0.0)
     assert narrow[0].dtype == torch.bfloat16
     assert torch.equal(narrow[0], wide[0].bfloat16())
@@ -181,8 +186,10 @@ def test_no_element_has_no_statistics():
 
 def test_what_does_not_fit_is_refused():
     x, scale, bias = torch.randn(2, 8, 4, 4), torch.ones(8), torch.zeros(8)
-    with pytest.raises(RuntimeError, match="images or rows of float32 or bfloat16 expected"):
+    with pytest.raises(RuntimeError, match="images or rows of float32 expected"):
         torch.ops.burnish.batch_norm_training(x.double(), scale, bias, None, 1e-5, 0, 0.0)
+    with pytest.raises(RuntimeError, match="images or rows of bfloat16 expected"):
+        torch.ops.burnish.batch_norm_training_bfloat16(x, scale, bias, None, 1e-5, 0, 0.0)
     with pytest.raises(RuntimeError, match="added: the shape and the type of x expected"):
         torch.ops.burnish.batch_norm_training(x, scale, bias, x[:1], 1e-5, 0, 0.0)
     forward = torch.ops.burnish.batch_norm_training(x, scale, bias, None, 1e-5, 1, 0.0)

@@ -48,33 +48,42 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return difference / norm if norm else difference
 
 
+def kernel_for(name: str, extent: int, dtype: torch.dtype):
+    """The kernel for windows of this extent and elements of this type."""
+    suffix = ("_5x5" if extent == 5 else "") + ("_bfloat16" if dtype == torch.bfloat16 else "")
+    return getattr(torch.ops.burnish, name + suffix)
+
+
 @needs_kernels
 @pytest.mark.parametrize("pads", PADS)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
-    tolerance, taken = TOLERANCES[dtype], torch.ops.burnish
+    tolerance = TOLERANCES[dtype]
+    convolution, gradients = (
+        kernel_for(name, kernel, dtype) for name in ("depthwise_convolution", "depthwise_convolution_gradient")
+    )
     for channels, height, width in [(16, 1, 1), (17, 7, 7), (40, 5, 14), (32, 4, 27)]:
         if height + pads[0] + pads[2] < kernel or width + pads[1] + pads[3] < kernel:
             continue
         x = images(3, channels, height, width, dtype=dtype)
         weight, bias = images(channels, 1, kernel, kernel, dtype=dtype, seed=1), torch.linspace(-1, 1, channels).to(dtype)
         y, wide, weights = exact(x, weight, bias, stride, pads)
-        found = taken.depthwise_convolution(x, weight, bias, stride, pads)
+        found = convolution(x, weight, bias, stride, pads)
         assert found.shape == y.shape
         assert found.is_contiguous(memory_format=torch.channels_last)
         assert relative(found, y.detach()) < tolerance
         dy = images(*y.shape, dtype=dtype, seed=2)
         expected = torch.autograd.grad(y, (wide, weights), dy.double())
-        both = taken.depthwise_convolution_gradient(dy, x, weight, stride, pads, True, True)
+        both = gradients(dy, x, weight, stride, pads, True, True)
         for gradient, wanted in zip(both, expected, strict=True):
             assert gradient.shape == wanted.shape
             assert relative(gradient, wanted) < tolerance
-        dx, nothing = taken.depthwise_convolution_gradient(dy, x, weight, stride, pads, True, False)
+        dx, nothing = gradients(dy, x, weight, stride, pads, True, False)
         assert torch.equal(dx, both[0])
         assert nothing.numel() == 0
-        nothing, dw = taken.depthwise_convolution_gradient(dy, x, weight, stride, pads, False, True)
+        nothing, dw = gradients(dy, x, weight, stride, pads, False, True)
         assert torch.equal(dw, both[1])
         assert nothing.numel() == 0
 
@@ -142,10 +151,10 @@ def test_sums_of_many_pixels_keep_their_digits():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": torch.randn(16, 1, 7, 7)}, "one kernel of 3x3 or 5x5"),
-        ({"weight": torch.randn(32, 1, 3, 3)}, "one kernel of 3x3 or 5x5"),
+        ({"weight": torch.randn(16, 1, 5, 5)}, "one kernel of 3x3"),
+        ({"weight": torch.randn(32, 1, 3, 3)}, "one kernel of 3x3"),
         ({"weight": torch.randn(16, 1, 3, 3).double()}, "of one type"),
-        ({"x": torch.randn(2, 16, 5, 5).double()}, "float32 or bfloat16"),
+        ({"x": torch.randn(2, 16, 5, 5).double()}, "images in float32 expected"),
         ({"stride": 3}, "a stride of 1 or 2"),
         ({"pads": [0, 0, -1, 0]}, "four pads of zero or more"),
         ({"x": torch.randn(2, 16, 2, 2), "pads": [0, 0, 0, 0]}, "larger than the padded image"),
@@ -155,6 +164,15 @@ def test_what_the_kernels_do_not_take_is_refused(change, message):
     given = {"x": torch.randn(2, 16, 5, 5), "weight": torch.randn(16, 1, 3, 3), "bias": None, "stride": 1, "pads": [1] * 4}
     with pytest.raises(RuntimeError, match=message):
         torch.ops.burnish.depthwise_convolution(*(given | change).values())
+
+
+@needs_kernels
+def test_kernels_for_other_windows_and_elements_are_refused():
+    x, weight = torch.randn(2, 16, 5, 5), torch.randn(16, 1, 3, 3)
+    with pytest.raises(RuntimeError, match="one kernel of 5x5"):
+        torch.ops.burnish.depthwise_convolution_5x5(x, weight, None, 1, [1] * 4)
+    with pytest.raises(RuntimeError, match="images in bfloat16 expected"):
+        torch.ops.burnish.depthwise_convolution_bfloat16(x, weight, None, 1, [1] * 4)
 
 
 @needs_kernels

@@ -39,11 +39,11 @@ class Constant:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     program = PROGRAMS[name]()
-    graphs = TorchEngine(compile="none").open(program, program.initial_state(0))._graphs
+    model = TorchEngine(compile="none").open(program, program.initial_state(0))._prepared(graph, fused=False)
     signature = program.signature[graph]
     monkeypatch.setattr(translation, "tensor_of", Constant)
     with FakeTensorMode(), torch.no_grad():
-        module = translate(graphs[graph], CUDA)
+        module = translate(model, CUDA)
         inputs = [
             torch.empty(
                 [extent if isinstance(extent, int) else 4 for extent in entry.extents],

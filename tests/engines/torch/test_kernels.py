@@ -17,7 +17,6 @@ from burnish.engines.torch import TorchEngine, kernels
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
 from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.translation import translate
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 
@@ -306,7 +305,7 @@ def test_every_kernel_has_its_schemas():
 def test_a_graph_waits_for_the_kernels_that_it_calls():
     program = burnish.compile(residual_network())
     runner = burnish.Session(program, "torch", threads=1)._runner
-    module = translate(runner._graphs["step"], torch.device("cpu"))
+    module = runner._translate("step", fused=True)
     assert {"batch_norm", "elementwise"} <= kernels.called(module) <= set(kernels.schemas.SCHEMAS) - {"depthwise", "standardize"}
 
 

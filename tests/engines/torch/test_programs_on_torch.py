@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
 
 import burnish
 from burnish import losses, optim
@@ -17,7 +16,6 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.late import Late
-from burnish.engines.torch.translation import translate
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.random.draws import keep_mask
@@ -152,9 +150,9 @@ def test_losses(loss: str | losses.Loss, targets: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: str) -> None:
     program = burnish.compile(NETWORKS[name](), optimizer="adam")
-    graphs = TorchEngine().open(program, program.initial_state(0))._graphs
+    runner = TorchEngine().open(program, program.initial_state(0))
     for graph in ("step", "evaluate", "predict"):
-        module = translate(graphs[graph], torch.device("cpu"))
+        module = runner._translate(graph, fused=True)
         assert not [part for part in module.children() if isinstance(part, Late)], graph
         assert not [node for node in module.graph.nodes if node.target in ("item", "tolist")], graph
 

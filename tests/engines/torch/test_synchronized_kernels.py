@@ -25,21 +25,26 @@ def images(shape, generator, dtype=torch.float32):
     return tensor.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else tensor
 
 
+def kernel(name, x):
+    """The kernel for the elements of x."""
+    return getattr(OPERATORS, name + ("_bfloat16" if x.dtype == torch.bfloat16 else ""))
+
+
 def run(parts, scale, bias, activation, added=None, flows=None, more=None, keep=False):
     """What the workers of some parts come to: y, statistics, and with ``flows`` dx, dscale, dbias and what is kept."""
-    moments, pivots = zip(*(OPERATORS.batch_norm_moments(x) for x in parts), strict=True)
+    moments, pivots = zip(*(kernel("batch_norm_moments", x)(x) for x in parts), strict=True)
     statistics = OPERATORS.batch_norm_merge(torch.stack(moments), scale, EPSILON)
     count, center, precise, _, _, _, gain = statistics
     nothing = [None] * len(parts)
     ys = [
-        OPERATORS.batch_norm_apply(x, pivot, center, gain, bias, other, activation, LIMIT)
+        kernel("batch_norm_apply", x)(x, pivot, center, gain, bias, other, activation, LIMIT)
         for x, pivot, other in zip(parts, pivots, added or nothing, strict=True)
     ]
     if flows is None:
         return ys, statistics
     masks = [(y, None, None) if added else (None, gain, bias) for y in ys]
     found = [
-        OPERATORS.batch_norm_gradient_sums(dy, x, pivot, center, *mask, rest, activation, LIMIT, keep)
+        kernel("batch_norm_gradient_sums", x)(dy, x, pivot, center, *mask, rest, activation, LIMIT, keep)
         for dy, x, pivot, mask, rest in zip(flows, parts, pivots, masks, more or nothing, strict=True)
     ]
     total = torch.stack([sums for sums, _ in found]).sum(0)
@@ -48,7 +53,7 @@ def run(parts, scale, bias, activation, added=None, flows=None, more=None, keep=
     for dy, x, pivot, (y, _, offsets), (_, kept) in zip(flows, parts, pivots, masks, found, strict=True):
         operands = (kept, None, None, 0) if keep or more else (dy, y, offsets, activation)
         inputs.append(
-            OPERATORS.batch_norm_gradient_apply(
+            kernel("batch_norm_gradient_apply", x)(
                 operands[0], x, pivot, center, gain, slope, offset, *operands[1:3], operands[3], LIMIT
             )
         )

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.program import Program
+from burnish.program.kernel_graphs import SEMANTIC_GRAPHS
 
 Rewrite = Callable[[ir.Model], None]
 
@@ -25,10 +26,10 @@ class WorkerProgram(Program):
     rewrites: tuple[Rewrite, ...] = ()
     marks: frozenset[str] = frozenset()
 
-    def kernel_graphs(self, kernels: Collection[str]) -> dict[str, ir.Model]:
+    def kernel_graphs(self, kernels: Collection[str], names: Collection[str] = ("step", *SEMANTIC_GRAPHS)) -> dict[str, ir.Model]:
         """As ``Program.kernel_graphs``."""
-        graphs = super().kernel_graphs({*kernels, *self.marks})
-        for rewrite in self.rewrites:
+        graphs = super().kernel_graphs({*kernels, *self.marks}, names)
+        for rewrite in self.rewrites if "step" in names else ():
             rewrite(graphs["step"])
         return graphs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -117,8 +118,6 @@ class TorchEngine:
             )
         if self.compile == "inductor":
             check_compiler(place, "compile='inductor'")
-        if self.keep_pages and place.type == "cpu":
-            memory.keep_pages()
         return TorchRunner(self, program, state, place, threads, communicator)
 
     def load(self, model: ir.Model) -> LoadedModel:
@@ -184,8 +183,8 @@ class TorchRunner:
         self._device = device
         self._threads = threads
         self._entries = {entry.name: entry for entry in program.signature.state}
-        self._state = self._held(state)
         self._executables: dict[str, Executable] = {}
+        self._translated: dict[str, fx.GraphModule] = {}
         self._recorder: Recorder | None = None
         if device.type == "cuda" and engine.capture and communicator is None:
             self._recorder = CudaRecorder(device)
@@ -196,6 +195,11 @@ class TorchRunner:
         self._inputs = {name: [_Fed.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
         self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
+        if engine.keep_pages and device.type == "cpu":
+            if self._fused and kernels.is_awaited("allocator"):
+                self._translate_meanwhile("step")
+            memory.keep_pages()
+        self._state = self._held(state)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
@@ -266,36 +270,42 @@ class TorchRunner:
         wanted = self._engine.compile == "regions" and self._device.type == "cpu"
         return wanted and (kernels.expected() or kernels.available())
 
-    @cached_property
-    def _graphs(self) -> dict[str, ir.Model]:
-        graphs = self._prepared(self._fused)
-        if self._fused and self._recorder is None:
-            names, updates = self._output_names["step"], self._program.signature["step"].updates
-            self._updates = take_updates(graphs["step"].graph, names, updates)
-            self._may_share = may_share(graphs["step"].graph, names) if self._updates else []
-        self._lent = self._lent_of(graphs)
-        return graphs
+    @garbage_kept()
+    def _translate_meanwhile(self, graph: str) -> None:
+        """Translate a graph while the allocator is compiled, and let the kernels that it calls be compiled next."""
+        with contextlib.suppress(EngineError):  # to be raised when the graph is run
+            self._translated[graph] = self._translate(graph, fused=True)
+            kernels.request(*kernels.called(self._translated[graph]))
 
-    def _lent_of(self, graphs: Mapping[str, ir.Model]) -> list[str]:
-        """The next values of state entries that have to be copied out of what workers exchange."""
-        updates = set(self._program.signature["step"].updates.values())
-        return [name for name in lent(graphs["step"].graph, self._output_names["step"]) if name in updates]
+    def _translate(self, graph: str, fused: bool) -> fx.GraphModule:
+        return translate(self._prepared(graph, fused), self._device, self._communicator)
 
-    @cached_property
-    def _graphs_without_kernels(self) -> dict[str, ir.Model]:
-        return self._prepared(False)
-
-    def _prepared(self, fused: bool) -> dict[str, ir.Model]:
+    def _prepared(self, name: str, fused: bool) -> ir.Model:
+        """A graph of the program, rewritten for this engine; ``fused`` for its own kernels."""
         channels_last = self._engine.channels_last
         winograd = self._engine.winograd and channels_last
         operators = translated_operators(BURNISH_DOMAIN)
         if self._communicator is None:
             operators -= COLLECTIVES
-        graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()))
-        graphs = {name: fuse(model, fused, winograd, channels_last) for name, model in graphs.items()}
-        if self._communicator is not None:
-            keep_exchange_order(graphs["step"].graph)
-        return graphs
+        graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
+        model = fuse(graphs[name], fused, winograd, channels_last)
+        if name == "step":
+            if self._communicator is not None:
+                keep_exchange_order(model.graph)
+            self._take_out_of_step(model.graph, fused)
+        return model
+
+    def _take_out_of_step(self, graph: ir.Graph, fused: bool) -> None:
+        """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
+        updates = self._program.signature["step"].updates
+        names = [entry.name for entry in self._program.signature["step"].outputs]
+        self._updates, self._may_share = [], []
+        if fused and self._recorder is None:
+            self._updates = take_updates(graph, names, updates)
+            self._may_share = may_share(graph, names) if self._updates else []
+        # The next values of state entries that have to be copied out of what workers exchange.
+        self._lent = [name for name in lent(graph, names) if name in set(updates.values())]
+        self._output_names["step"] = names
 
     @cached_property
     def _recorded(self) -> RecordedStep:
@@ -324,14 +334,10 @@ class TorchRunner:
         """A graph as something to call; translated when it is first asked for."""
         found = self._executables.get(graph)
         if found is None:
-            module = translate(self._graphs[graph], self._device, self._communicator)
+            module = self._translated.pop(graph, None) or self._translate(graph, self._fused)
             called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
             if self._fused and called and not kernels.available(*called):
-                module = translate(self._graphs_without_kernels[graph], self._device, self._communicator)
-                if graph == "step":
-                    self._updates = []
-                    self._output_names["step"] = [entry.name for entry in self._program.signature["step"].outputs]
-                    self._lent = self._lent_of(self._graphs_without_kernels)
+                module = self._translate(graph, fused=False)
             whole = self._engine.compile == "inductor"
             inputs = self._program.signature[graph].inputs
             found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)

@@ -66,6 +66,12 @@ def available(*names: str) -> bool:
     return True
 
 
+def is_awaited(name: str) -> bool:
+    """Whether a kernel is being built."""
+    with _lock:
+        return name in _builds and not _builds[name].done()
+
+
 def request(*names: str) -> None:
     """Start building these kernels in the background, where kernels are wanted: they may be asked for while graphs run."""
     if os.environ.get("BURNISH_KERNELS") != "off" and find_compiler() is not None:

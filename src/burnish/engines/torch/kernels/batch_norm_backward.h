@@ -14,7 +14,7 @@ template <typename T>
 struct Operands {
   const T *dy, *x, *y, *more;
   const float* bias;
-  float limit;
+  float limit;  // as limit_of gives it
 };
 
 template <typename V>
@@ -36,22 +36,21 @@ template <typename V, bool biased>
 }
 
 // The gradient before the activation, where its result is above zero and below the limit.
-template <int64_t activation, Result result, typename V, typename T>
+template <bool activated, Result result, typename V, typename T>
 [[gnu::always_inline]] inline V masked(V flow, V centered, const Centering<V>& own, const T* y, int64_t index) {
-  if constexpr (activation == kNone) return flow;
+  if constexpr (!activated) return flow;
   V value;
   if constexpr (result == Result::kAgain)
     value = centered * own.gain + own.bias;
   else
     value = read<V>(y + index);
   flow = value > own.zero ? flow : own.zero;
-  if constexpr (activation == kClipped) flow = value < own.limit ? flow : own.zero;
-  return flow;
+  return value >= own.limit ? own.zero : flow;
 }
 
 // Sums of the gradient before the activation and of its products with x - mean; `before`, if any, gets that gradient, which is what the
 // addition passes on.
-template <typename T, int64_t activation, Result result, bool keeps>
+template <typename T, bool activated, Result result, bool keeps>
 struct Sums {
   Operands<T> from;
   Values::Reader values;
@@ -59,7 +58,7 @@ struct Sums {
 
   template <typename V>
   [[gnu::always_inline]] Centering<V> columns(int64_t column) const {
-    return centering<V, activation != kNone && result == Result::kAgain>(values, column, from.limit);
+    return centering<V, activated && result == Result::kAgain>(values, column, from.limit);
   }
 
   template <typename V>
@@ -73,14 +72,14 @@ struct Sums {
           flow = read<V>(before + index);
         }
       }
-    flow = masked<activation, result>(flow, centered, own, from.y, index);
+    flow = masked<activated, result>(flow, centered, own, from.y, index);
     if constexpr (keeps) write(before + index, flow);
     one += flow;
     other += flow * centered;
   }
 };
 
-template <typename T, int64_t activation, Result result>
+template <typename T, bool activated, Result result>
 struct InputGradient {
   Operands<T> from;
   Values::Reader values;
@@ -94,7 +93,7 @@ struct InputGradient {
 
   template <typename V>
   [[gnu::always_inline]] Own<V> columns(int64_t column) const {
-    return {centering<V, activation != kNone && result == Result::kAgain>(values, column, from.limit), values.get<V>(kSlope, column),
+    return {centering<V, activated && result == Result::kAgain>(values, column, from.limit), values.get<V>(kSlope, column),
             values.get<V>(kOffset, column)};
   }
 
@@ -102,7 +101,7 @@ struct InputGradient {
   [[gnu::always_inline]] void at(const Own<V>& own, int64_t index) const {
     const Centering<V>& c = own.centering;
     V centered = (read<V>(from.x + index) - c.pilot) - c.shift;
-    V flow = masked<activation, result>(read<V>(from.dy + index), centered, c, from.y, index);
+    V flow = masked<activated, result>(read<V>(from.dy + index), centered, c, from.y, index);
     write(dx + index, flow * c.gain + (centered * own.slope + own.offset));
   }
 };

@@ -58,12 +58,12 @@ void moments(const T* x, const Walk& walk, const float* pilot, std::vector<doubl
   }
 }
 
-template <typename T, int64_t activation, bool residual>
+template <typename T, bool activated, bool residual>
 struct Application {
   const T *x, *added;
   T* y;
   Columns<4>::Reader values;  // pilot, shift, gain, offset
-  float limit;
+  float limit;  // as limit_of gives it
 
   template <typename V>
   struct Values {
@@ -79,9 +79,10 @@ struct Application {
   [[gnu::always_inline]] void at(const Values<V>& own, int64_t index) const {
     V value = ((read<V>(x + index) - own.pilot) - own.shift) * own.gain + own.offset;
     if constexpr (residual) value += read<V>(added + index);
-    // The comparisons leave NaN as it is.
-    if constexpr (activation != kNone) value = value < own.zero ? own.zero : value;
-    if constexpr (activation == kClipped) value = value > own.limit ? own.limit : value;
+    if constexpr (activated) {  // the comparisons leave NaN as it is
+      value = value < own.zero ? own.zero : value;
+      value = value > own.limit ? own.limit : value;
+    }
     write(y + index, value);
   }
 };

@@ -21,6 +21,9 @@ namespace burnish {
 
 enum Activation : int64_t { kNone = 0, kRelu = 1, kClipped = 2 };  // kClipped: min(max(y, 0), limit)
 
+// The limit that kernels compare with: for a ReLU NaN, which nothing is above, so that one kernel serves both.
+inline float limit_of(int64_t activation, double limit) { return activation == kClipped ? static_cast<float>(limit) : NAN; }
+
 constexpr int64_t kRun = 16;  // rows of each stream that are summed in float32 before they enter the float64 sums
 constexpr int64_t kShortestPeriod = 128;  // elements: shorter rows would wait for their own sums
 constexpr int64_t kLeastShare = 8192;  // elements that are worth a thread
@@ -206,21 +209,18 @@ void for_all(const Walk& walk, const Body& given) {
   });
 }
 
-// Calls `run` with the activation as a constant.
+// Calls `run` with whether there is an activation, as a constant.
 template <typename Run>
 auto with_activation(int64_t activation, const Run& run) {
-  if (activation == kRelu) return run(std::integral_constant<int64_t, kRelu>());
-  if (activation == kClipped) return run(std::integral_constant<int64_t, kClipped>());
-  return run(std::integral_constant<int64_t, kNone>());
+  if (activation == kNone) return run(std::false_type());
+  return run(std::true_type());
 }
 
-// Calls `run` with a null pointer to the type of the elements, float32 or bfloat16.
-template <typename Run>
-auto with_element_type(const Tensor& x, const Run& run) {
-  BURNISH_CHECK((x.scalar_type() == kFloat || x.scalar_type() == kBFloat16) && (x.dim() == 4 || x.dim() == 2),
-                "batch normalization: images or rows of float32 or bfloat16 expected");
-  if (x.scalar_type() == kBFloat16) return run(static_cast<BFloat16*>(nullptr));
-  return run(static_cast<float*>(nullptr));
+template <typename T>
+void check_elements(const Tensor& x) {
+  constexpr bool wide = std::is_same_v<T, float>;
+  BURNISH_CHECK(x.scalar_type() == (wide ? kFloat : kBFloat16) && (x.dim() == 4 || x.dim() == 2),
+                "batch normalization: images or rows of ", wide ? "float32" : "bfloat16", " expected");
 }
 
 }  // namespace burnish

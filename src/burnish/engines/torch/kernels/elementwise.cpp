@@ -11,110 +11,95 @@
 
 #include "operators.h"
 #include "vector_math.h"
+#include "vectors.h"
 
 namespace burnish {
 namespace {
 
 constexpr int64_t kBlock = 256;  // elements; the blocks of all registers together fit in the first-level cache
 constexpr int64_t kGrain = 64 * kBlock;
-constexpr int64_t kWidth = 5;
+constexpr int64_t kInstruction = 5;  // integers of one
 
 enum Operation : int64_t {
   kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kSqrt, kReciprocal, kAbs, kRelu, kCopy,
   kExp, kLog, kTanh, kErf, kSigmoid, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kEqual, kAnd, kOr, kNot, kWhere, kReluGrad, kNotZero
 };
 
+// What an instruction reads: a block of values, or one that is repeated over a vector.
 struct Operand {
-  const float* data;  // null for one value
-  float value;
-};
-
-struct Many {
   const float* data;
-  float operator[](int64_t i) const { return data[i]; }
+  int64_t step;  // 1, or 0 for one value
 };
 
-struct One {
-  float value;
-  float operator[](int64_t) const { return value; }
-};
-
-template <typename Use>
-inline void open(const Operand& operand, const Use& use) {
-  if (operand.data)
-    use(Many{operand.data});
+// Functions of their own for every operation: as a part of a large one, GCC gives up inlining, and with it vector code.
+template <typename Function>
+[[gnu::noinline]] void map(const Operand& a, float* __restrict out, int64_t count, Function function) {
+  const float* x = a.data;
+  if (a.step)
+    for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
   else
-    use(One{operand.value});
+    std::fill(out, out + count, function(*x));
 }
 
-// A function of its own for every operation: as a part of a large one, GCC gives up inlining, and with it vector code.
+// `function` takes vectors and, for the elements that fill none, numbers.
 template <typename Function>
-[[gnu::noinline]] void map(const float* __restrict x, float* __restrict out, int64_t count, Function function) {
-  for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
-}
-
-template <typename Function>
-inline void run(const Operand& a, float* out, int64_t count, Function function) {
-  if (a.data)
-    map(a.data, out, count, function);
-  else
-    std::fill(out, out + count, function(a.value));
-}
-
-template <typename Function>
-inline void run(const Operand& a, const Operand& b, float* __restrict out, int64_t count, const Function& function) {
-  open(a, [&](auto x) {
-    open(b, [&](auto y) {
-      for (int64_t i = 0; i < count; ++i) out[i] = function(x[i], y[i]);
-    });
-  });
+[[gnu::noinline]] void map(const Operand& a, const Operand& b, float* __restrict out, int64_t count, Function function) {
+  const float *x = a.data, *y = b.data;
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth, x += a.step * kWidth, y += b.step * kWidth) store(out + i, function(load(x), load(y)));
+  for (; i < count; ++i, x += a.step, y += b.step) out[i] = function(*x, *y);
 }
 
 void select(const Operand& a, const Operand& b, const Operand& c, float* __restrict out, int64_t count) {
-  open(a, [&](auto condition) {
-    open(b, [&](auto x) {
-      open(c, [&](auto y) {
-        for (int64_t i = 0; i < count; ++i) {
-          float one = x[i], other = y[i];
-          out[i] = condition[i] != 0.f ? one : other;
-        }
-      });
-    });
-  });
+  const float *condition = a.data, *x = b.data, *y = c.data;
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth, condition += a.step * kWidth, x += b.step * kWidth, y += c.step * kWidth)
+    store(out + i, load(condition) != Vector{} ? load(x) : load(y));
+  for (; i < count; ++i, condition += a.step, x += b.step, y += c.step) out[i] = *condition != 0.f ? *x : *y;
+}
+
+template <typename V>
+[[gnu::always_inline]] inline V zero(V) {
+  return V{};
+}
+
+template <typename V>
+[[gnu::always_inline]] inline V one(V) {
+  return V{} + 1.f;
 }
 
 void execute(int64_t operation, const Operand& a, const Operand& b, const Operand& c, float* out, int64_t count) {
   switch (operation) {
-    case kAdd: return run(a, b, out, count, [](float x, float y) { return x + y; });
-    case kSub: return run(a, b, out, count, [](float x, float y) { return x - y; });
-    case kMul: return run(a, b, out, count, [](float x, float y) { return x * y; });
-    case kDiv: return run(a, b, out, count, [](float x, float y) { return x / y; });
+    case kAdd: return map(a, b, out, count, [](auto x, auto y) { return x + y; });
+    case kSub: return map(a, b, out, count, [](auto x, auto y) { return x - y; });
+    case kMul: return map(a, b, out, count, [](auto x, auto y) { return x * y; });
+    case kDiv: return map(a, b, out, count, [](auto x, auto y) { return x / y; });
     // NaN comes through, as in ATen.
-    case kMax: return run(a, b, out, count, [](float x, float y) { return (x != x || x > y) ? x : y; });
-    case kMin: return run(a, b, out, count, [](float x, float y) { return (x != x || x < y) ? x : y; });
-    case kNeg: return run(a, out, count, [](float x) { return -x; });
-    case kSqrt: return run(a, out, count, [](float x) { return std::sqrt(x); });
-    case kReciprocal: return run(a, out, count, [](float x) { return 1.f / x; });
-    case kAbs: return run(a, out, count, [](float x) { return std::fabs(x); });
-    case kRelu: return run(a, out, count, [](float x) { return x < 0.f ? 0.f : x; });
-    case kCopy: return run(a, out, count, [](float x) { return x; });
-    case kExp: return run(a, out, count, [](float x) { return exponential(x); });
-    case kLog: return run(a, out, count, [](float x) { return logarithm(x); });
-    case kTanh: return run(a, out, count, [](float x) { return hyperbolic_tangent(x); });
-    case kErf: return run(a, out, count, [](float x) { return error_function(x); });
-    case kSigmoid: return run(a, out, count, [](float x) { return logistic(x); });
-    case kLess: return run(a, b, out, count, [](float x, float y) { return x < y ? 1.f : 0.f; });
-    case kLessOrEqual: return run(a, b, out, count, [](float x, float y) { return x <= y ? 1.f : 0.f; });
-    case kGreater: return run(a, b, out, count, [](float x, float y) { return x > y ? 1.f : 0.f; });
-    case kGreaterOrEqual: return run(a, b, out, count, [](float x, float y) { return x >= y ? 1.f : 0.f; });
-    case kEqual: return run(a, b, out, count, [](float x, float y) { return x == y ? 1.f : 0.f; });
-    case kAnd: return run(a, b, out, count, [](float x, float y) { return x * y; });
-    case kOr: return run(a, b, out, count, [](float x, float y) { return x > y ? x : y; });
-    case kNot: return run(a, out, count, [](float x) { return 1.f - x; });
+    case kMax: return map(a, b, out, count, [](auto x, auto y) { return ((x != x) | (x > y)) ? x : y; });
+    case kMin: return map(a, b, out, count, [](auto x, auto y) { return ((x != x) | (x < y)) ? x : y; });
+    case kNeg: return map(a, out, count, [](float x) { return -x; });
+    case kSqrt: return map(a, out, count, [](float x) { return std::sqrt(x); });
+    case kReciprocal: return map(a, out, count, [](float x) { return 1.f / x; });
+    case kAbs: return map(a, out, count, [](float x) { return std::fabs(x); });
+    case kRelu: return map(a, out, count, [](float x) { return x < 0.f ? 0.f : x; });
+    case kCopy: return map(a, out, count, [](float x) { return x; });
+    case kExp: return map(a, out, count, [](float x) { return exponential(x); });
+    case kLog: return map(a, out, count, [](float x) { return logarithm(x); });
+    case kTanh: return map(a, out, count, [](float x) { return hyperbolic_tangent(x); });
+    case kErf: return map(a, out, count, [](float x) { return error_function(x); });
+    case kSigmoid: return map(a, out, count, [](float x) { return logistic(x); });
+    case kLess: return map(a, b, out, count, [](auto x, auto y) { return x < y ? one(x) : zero(x); });
+    case kLessOrEqual: return map(a, b, out, count, [](auto x, auto y) { return x <= y ? one(x) : zero(x); });
+    case kGreater: return map(a, b, out, count, [](auto x, auto y) { return x > y ? one(x) : zero(x); });
+    case kGreaterOrEqual: return map(a, b, out, count, [](auto x, auto y) { return x >= y ? one(x) : zero(x); });
+    case kEqual: return map(a, b, out, count, [](auto x, auto y) { return x == y ? one(x) : zero(x); });
+    case kAnd: return map(a, b, out, count, [](auto x, auto y) { return x * y; });
+    case kOr: return map(a, b, out, count, [](auto x, auto y) { return x > y ? x : y; });
+    case kNot: return map(a, out, count, [](float x) { return 1.f - x; });
     case kWhere: return select(a, b, c, out, count);
     // (dy, x): what is not at most zero lets its gradient through, NaN too, as in ATen.
-    case kReluGrad: return run(a, b, out, count, [](float x, float y) { return y <= 0.f ? 0.f : x; });
-    case kNotZero: return run(a, out, count, [](float x) { return x != 0.f ? 1.f : 0.f; });
+    case kReluGrad: return map(a, b, out, count, [](auto x, auto y) { return y <= zero(y) ? zero(x) : x; });
+    case kNotZero: return map(a, out, count, [](float x) { return x != 0.f ? 1.f : 0.f; });
     default: BURNISH_CHECK(false, "elementwise: no operation ", operation);
   }
 }
@@ -194,13 +179,19 @@ struct Form {
   std::vector<int64_t> strides;  // where they are not
 };
 
+// Sorts axes by their strides, the smallest first, those of the same in the order they have: a few, which std::sort is not worth compiling for.
+void sort_axes(std::vector<int64_t>& axes, Sizes strides) {
+  for (size_t end = 1; end < axes.size(); ++end)
+    for (size_t place = end; place > 0 && strides[axes[place - 1]] > strides[axes[place]]; --place) std::swap(axes[place - 1], axes[place]);
+}
+
 // Whether the elements of a tensor fill its memory, in whatever order.
 bool is_dense(const Tensor& tensor) {
   Sizes sizes = tensor.sizes(), strides = tensor.strides();
   std::vector<int64_t> order;
   for (int64_t axis = 0; axis < tensor.dim(); ++axis)
     if (sizes[axis] != 1) order.push_back(axis);
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+  sort_axes(order, strides);
   int64_t expected = 1;
   for (int64_t axis : order) {
     if (strides[axis] != expected) return false;
@@ -227,7 +218,9 @@ Form form_of(const std::vector<Tensor>& tensors) {
     form.strides.assign(tensor.strides().begin(), tensor.strides().end());
     form.order.resize(form.sizes.size());
     std::iota(form.order.begin(), form.order.end(), 0);
-    std::stable_sort(form.order.begin(), form.order.end(), [&](int64_t a, int64_t b) { return form.strides[a] > form.strides[b]; });
+    std::reverse(form.order.begin(), form.order.end());
+    sort_axes(form.order, form.strides);
+    std::reverse(form.order.begin(), form.order.end());
     break;
   }
   return form;
@@ -276,11 +269,12 @@ class Pass {
  public:
   Pass(const Program& program, const Tensor* tensors, int64_t tensor_count, const Form& form, const std::vector<Tensor>& results)
       : program_(program), inputs_(tensor_count + static_cast<int64_t>(program.constants.size())), sources_(tensor_count) {
-    BURNISH_CHECK(program.code.size() % kWidth == 0, "elementwise: whole instructions expected");
+    BURNISH_CHECK(program.code.size() % kInstruction == 0, "elementwise: whole instructions expected");
     for (int64_t size : form.sizes) total_ *= size;
     int64_t count = inputs_ + static_cast<int64_t>(results.size());
-    for (size_t i = 1; i < program.code.size(); i += kWidth) count = std::max(count, program.code[i] + 1);
-    registers_.assign(count, Operand{nullptr, 0.f});
+    for (size_t i = 1; i < program.code.size(); i += kInstruction) count = std::max(count, program.code[i] + 1);
+    registers_.assign(count, Operand{nullptr, 1});
+    values_.resize(inputs_ * kWidth);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const Tensor& tensor = tensors[i];
       ScalarType type = tensor.scalar_type();
@@ -288,15 +282,17 @@ class Pass {
       if (tensor.numel() == 1) {
         Source one{tensor, tensor.const_data_ptr(), type, 1, 1};
         float value;
-        registers_[i].value = *block_of(one, 0, 1, &value);
+        repeat(i, *block_of(one, 0, 1, &value));
         sources_[i].data = nullptr;
       } else {
         sources_[i] = source_of(tensor, form);
       }
     }
-    for (size_t i = 0; i < program.constants.size(); ++i) registers_[tensor_count + i].value = static_cast<float>(program.constants[i]);
+    for (size_t i = 0; i < program.constants.size(); ++i) repeat(tensor_count + i, static_cast<float>(program.constants[i]));
     for (const Tensor& result : results) targets_.push_back(Target{result.mutable_data_ptr(), result.scalar_type()});
   }
+
+  Pass(Pass&&) = default;  // never copied: registers point into values_
 
   int64_t total() const { return total_; }
 
@@ -312,7 +308,7 @@ class Pass {
       int64_t count = std::min(kBlock, end - start);
       for (size_t i = 0; i < sources_.size(); ++i)
         if (sources_[i].data) local[i].data = block_of(sources_[i], start, count, scratch + i * kBlock);
-      for (const int64_t* code = program_.code.data(); code != program_.code.data() + program_.code.size(); code += kWidth) {
+      for (const int64_t* code = program_.code.data(); code != program_.code.data() + program_.code.size(); code += kInstruction) {
         int64_t output = code[1] - inputs_;
         bool stored = !staged && output < output_count, direct = stored && targets_[output].type == kFloat;
         float* target = direct ? static_cast<float*>(targets_[output].data) + start : scratch + code[1] * kBlock;
@@ -332,9 +328,16 @@ class Pass {
     ScalarType type;
   };
 
+  void repeat(int64_t index, float value) {
+    float* values = values_.data() + index * kWidth;
+    std::fill(values, values + kWidth, value);
+    registers_[index] = Operand{values, 0};
+  }
+
   Program program_;
   int64_t inputs_, total_ = 1;
   std::vector<Operand> registers_;
+  std::vector<float> values_;  // of the registers that hold one value, each repeated over a vector
   std::vector<Source> sources_;
   std::vector<Target> targets_;
 };

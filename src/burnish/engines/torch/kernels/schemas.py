@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 
 import torch
 
+_BATCH_NORM = (
+    "batch_norm_training{}(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_BATCH_NORM_GRADIENT = (
+    "batch_norm_gradient{}(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more,"
+    " Tensor? bias, int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+_BATCH_NORM_SYNCHRONIZED = (
+    "batch_norm_moments{}(Tensor x) -> (Tensor, Tensor)",
+    "batch_norm_apply{}(Tensor x, Tensor pivot, Tensor center, Tensor gain, Tensor bias, Tensor? added, int activation,"
+    " float limit) -> Tensor",
+    "batch_norm_gradient_sums{}(Tensor dy, Tensor x, Tensor pivot, Tensor center, Tensor? y, Tensor? gain, Tensor? bias,"
+    " Tensor? more, int activation, float limit, bool keep) -> (Tensor, Tensor)",
+    "batch_norm_gradient_apply{}(Tensor dy, Tensor x, Tensor pivot, Tensor center, Tensor gain, Tensor slope, Tensor offset,"
+    " Tensor? y, Tensor? bias, int activation, float limit) -> Tensor",
+)
+
+_DEPTHWISE = (
+    "depthwise_convolution{}(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
+    "depthwise_convolution_gradient{}(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"
+    " -> (Tensor, Tensor)",
+)
+
+
+def _named(schemas: Iterable[str], suffix: str) -> tuple[str, ...]:
+    return tuple(schema.format(suffix) for schema in schemas)
+
+
 SCHEMAS = {
     "allocator": ("keep_pages() -> bool",),
-    "batch_norm_gradient": (
-        "batch_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor inverse_std, Tensor saved, Tensor? y, Tensor? more,"
-        " Tensor? bias, int activation, float limit, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-    ),
+    "batch_norm_gradient": _named(_BATCH_NORM_GRADIENT, ""),
     "elementwise": (
         "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
         "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int operands, int[] targets) -> ()",
@@ -25,10 +52,7 @@ SCHEMAS = {
         "cross_entropy(Tensor logits, Tensor labels, int ignored) -> (Tensor, Tensor, Tensor)",
         "cross_entropy_gradient(Tensor logits, Tensor labels, Tensor saved, Tensor flow, int ignored) -> Tensor",
     ),
-    "batch_norm": (
-        "batch_norm_training(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    ),
+    "batch_norm": _named(_BATCH_NORM, ""),
     "winograd": (
         "winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor",
         "winograd_input_gradient(Tensor dy, Tensor weight, int[] padding) -> Tensor",
@@ -37,11 +61,7 @@ SCHEMAS = {
         "winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",
         "convolution_weight_gradient(Tensor dy, Tensor x, int[] extents, int[] strides, int[] padding) -> Tensor",
     ),
-    "depthwise": (
-        "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, int stride, int[] pads) -> Tensor",
-        "depthwise_convolution_gradient(Tensor dy, Tensor x, Tensor weight, int stride, int[] pads, bool input, bool weight_too)"
-        " -> (Tensor, Tensor)",
-    ),
+    "depthwise": _named(_DEPTHWISE, ""),
     "standardize": (
         "standardize(Tensor x, Tensor? scale, Tensor? bias, int axis, float epsilon, float offset, bool centered)"
         " -> (Tensor, Tensor, Tensor, Tensor)",
@@ -60,18 +80,18 @@ SCHEMAS = {
         "shared_leave(Tensor marks) -> ()",
     ),
     "batch_norm_synchronized": (
-        "batch_norm_moments(Tensor x) -> (Tensor, Tensor)",
         "batch_norm_merge(Tensor gathered, Tensor scale, float epsilon)"
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-        "batch_norm_apply(Tensor x, Tensor pivot, Tensor center, Tensor gain, Tensor bias, Tensor? added, int activation,"
-        " float limit) -> Tensor",
-        "batch_norm_gradient_sums(Tensor dy, Tensor x, Tensor pivot, Tensor center, Tensor? y, Tensor? gain, Tensor? bias,"
-        " Tensor? more, int activation, float limit, bool keep) -> (Tensor, Tensor)",
         "batch_norm_gradient_merge(Tensor total, Tensor count, Tensor inverse_std, Tensor scale)"
         " -> (Tensor, Tensor, Tensor, Tensor)",
-        "batch_norm_gradient_apply(Tensor dy, Tensor x, Tensor pivot, Tensor center, Tensor gain, Tensor slope, Tensor offset,"
-        " Tensor? y, Tensor? bias, int activation, float limit) -> Tensor",
+        *_named(_BATCH_NORM_SYNCHRONIZED, ""),
     ),
+    "depthwise_5x5": _named(_DEPTHWISE, "_5x5"),
+    "depthwise_bfloat16": _named(_DEPTHWISE, "_bfloat16"),
+    "depthwise_5x5_bfloat16": _named(_DEPTHWISE, "_5x5_bfloat16"),
+    "batch_norm_bfloat16": _named(_BATCH_NORM, "_bfloat16"),
+    "batch_norm_gradient_bfloat16": _named(_BATCH_NORM_GRADIENT, "_bfloat16"),
+    "batch_norm_synchronized_bfloat16": _named(_BATCH_NORM_SYNCHRONIZED, "_bfloat16"),
 }
 """By the file that implements them. Files are built in this order: first what most programs need, of that the longest."""
 

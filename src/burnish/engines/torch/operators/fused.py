@@ -13,9 +13,15 @@ from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
 
 
+def _of_elements(op: Call, name: str) -> Any:
+    """The kernel for the elements of the first operand: those for bfloat16 have libraries of their own."""
+    suffix = "_bfloat16" if op.dtype(0) == ir.DataType.BFLOAT16 else ""
+    return getattr(torch.ops.burnish, name + suffix).default
+
+
 @translates("FusedBatchNorm", domain=BURNISH_DOMAIN)
 def batch_norm(op: Call) -> Any:
-    results = torch.ops.burnish.batch_norm_training.default(
+    results = _of_elements(op, "batch_norm_training")(
         op.tensor(0),
         op.tensor(1),
         op.tensor(2),
@@ -29,7 +35,7 @@ def batch_norm(op: Call) -> Any:
 
 @translates("FusedBatchNormGrad", domain=BURNISH_DOMAIN)
 def batch_norm_gradient(op: Call) -> Any:
-    results = torch.ops.burnish.batch_norm_gradient.default(
+    results = _of_elements(op, "batch_norm_gradient")(
         op.tensor(0),
         op.tensor(1),
         op.tensor(2),
@@ -47,7 +53,7 @@ def batch_norm_gradient(op: Call) -> Any:
 
 @translates("FusedBatchNormMoments", domain=BURNISH_DOMAIN)
 def batch_norm_moments(op: Call) -> Any:
-    results = torch.ops.burnish.batch_norm_moments.default(op.tensor())
+    results = _of_elements(op, "batch_norm_moments")(op.tensor())
     return results[0], results[1]
 
 
@@ -60,14 +66,14 @@ def batch_norm_merge(op: Call) -> Any:
 @translates("FusedBatchNormApply", domain=BURNISH_DOMAIN)
 def batch_norm_apply(op: Call) -> Any:
     vectors = [op.tensor(index) for index in range(1, 5)]
-    return torch.ops.burnish.batch_norm_apply.default(
+    return _of_elements(op, "batch_norm_apply")(
         op.tensor(0), *vectors, op.optional(5), op.attribute("activation"), op.attribute("limit")
     )
 
 
 @translates("FusedBatchNormGradSums", domain=BURNISH_DOMAIN)
 def batch_norm_gradient_sums(op: Call) -> Any:
-    results = torch.ops.burnish.batch_norm_gradient_sums.default(
+    results = _of_elements(op, "batch_norm_gradient_sums")(
         *(op.tensor(index) for index in range(4)),
         *(op.optional(index) for index in range(4, 8)),
         op.attribute("activation"),
@@ -85,7 +91,7 @@ def batch_norm_gradient_merge(op: Call) -> Any:
 
 @translates("FusedBatchNormGradApply", domain=BURNISH_DOMAIN)
 def batch_norm_gradient_apply(op: Call) -> Any:
-    return torch.ops.burnish.batch_norm_gradient_apply.default(
+    return _of_elements(op, "batch_norm_gradient_apply")(
         *(op.tensor(index) for index in range(7)),
         op.optional(7),
         op.optional(8),
@@ -125,9 +131,14 @@ def standardize_gradient(op: Call) -> Any:
     return tuple(results[index] for index in range(3))
 
 
+def _window_suffix(op: Call, weight: int) -> str:
+    """What the kernels for windows of 5x5 have behind their names; those for 3x3 have nothing."""
+    return "_5x5" if op.known_extents(weight)[2] == 5 else ""
+
+
 @translates("DepthwiseConv", domain=BURNISH_DOMAIN)
 def depthwise_convolution(op: Call) -> Any:
-    return torch.ops.burnish.depthwise_convolution.default(
+    return _of_elements(op, "depthwise_convolution" + _window_suffix(op, 1))(
         op.tensor(0), op.tensor(1), op.optional(2), op.attribute("stride"), list(op.attribute("pads"))
     )
 
@@ -135,7 +146,7 @@ def depthwise_convolution(op: Call) -> Any:
 @translates("DepthwiseConvGrad", domain=BURNISH_DOMAIN)
 def depthwise_convolution_gradient(op: Call) -> Any:
     wanted = [bool(op.attribute(name)) for name in ("input", "weight")]
-    results = torch.ops.burnish.depthwise_convolution_gradient.default(
+    results = _of_elements(op, "depthwise_convolution_gradient" + _window_suffix(op, 2))(
         op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("stride"), list(op.attribute("pads")), *wanted
     )
     return results[0], results[1]
