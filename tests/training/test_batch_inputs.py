@@ -10,7 +10,7 @@ import pytest
 
 from burnish.errors import ConfigurationError, InputError
 from burnish.program import Entry, GraphSignature, Role
-from burnish.training.inputs import check_batch, check_hyperparameters
+from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_batch, check_hyperparameters
 
 SIGNATURE = GraphSignature(
     (
@@ -166,3 +166,39 @@ def test_hyperparameters_have_defaults_and_can_be_given():
 def test_hyperparameters_that_do_not_fit_are_refused(given, message):
     with pytest.raises(ConfigurationError, match=message):
         check_hyperparameters(SIGNATURE, given)
+
+
+def test_batches_of_one_form_are_checked_each():
+    check = BatchCheck(SIGNATURE)
+    given = batch()
+    for _ in range(3):
+        checked = check(given)
+        assert list(checked) == ["image", "mask", "labels"]
+        assert all(array is given[name] for name, array in checked.items())
+    with pytest.raises(InputError, match="holds 10 at"):
+        check(batch(labels=np.array([3, 10])))
+    assert check(batch(labels=np.array([-100, 4])))["labels"].tolist() == [-100, 4]
+    with pytest.raises(InputError, match="disagree about 'batch'"):
+        check(batch(labels=np.array([3, 9, 1])))
+    with pytest.raises(InputError, match="unexpected input"):
+        check(batch(more=1))
+    with pytest.raises(InputError, match="lacks the input 'labels'"):
+        check(batch(labels=None))
+    assert check(batch(labels=np.array([1, 2], np.int32)))["labels"].dtype == np.int64
+    assert check(batch(labels=[1, 2]))["labels"].dtype == np.int64
+    turned = batch(image=np.zeros((2, 4, 4, 3), np.float32).transpose(0, 3, 1, 2))
+    assert check(turned)["image"].flags.c_contiguous
+    assert check(given)["labels"] is given["labels"]
+
+
+def test_hyperparameters_are_checked_whenever_others_are_given():
+    check = HyperparameterCheck(SIGNATURE)
+    first = check({"decay": 1.0})
+    assert check({"decay": 1.0}) is first
+    with pytest.raises(ConfigurationError, match="'decay' is True"):
+        check({"decay": True})
+    assert check({"decay": 0.5})["decay"] == np.float32(0.5)
+    with pytest.raises(ConfigurationError, match="'decay' is nan"):
+        check({"decay": float("nan")})
+    with pytest.raises(ConfigurationError, match="'decay' has no default"):
+        check({})

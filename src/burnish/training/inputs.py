@@ -15,6 +15,9 @@ from burnish.settings import suggestion
 
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 
+_Form = tuple[tuple[int, ...], np.dtype, bool]
+"""Shape, element type, and whether the elements lie in C order."""
+
 
 def check_batch(
     signature: GraphSignature, batch: Mapping[str, Any], ignored: Collection[str] = (), part: bool = False
@@ -58,6 +61,70 @@ def check_batch(
                 f"(drop_last=True leaves a shorter last one out), or {rule.remedy}"
             )
     return arrays
+
+
+class BatchCheck:
+    """``check_batch`` for one graph, batch after batch: of one that has the form of the last, only the values are checked.
+
+    Args:
+        signature, ignored, part: as ``check_batch`` takes them.
+    """
+
+    def __init__(self, signature: GraphSignature, ignored: Collection[str] = (), part: bool = False):
+        self._signature, self._ignored, self._part = signature, ignored, part
+        self._entries = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._limited = [entry for entry in self._entries if entry.minimum is not None or entry.maximum is not None]
+        self._fitting: list[_Form] = []
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the batch as arrays.
+
+        Raises:
+            InputError: as ``check_batch``.
+        """
+        forms = self._forms(batch)
+        if forms is not None and forms == self._fitting:
+            for entry in self._limited:
+                _check_range(entry, batch[entry.name])
+            return {entry.name: batch[entry.name] for entry in self._entries}
+        arrays = check_batch(self._signature, batch, self._ignored, self._part)
+        if forms is not None and all(array is batch[name] for name, array in arrays.items()):
+            self._fitting = forms
+        return arrays
+
+    def _forms(self, batch: Mapping[str, Any]) -> list[_Form] | None:
+        """What is asked of arrays beside their values; None where something is no array, or there is more than is used."""
+        if type(batch) is not dict or len(batch) != len(self._entries):
+            return None
+        arrays = [batch.get(entry.name) for entry in self._entries]
+        if any(type(array) is not np.ndarray for array in arrays):
+            return None
+        return [(array.shape, array.dtype, array.flags.c_contiguous) for array in arrays]  # type: ignore[union-attr]
+
+
+class HyperparameterCheck:
+    """``check_hyperparameters`` for one graph, step after step: what is given again is not checked again.
+
+    Args:
+        signature: of the graph.
+    """
+
+    def __init__(self, signature: GraphSignature):
+        self._signature = signature
+        self._given: Mapping[str, Any] | None = None
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __call__(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return every hyperparameter as a scalar array; the arrays are the same from step to step while nothing else is given.
+
+        Raises:
+            ConfigurationError: as ``check_hyperparameters``.
+        """
+        # True equals 1.0, and is no number to give.
+        if given != self._given or any(type(value) is not float for value in given.values()):
+            self._arrays = check_hyperparameters(self._signature, given)
+            self._given = dict(given)
+        return self._arrays
 
 
 def broken_rule(signature: GraphSignature, samples: int) -> ExtentRule | None:
@@ -228,7 +295,8 @@ def _fitted(entry: Entry, array: np.ndarray) -> np.ndarray:
 def _check_range(entry: Entry, array: np.ndarray) -> None:
     if (entry.minimum is None and entry.maximum is None) or array.size == 0:
         return
-    smallest, largest = array.min(), array.max()
+    # As array.min() and max(), which go through Python.
+    smallest, largest = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
     low = smallest if entry.minimum is None else entry.minimum
     high = largest if entry.maximum is None else entry.maximum
     if smallest >= low and largest <= high:

@@ -24,7 +24,7 @@ from burnish.program.carry_over import CarryOverWarning, carry_over
 from burnish.program.export import export_inference, save_inference
 from burnish.program.state import averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
-from burnish.training.inputs import check_batch, check_hyperparameters
+from burnish.training.inputs import BatchCheck, HyperparameterCheck
 from burnish.training.totals import Totals, figures, only_totals
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
@@ -69,8 +69,13 @@ class Session:
             state = program.initial_state(seed)
         self._check_state(state)
         self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)
-        self._labels = tuple(entry.name for entry in program.signature["step"].inputs_of(Role.LABEL))
-        self._is_parallel = parallel is not None
+        step = program.signature["step"]
+        labels = tuple(entry.name for entry in step.inputs_of(Role.LABEL))
+        self._step_batch = BatchCheck(step, part=parallel is not None)
+        self._step_hyperparameters = HyperparameterCheck(step)
+        self._reported = tuple(entry.name for entry in step.outputs_of(*STEP_REPORT, Role.RATE))
+        self._evaluated_batch = BatchCheck(program.signature["evaluate"])
+        self._predicted_batch = BatchCheck(program.signature["predict"], ignored=labels)
         self._runner: ProgramRunner | None
         if parallel is None:
             self._runner = self.engine.open(program, state, device=device, threads=threads)
@@ -99,7 +104,7 @@ class Session:
             EngineError: the engine failed, or the session is closed.
         """
         signature = self.program.signature["step"]
-        inputs = {**check_batch(signature, batch, part=self._is_parallel), **check_hyperparameters(signature, hyperparameters)}
+        inputs = {**self._step_batch(batch), **self._step_hyperparameters(hyperparameters)}
         runner = self._open_runner()
         if signature.end is not None and self.step_count >= signature.end:
             raise ConfigurationError(
@@ -107,7 +112,7 @@ class Session:
                 f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
             )
         outputs = runner.step(inputs)
-        return {entry.name: outputs[entry.name].item() for entry in signature.outputs_of(*STEP_REPORT, Role.RATE)}
+        return {name: outputs[name].item() for name in self._reported}
 
     def evaluate(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
         """Return the loss and the metrics of one batch, in inference mode; the state stays.
@@ -183,8 +188,7 @@ class Session:
 
         ``parameters="average"`` predicts with the average that the optimizer keeps.
         """
-        inputs = check_batch(self.program.signature["predict"], batch, ignored=self._labels)
-        return dict(self._open_runner().predict(inputs, *self._instead(parameters)))
+        return dict(self._open_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
 
     @property
     def step_count(self) -> int:
@@ -345,8 +349,7 @@ class Session:
         check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
 
     def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
-        signature = self.program.signature["evaluate"]
-        return dict(self._open_runner().evaluate(check_batch(signature, batch), *self._instead(parameters)))
+        return dict(self._open_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
         """What a graph reads in place of the parameters, as the further argument of a runner's method; none by default."""
