@@ -96,6 +96,19 @@ def test_options_of_the_exchange(run, data):
     assert rows(data / "together")[-1]["epoch"] == "3"
 
 
+@pytest.mark.slow
+def test_workers_that_compute_activations_again(run, data):
+    """The same figures as workers that keep all, and a run that one process goes on with."""
+    for folder, options in (("kept", ()), ("again", ("--recompute", "layers"))):
+        training = arguments(folder, "--epochs", "2", "--workers", "2", *options)
+        done = subprocess.run([*COMMAND, *training], capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("without recomputation" in done.stdout) == (folder == "again")
+    assert rows(data / "again") == rows(data / "kept")
+    run(*arguments("again", "--epochs", "3", "--recompute", "layers", "--resume"))
+    assert rows(data / "again")[-1]["epoch"] == "3"
+
+
 def children_of(process: subprocess.Popen) -> list[int]:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not children.exists():

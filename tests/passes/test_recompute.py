@@ -17,7 +17,7 @@ from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.passes.forward import NEVER_REPEATED_METADATA
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, planned_peak
-from burnish.passes.recompute import recompute_activations
+from burnish.passes.recompute import recompute_activations, run_in_order
 from burnish.passes.recompute_request import Recompute, get
 
 WIDTH, DEPTH, BATCH = 24, 12, 64
@@ -256,6 +256,22 @@ def _depends_on(produced: dict[str, onnx.NodeProto], node: onnx.NodeProto, *oper
                 return True
             pending.append(source)
     return False
+
+
+@pytest.mark.parametrize("model", ["gelu", "convolutions"])
+def test_in_the_order_of_the_graph_copies_wait_for_nothing(model):
+    again = compiled(model, "layers")
+    in_order = run_in_order(again.grad.clone())
+    assert (
+        sum(node.op_type == "Greater" for node in in_order.graph) == count(compiled(model), "Greater") < count(again, "Greater")
+    )
+    copied = [node for node in in_order.graph if node.metadata_props.get(RECOMPUTES_METADATA)]
+    assert [node.op_type for node in copied] == [node.op_type for node in copies(again)]
+    peaks = [planned_peak(graph, BATCH) for graph in (in_order, again.grad)]
+    assert peaks[0].bytes <= peaks[1].bytes
+    values = {**again.initial_state(0), **batch_of(again, 3)}
+    feeds = {value.name: values[value.name] for value in in_order.graph.inputs}
+    assert_same_bits(ReferenceEngine().run(in_order, feeds), ReferenceEngine().run(again.grad, feeds))
 
 
 def test_a_budget_is_met_with_as_little_work_as_it_takes():

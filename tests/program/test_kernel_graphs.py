@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
+from burnish.passes.memory_plan import RECOMPUTES_METADATA
 from burnish.program.persistence import graph_hashes, model_bytes
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
@@ -44,11 +47,25 @@ def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(progra
 
 
 def test_without_them_the_standard_graphs_serve(program):
-    recomputed = burnish.compile(residual_network(), recompute="layers")
-    graphs = recomputed.kernel_graphs({"ConvWeightGrad"})
+    alone = replace(program, semantic={})
+    graphs = alone.kernel_graphs({"ConvWeightGrad"})
     assert graphs.keys() == GRAPHS
-    assert model_bytes(graphs["step"]) == model_bytes(recomputed.step)
-    assert graphs["step"] is not recomputed.step
+    assert model_bytes(graphs["step"]) == model_bytes(program.step)
+    assert graphs["step"] is not program.step
+
+
+def test_activations_are_computed_again_behind_the_kernels():
+    recomputed = burnish.compile(residual_network(width=4, blocks=(3, 3)), recompute="layers")
+    assert model_bytes(recomputed.kernel_graphs(())["step"]) == model_bytes(recomputed.step)
+    nodes = recomputed.kernel_graphs({"BatchNormTraining", "BatchNormGrad"})["step"].graph
+    again = [node for node in nodes if node.metadata_props.get(RECOMPUTES_METADATA)]
+    layers = [node for node in again if node.op_type == "BatchNormTraining"]
+    assert layers
+    # A gradient reads all that it reads of its layer from one run of it.
+    for node in nodes:
+        if node.op_type == "BatchNormGrad":
+            assert len({value.producer() for value in node.inputs[3:]}) == 1
+    assert not any(node.metadata_props.get(RECOMPUTES_METADATA) for node in recomputed.semantic["grad"].graph)
 
 
 @pytest.mark.parametrize("recompute", [None, "layers"])

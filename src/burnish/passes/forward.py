@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value
+from burnish.ops import semantic_operators
 from burnish.passes.memory_plan import Task, peak_of, read_by
 
 NEGLIGIBLE_SHARE = 16
@@ -27,8 +28,9 @@ class Forward:
     """A training graph with the number of every value, and what is known of its forward nodes.
 
     Args:
-        graph: a lowered training graph: everything up to the node that computes the loss is forward.
-        loss: the loss.
+        graph: a lowered training graph, with semantic operators where the engine has kernels for them: everything up to the node
+            that computes the loss is forward.
+        loss: the loss; where workers add up what is reported of it, this worker's part.
         data: the inputs whose values activations depend on.
         keys: the inputs that random draws come from.
         sizes: the bytes of every value.
@@ -55,7 +57,7 @@ class Forward:
         self.reads = [tuple(self.number[v] for v in read_by(node) if v in self.number) for node in self.nodes]
         self.writes = [tuple(self.number[v] for v in node.outputs) for node in self.nodes]
         self.producer = {value: index for index, written in enumerate(self.writes) for value in written}
-        self.end = self.producer[self.number[loss]] + 1
+        self.end = self.producer[self.number[_before_exchange(loss)]] + 1
         of_data = self._reached_from([self.number[v] for v in graph.inputs if v.name in data])
         drawn = self._drawn([self.number[v] for v in graph.inputs if v.name in keys], of_data)
         self.activations = of_data | self._reached_from(drawn)
@@ -119,7 +121,9 @@ class Forward:
                 for repeated in self.repeated_for(value, dropped, done):
                     operands = renamed(self.reads[repeated])
                     written = self.writes[repeated]
-                    done.update(value for value in written if value in dropped)
+                    # All that a gradient reads of a semantic operator is of one run of it, so that a kernel can take in both.
+                    is_semantic = self.nodes[repeated].domain == BURNISH_DOMAIN
+                    done.update(value for value in written if is_semantic or value in dropped)
                     tasks.append(Task(self.nodes[repeated], operands, tuple(number + count for number in written)))
             tasks.append(Task(self.nodes[index], renamed(self.reads[index]), self.writes[index]))
         return tasks
@@ -161,7 +165,9 @@ class Forward:
         node = self.nodes[index]
         if node.op_type in RANDOM or node.op_type in MEASURES or node.op_type == "Constant":
             return False
-        if NEVER_REPEATED_METADATA in node.metadata_props or node.domain == BURNISH_DOMAIN:
+        if NEVER_REPEATED_METADATA in node.metadata_props:
+            return False
+        if node.domain == BURNISH_DOMAIN and node.op_type not in semantic_operators():
             return False
         if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
             return False
@@ -183,6 +189,16 @@ class Forward:
             is_transposed = node.op_type == "Gemm" and attribute_value(node, "transB", 0)
             return 2 * elements * (extents[-1 if is_transposed else -2] if len(extents) > 1 else 1)
         return 2 * elements * math.prod(extents[1:] if node.op_type == "Conv" else extents[:1] + extents[2:])
+
+
+def _before_exchange(loss: ir.Value) -> ir.Value:
+    """What a worker adds to a loss that is summed over the workers: the sum itself may be taken at the end of the step."""
+    producer = loss.producer()
+    while producer is not None and producer.domain == BURNISH_DOMAIN and producer.op_type == "AllReduce":
+        own = producer.inputs[list(producer.outputs).index(loss)]
+        assert own is not None
+        loss, producer = own, own.producer()
+    return loss
 
 
 def _updates_statistics(node: ir.Node) -> bool:

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
+from burnish.graph import BURNISH_DOMAIN
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
+CENTERED = 4
+"""The output of ``BatchNormTraining`` of which either is kept for the gradient, it or x."""
 
 RECOMPUTES_METADATA = "burnish.recomputes"
 """Where a node says whose outputs its own outputs are once more: the names of those values, one per line; none where it only
@@ -100,7 +103,7 @@ def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int
     for index, task in enumerate(tasks):
         ending = [value for value in dict.fromkeys(task.inputs) if last[value] == index and value in block]
         for position, value in enumerate(task.outputs):
-            source = None if position else _memory_taken_over(task, ending, block, holders, sizes)
+            source = _memory_taken_over(task, position, ending, block, holders, sizes)
             if source is None:
                 block[value] = value
                 holders[value] = 1
@@ -117,10 +120,20 @@ def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int
 
 
 def _memory_taken_over(
-    task: Task, ending: Sequence[int], block: Mapping[int, int], holders: Mapping[int, int], sizes: Sequence[int]
+    task: Task,
+    position: int,
+    ending: Sequence[int],
+    block: Mapping[int, int],
+    holders: Mapping[int, int],
+    sizes: Sequence[int],
 ) -> int | None:
-    """The operand whose memory the first output is in: because it is the same data, or because nothing else reads it any more."""
-    if task.node.domain not in ("", "ai.onnx") or not task.inputs:
+    """The operand whose memory an output is in: because it is the same data, or because nothing else reads it any more."""
+    if not task.inputs:
+        return None
+    if task.node.domain == BURNISH_DOMAIN:
+        shares = task.node.op_type == "AllReduceFinish" or (task.node.op_type == "BatchNormTraining" and position == CENTERED)
+        return task.inputs[0] if shares and task.inputs[0] in block else None
+    if position or task.node.domain not in ("", "ai.onnx"):
         return None
     if task.node.op_type in SHARES_MEMORY:
         return task.inputs[0] if task.inputs[0] in block else None

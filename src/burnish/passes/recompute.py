@@ -14,18 +14,21 @@ shapes: one segment is done with, and its memory free, when the next is computed
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, SOURCE_METADATA, Builder, Tensor, source_of
+from burnish.graph import FLOATING, NEVER_REPEATED_METADATA, SOURCE_METADATA, Builder, Tensor, source_of
 from burnish.passes.forward import Forward
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
 from burnish.passes.recompute_choice import fitting, layers
 from burnish.passes.recompute_request import Recompute, forget_origins, matching_nodes
 from burnish.passes.remove_unused import remove_unused
+
+_log = logging.getLogger("burnish")
 
 
 def recompute_activations(
@@ -36,22 +39,25 @@ def recompute_activations(
     data: Collection[str],
     keys: Collection[str],
     planned: ir.Model | None = None,
+    strict: bool = True,
 ) -> ir.Model:
     """Rewrite, in place, a lowered training graph so that it computes activations again instead of keeping them.
 
     Args:
-        model: a graph with its backward pass, lowered to standard operators.
+        model: a graph with its backward pass, lowered; semantic operators that are left run again as well, exchanges do not.
         request: what to compute again.
         loss: the output that ends the forward pass.
         data: the inputs that activations depend on.
         keys: the inputs that random draws come from.
         planned: the graph whose peak counts, where ``model`` is the beginning of a larger one: the whole training step.
+        strict: let it be an error where a pattern matches nothing that may be computed again, or the budget is out of reach; else
+            the pattern does nothing, and the plan is that of the least peak, of which the log says by how much it misses.
 
     Returns:
         The same model.
 
     Raises:
-        ConfigurationError: a pattern matches nothing that may be computed again, or the budget cannot be met.
+        ConfigurationError: as ``strict`` says.
     """
 
     def forward_of(whole: ir.Model) -> Forward:
@@ -59,15 +65,18 @@ def recompute_activations(
         return Forward(whole.graph, end, data, keys, _sizes(whole, request))
 
     forward = forward_of(model)
-    chosen = _chosen(model, forward, request) if planned is None else _chosen_in(planned, forward_of(planned), forward, request)
+    if planned is None:
+        chosen = _chosen(model, forward, request, strict)
+    else:
+        chosen = _by_name(_chosen(planned, whole := forward_of(planned), request, strict), whole, forward)
     _Rewriting(forward).rewrite(forward.schedule(chosen))
     forget_origins(model.graph)
     return remove_unused(model)
 
 
-def _chosen_in(planned: ir.Model, whole: Forward, forward: Forward, request: Recompute) -> set[int]:
+def _by_name(chosen: Collection[int], whole: Forward, forward: Forward) -> set[int]:
     """What is chosen in a larger graph, by the numbers of the smaller one; values have the same names in both."""
-    names = {whole.values[number].name for number in _chosen(planned, whole, request)}
+    names = {whole.values[number].name for number in chosen}
     return {number for number in forward.droppable if forward.values[number].name in names}
 
 
@@ -80,30 +89,32 @@ def _sizes(model: ir.Model, request: Recompute) -> dict[ir.Value, int | None]:
     return growth if any(growth.values()) else dict(one)
 
 
-def _chosen(model: ir.Model, forward: Forward, request: Recompute) -> Collection[int]:
+def _chosen(model: ir.Model, forward: Forward, request: Recompute, strict: bool) -> Collection[int]:
     if request.patterns:
-        return _matched(forward, request.patterns)
+        return _matched(forward, request.patterns, strict)
     if request.budget is None:
         return layers(forward).dropped
     batch, budget = request.batch or 1, request.budget
     inputs = planned_peak(model, batch).inputs
     chosen, least = fitting(forward, lambda plan: inputs + plan.peak <= budget)
     if chosen is None:
-        raise ConfigurationError(
-            f"recompute: the {model.graph.name} graph does not fit {budget:,} bytes at batch {batch}; the least that "
-            f"recomputation reaches is {inputs + least.peak:,} bytes, of which state and batch take {inputs:,}: give a larger "
-            "budget or a smaller batch"
+        found = (
+            f"does not fit {budget:,} bytes at batch {batch}; the least that recomputation reaches is {inputs + least.peak:,} "
+            f"bytes, of which state and batch take {inputs:,}"
         )
-    return chosen.dropped
+        if strict:
+            raise ConfigurationError(f"recompute: the {model.graph.name} graph {found}: give a larger budget or a smaller batch")
+        _log.warning("burnish: recompute: the %s graph as the engine runs it %s, which is taken", model.graph.name, found)
+    return (chosen or least).dropped
 
 
-def _matched(forward: Forward, patterns: tuple[str, ...]) -> set[int]:
+def _matched(forward: Forward, patterns: tuple[str, ...], strict: bool) -> set[int]:
     dropped: set[int] = set()
     nodes = forward.nodes[: forward.end]
     for pattern in patterns:
         matched = matching_nodes(nodes, pattern)
         values = {value for index in matched for value in forward.writes[index] if value in forward.droppable}
-        if not values:
+        if not values and strict:
             found = "matches only what is never computed twice" if matched else "matches no node or value"
             raise ConfigurationError(
                 f"recompute: pattern '{pattern}' {found} of the forward pass; give names or patterns of nodes as a viewer shows "
@@ -111,6 +122,26 @@ def _matched(forward: Forward, patterns: tuple[str, ...]) -> set[int]:
             )
         dropped |= values
     return dropped
+
+
+def run_in_order(model: ir.Model) -> ir.Model:
+    """Let copies read their checkpoints as they are, in place, for an engine that runs nodes in their order and merges none.
+
+    Returns:
+        The same model.
+    """
+    waiting = [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]
+    for node in waiting:
+        node.outputs[0].replace_all_uses_with(node.inputs[0])  # type: ignore[arg-type]
+        model.graph.remove(node, safe=True)
+    return remove_unused(model) if waiting else model
+
+
+def _waits(reshape: ir.Node) -> bool:
+    """Whether a Reshape is there to let a copy wait: its shape is of nodes that serve that alone."""
+    shape = reshape.inputs[1]
+    producer = None if shape is None else shape.producer()
+    return producer is not None and producer.metadata_props.get(RECOMPUTES_METADATA) == ""
 
 
 class _Rewriting:
@@ -190,7 +221,10 @@ class _Rewriting:
 
     def _is_gradient(self, number: int, rank: int = 1) -> bool:
         value = self.forward.values[number]
-        return value.dtype in FLOATING and value.shape is not None and len(value.shape) >= rank
+        if value.dtype not in FLOATING or value.shape is None or len(value.shape) < rank:
+            return False
+        producer = value.producer()  # an exchange may still be under way
+        return producer is None or NEVER_REPEATED_METADATA not in producer.metadata_props
 
 
 class _Behind:

@@ -26,11 +26,11 @@ from burnish.norm_policies import (
 )
 from burnish.ops.collectives import all_reduce, parts_of
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
-from burnish.passes import recognize_normalization, recognize_training_normalization, recompute_activations, select_early
+from burnish.passes import recognize_normalization, recognize_training_normalization, select_early
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program.draft import Draft, entry_of, finish, settle
-from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, semantic_target
+from burnish.program.draft import Draft, entry_of, finish
+from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.program.precision import FULL, MixedPrecision, Precision
 from burnish.program.precision import get as get_precision
 from burnish.program.preparation import (
@@ -44,8 +44,8 @@ from burnish.program.preparation import (
 )
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.shards import over_all, terms_of_shard
-from burnish.program.signature import Entry, Role, Signature
-from burnish.program.update import SCALE, SKIPPED, STEP, update_graphs
+from burnish.program.signature import Entry, GraphSignature, Role, Signature
+from burnish.program.update import SCALE, SKIPPED, STEP
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 DEFAULT_LOSS = "cross_entropy"
@@ -186,24 +186,12 @@ class _Compilation:
     """Of each figure that the loss is added up from; known once a graph has been built."""
 
     def program(self) -> Program:
-        models, signatures = {}, {}
         semantic: dict[str, ir.Model] = {}
+        signatures: dict[str, GraphSignature] = {}
         for name in SEMANTIC_GRAPHS:
             semantic[name], signatures[name] = finish(getattr(self, name)(), name, semantic_target(self.target))
-            models[name] = semantic[name].clone()
-            settle(models[name], self.target)
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
-        forward = (models["predict"], models["evaluate"])
-        updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
-        if self.recompute is not None:
-            inputs = {entry.name: entry.role for entry in signatures["grad"].inputs}
-            data = [name for name, role in inputs.items() if role in (Role.DATA, Role.LABEL)]
-            keys = [name for name, role in inputs.items() if role is Role.KEY]
-            # What is computed again is chosen in the lowered graph: there is no other form of it.
-            semantic.clear()
-            recompute_activations(models["grad"], self.recompute, loss=LOSS, data=data, keys=keys, planned=updates["step"])
-            updates, update_signatures = update_graphs(models["grad"], signatures["grad"], forward, optimizer, self.target)
-        models |= updates
+        models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
         signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
         return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options(), semantic=semantic)
 

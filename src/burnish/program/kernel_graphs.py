@@ -2,7 +2,8 @@
 
 What a program is known by are its six graphs in standard operators. Beside them it keeps ``grad``, ``evaluate`` and ``predict``
 as they were before they were lowered: an engine gets these with the operators that it has kernels for, and all others lowered.
-They compute the same.
+They compute the same. What they compute again is chosen in what they were lowered to, after the exchanges of several workers were
+put in: nothing is in the graphs that are kept.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import onnx_ir as ir
 from burnish.lowering import Target
 from burnish.ops import semantic_operators
 from burnish.optim import Optimizer
+from burnish.passes import recompute_activations
+from burnish.passes.recompute_request import Recompute
 from burnish.program.draft import settle
-from burnish.program.signature import GraphSignature
+from burnish.program.signature import GraphSignature, Role
 from burnish.program.update import update_graphs
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
@@ -27,6 +30,35 @@ def semantic_target(target: Target) -> Target:
     return replace(target, kernels=semantic_operators())
 
 
+def lowered_graphs(
+    semantic: Mapping[str, ir.Model],
+    grad: GraphSignature,
+    optimizer: Optimizer,
+    target: Target,
+    recompute: Recompute | None = None,
+) -> tuple[dict[str, ir.Model], dict[str, GraphSignature]]:
+    """Return the six graphs of a program, lowered, and the signatures of those that update the state.
+
+    What is computed again is chosen in the lowered graph of the step, which is made anew of what becomes of the gradients'.
+
+    Args:
+        semantic: the graphs of ``SEMANTIC_GRAPHS``, not lowered; left as they are.
+        grad: the signature of the graph of the gradients.
+        optimizer: what updates the parameters.
+        target: what they are lowered to.
+        recompute: which activations the backward computes again.
+    """
+    graphs = {name: model.clone() for name, model in semantic.items()}
+    for model in graphs.values():
+        settle(model, target)
+    forward = (graphs["predict"], graphs["evaluate"])
+    updates, signatures = update_graphs(graphs["grad"], grad, forward, optimizer, target)
+    if recompute is not None:
+        _compute_again(graphs["grad"], grad, recompute, updates["step"])
+        updates, signatures = update_graphs(graphs["grad"], grad, forward, optimizer, target)
+    return {**graphs, **updates}, signatures
+
+
 def kernel_graphs(
     semantic: Mapping[str, ir.Model],
     grad: GraphSignature,
@@ -35,8 +67,12 @@ def kernel_graphs(
     target: Target,
     kernels: Collection[str],
     names: Collection[str],
+    recompute: Recompute | None = None,
 ) -> dict[str, ir.Model]:
     """Return graphs with the semantic operators of ``kernels`` in them.
+
+    What fits a budget in standard operators need not with these, where workers exchange gradients for example: the graphs are
+    then those of the least peak.
 
     Args:
         semantic: the graphs of ``SEMANTIC_GRAPHS``, not lowered; left as they are.
@@ -46,14 +82,34 @@ def kernel_graphs(
         target: the runtime.
         kernels: the semantic operators that it has kernels for.
         names: which graphs: ``step``, and those of ``semantic``.
+        recompute: which activations the backward computes again.
     """
     target = replace(target, kernels=frozenset(kernels))
+    forward = tuple(forward)
     graphs = {}
     for name, model in semantic.items():
         if name in names or (name == "grad" and "step" in names):
             graphs[name] = model.clone()
             settle(graphs[name], target)
+    if recompute is not None and "grad" in graphs:
+        planned, _ = update_graphs(graphs["grad"], grad, forward, optimizer, target, ("step",))
+        _compute_again(graphs["grad"], grad, recompute, planned["step"], strict=False)
     if "step" in names:
         updates, _ = update_graphs(graphs["grad"], grad, forward, optimizer, target, ("step",))
         graphs["step"] = updates["step"]
     return {name: model for name, model in graphs.items() if name in names}
+
+
+def _compute_again(
+    model: ir.Model, signature: GraphSignature, recompute: Recompute, planned: ir.Model, strict: bool = True
+) -> None:
+    """Rewrite the graph of the gradients, in place, by what is chosen in that of the step."""
+    recompute_activations(
+        model,
+        recompute,
+        loss=signature.outputs_of(Role.LOSS)[0].name,
+        data=[entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)],
+        keys=[entry.name for entry in signature.inputs_of(Role.KEY)],
+        planned=planned,
+        strict=strict,
+    )

@@ -16,6 +16,7 @@ from burnish.errors import ConfigurationError
 from burnish.lowering import TARGETS, Target
 from burnish.optim import Optimizer
 from burnish.passes.memory_plan import PlannedPeak, planned_peak
+from burnish.passes.recompute_request import get as recompute_request
 from burnish.program import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
@@ -45,8 +46,8 @@ class Program:
         signature: every input and output of every graph.
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``).
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
-        semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, for engines with kernels of their own
-            (``kernel_graphs``); empty where there are none.
+        semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again, for
+            engines with kernels of their own (``kernel_graphs``); empty where there are none.
         saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
             state=program.saved_state)``; else None.
     """
@@ -143,7 +144,8 @@ class Program:
             return {name: self.graphs[name].clone() for name in names}
         optimizer = self._scaled(optim.get(self.options["optimizer"]))
         forward = (self.predict, self.evaluate)
-        return kernel_graphs(self.semantic, self.signature["grad"], forward, optimizer, self._target, kernels, names)
+        recompute = recompute_request(self.options.get("recompute"))
+        return kernel_graphs(self.semantic, self.signature["grad"], forward, optimizer, self._target, kernels, names, recompute)
 
     @property
     def _target(self) -> Target:

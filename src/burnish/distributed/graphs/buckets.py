@@ -57,13 +57,14 @@ def _start(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> ir.Value:
     counted = attribute_value(bucket[0], "counted", 0)
     gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
     samples = [builder.tensor(value) for value in bucket[0].inputs[1:] if value is not None]
+    extents = [static_shape(tensor.value) for tensor in gradients]
     buffer = builder.op(
         "AllReduceStart",
         *gradients,
         *samples,
         domain=BURNISH_DOMAIN,
         dtype=gradients[0].dtype,
-        shape=[None],
+        shape=[None if None in extents else sum(math.prod(shape or ()) for shape in extents)],
         purpose="gradient",
         counted=counted or None,
     )

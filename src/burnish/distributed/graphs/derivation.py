@@ -45,11 +45,12 @@ def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int
             parts.
     """
     if not program.semantic:
-        problem, remedy = "was loaded from one ONNX file", "compile it again, or load it from a folder that Program.save wrote"
+        problem = "was loaded from one ONNX file"
         if program.options.get("recompute") is not None:
-            problem, remedy = "computes activations again", "compile it without recompute"
+            problem = "computes activations again, and was loaded from one ONNX file or compiled by an earlier version"
         raise ConfigurationError(
-            f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: {remedy}"
+            f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: compile it "
+            "again, or load it from a folder that Program.save wrote"
         )
     model = program.semantic["grad"].clone()
     if not any(node.op_type == "AllReduce" and node.domain == BURNISH_DOMAIN for node in model.graph):

@@ -29,6 +29,7 @@ from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
+from burnish.passes import run_in_order
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -288,7 +289,8 @@ class TorchRunner:
         if self._communicator is None:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
-        model = fuse(graphs[name], fused, winograd, channels_last)
+        model = graphs[name] if self._engine.compile == "inductor" else run_in_order(graphs[name])
+        model = fuse(model, fused, winograd, channels_last)
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)

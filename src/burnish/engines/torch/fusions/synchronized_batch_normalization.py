@@ -23,7 +23,8 @@ def fuse_synchronized(graph: ir.Graph) -> None:
 
     The caller sorts the graph: what is fused stands where its activation was, and a gradient before what reads it.
     """
-    for node in list(graph):
+    # Where a layer is computed again in the backward, its gradient is of the second run, which comes to it first.
+    for node in reversed(list(graph)):
         if node.domain != BURNISH_DOMAIN or node.op_type not in SYNCHRONIZED or not _is_single(node.inputs[-1]):
             continue
         if node.op_type == "BatchNormApply" and _is_single(node.inputs[0]):
