@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import burnish
+from burnish.engines.torch import kernels
 from burnish.engines.torch.fusions.linear import fuse_linear
-from burnish.engines.torch.products import linear, linear_weight_gradient
+from burnish.engines.torch.products import linear, linear_gradients, linear_weight_gradient
 from burnish.engines.torch.translation import run, translate
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
@@ -46,8 +47,11 @@ def computed(model: ir.Model, inputs: dict[str, np.ndarray]) -> dict[str, np.nda
 def test_a_layer_and_its_gradients_keep_their_digits(text, rows, k, n, threads):
     model = burnish.grad(onnx.parser.parse_model(HEADER + text.format(k=k, n=n)), wrt=["x", "w", "b"], of="y")
     kinds = fused(model)
-    assert kinds.count("FusedLinear") == 2
-    assert kinds.count("FusedLinearWeightGrad") == 1
+    if text is GEMM:
+        assert kinds == ["FusedLinear", "FusedLinearGrad"]
+    else:
+        assert kinds.count("FusedLinear") == 2
+        assert kinds.count("FusedLinearWeightGrad") == 1
     assert not {"MatMul", "Gemm", "Transpose", "Add"} & set(kinds)
     generator = np.random.default_rng(rows)
     lead = (rows, 5) if text is LINEAR else (rows,)
@@ -97,7 +101,7 @@ def test_operands_that_lie_transposed_in_memory_are_read_as_they_are(k):
     left, right = generator.normal(size=(k, 320)).astype(np.float32), generator.normal(size=(k, 320)).astype(np.float32)
     one, other = torch.from_numpy(left).t(), torch.from_numpy(right).t()
     with torch.inference_mode():
-        y = linear(one, other, None, True).numpy()
+        y = linear(one, other, None, True, False).numpy()
         gradient = linear_weight_gradient(one, other).numpy()
     np.testing.assert_allclose(y, left.T.astype(np.float64) @ right, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(gradient, left.astype(np.float64) @ right.T, rtol=1e-4, atol=1e-4)
@@ -145,3 +149,88 @@ def test_values_that_are_read_twice_are_still_there():
     np.testing.assert_allclose(found["p"], x @ w.T, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["y"], x @ w.T + b, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found["t"], w.T)
+
+
+PERCEPTRON = """<ir_version: 10, opset_import: ["": 18, "burnish": 1]>
+graph (float[rows, 5] x, float[7, 5] w, float[7] b, float[7, 3] v, float[rows, 3] dy) => (
+    float[rows, 3] y, float[7, 5] dw, float[7] db, float[7, 3] dv, float[3] sums
+) {
+    h = Gemm <transB = 1> (x, w, b)
+    r = Relu (h)
+    y = MatMul (r, v)
+    dv = Gemm <transA = 1> (r, dy)
+    zero = Constant <value = int64[1] {0}> ()
+    sums = ReduceSum <keepdims = 0> (dy, zero)
+    t = Transpose <perm = [1, 0]> (v)
+    dr = MatMul (dy, t)
+    dh = burnish.ReluGrad (dr, r)
+    transposed = Gemm <transA = 1> (x, dh)
+    dw = Transpose <perm = [1, 0]> (transposed)
+    db = ReduceSum <keepdims = 0> (dh, zero)
+}"""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 30_000])
+def test_layers_with_a_relu_between_and_their_gradients_are_a_call_each(rows):
+    model, plain = (ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(PERCEPTRON))) for _ in range(2))
+    for node in (*model.graph, *plain.graph):
+        for output in node.outputs:
+            # Inference ends at the operator of burnish's.
+            output.dtype = output.dtype or ir.DataType.FLOAT
+            output.shape = output.shape or (node.inputs[1].shape if node.op_type == "ReluGrad" else ir.Shape([5, 7]))
+    assert fused(model) == ["FusedLinear", "FusedLinear", "FusedLinearGrad", "FusedLinearGrad"]
+    generator = np.random.default_rng(rows)
+    shapes = {"x": (rows, 5), "w": (7, 5), "b": (7,), "v": (7, 3), "dy": (rows, 3)}
+    inputs = {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    found, expected = computed(model, inputs), computed(plain, inputs)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6 * max(rows, 1) ** 0.5 * 4, err_msg=name)
+
+
+def test_a_relu_whose_sum_is_read_elsewhere_stays():
+    model = parsed(
+        """graph (float[3, 4] x, float[4, 5] w) => (float[3, 5] y, float[3, 5] p) {
+    p = MatMul (x, w)
+    y = Relu (p)
+}"""
+    )
+    assert fused(model) == ["FusedLinear", "Relu"]
+
+
+def test_gradients_that_wait_for_each_other_are_calls_of_their_own():
+    # x is only there when the gradient of the row sums is.
+    model = parsed(
+        """graph (float[3, 5] dy, float[5, 4] w) => (float[5, 4] dw, float[5] sums) {
+    zero = Constant <value = int64[1] {0}> ()
+    sums = ReduceSum <keepdims = 0> (dy, zero)
+    scaled = Mul (dy, sums)
+    x = MatMul (scaled, w)
+    dw = Gemm <transA = 1> (dy, x)
+}"""
+    )
+    assert fused(model) == ["FusedLinear", "FusedLinearWeightGrad", "Mul", "ReduceSum"]
+
+
+def test_gradients_of_small_layers_let_nan_through_where_a_relu_did():
+    dy, weight = torch.ones(3, 2), torch.ones(2, 4)
+    x = torch.tensor([[1.0, 0.0, -0.0, torch.nan]]).expand(3, 4)
+    with torch.inference_mode():
+        dx, dw, db = linear_gradients(dy, x, weight, False, False, True, True)
+        swapped = linear_gradients(dy.t().contiguous().t(), x, None, False, True, False, False)
+    assert dx.tolist() == [[2.0, 0.0, 0.0, 2.0]] * 3
+    assert dw[:, :3].tolist() == [[3.0, 0.0, 0.0]] * 2
+    assert dw[:, 3].isnan().all()
+    assert db.tolist() == [3.0, 3.0]
+    assert swapped[0].numel() == swapped[2].numel() == 0
+    torch.testing.assert_close(swapped[1], dw.t(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(not kernels.available("linear"), reason="needs a C++ compiler for the engine's kernels")
+def test_gradients_of_operands_that_do_not_fit_are_refused():
+    gradients = torch.ops.burnish.linear_gradient
+    with pytest.raises(RuntimeError, match="x \\[M, K\\] expected"):
+        gradients(torch.ones(3, 2), torch.ones(4, 2), None, False, False, False, False)
+    with pytest.raises(RuntimeError, match="float32 expected"):
+        gradients(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.float64), None, False, False, False, False)
+    with pytest.raises(RuntimeError, match="of the shape of x"):
+        gradients(torch.ones(3, 2), torch.ones(3, 5), torch.ones(2, 4), False, False, True, False)

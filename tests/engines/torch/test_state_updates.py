@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
@@ -11,14 +15,17 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
+from burnish.engines.torch import TorchEngine, kernels, state_updates
+from burnish.engines.torch.engine import TorchRunner
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
 from burnish.engines.torch.fusions.elementwise_programs import OPERATIONS
 from burnish.engines.torch.interrupts import uninterrupted
-from burnish.engines.torch.state_updates import Update, apart_from, lent, may_share, take_updates
+from burnish.engines.torch.state_updates import StateUpdate, Update, apart_from, lent, may_share, take_increments, take_updates
 from burnish.errors import EngineError, NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
+
+MOVING = (TorchRunner.step.__code__, TorchRunner._move_on.__code__, StateUpdate.run.__code__)
 
 PERCEPTRON = """<ir_version: 10, opset_import: ["": 18]>
 graph (float[batch, 8] x) => (float[batch, 3] logits) <float[64, 8] w, float[64] b, float[3, 64] v> {
@@ -94,22 +101,76 @@ def test_an_update_that_fails_half_way_says_that_the_state_has_changed(monkeypat
     def failing(self, state, results):
         raise RuntimeError("no memory left.")
 
-    monkeypatch.setattr(Update, "run", failing)
+    monkeypatch.setattr(StateUpdate, "run", failing)
     with pytest.raises(EngineError, match=r"updated the state at '.*': no memory left\. A part of the state .* restore the last"):
         session.step(batch())
 
 
-def test_an_interrupt_waits_until_the_whole_state_has_moved_on(monkeypatch):
+class Interrupted(BaseException):
+    """What a handler of a signal raises."""
+
+
+@contextmanager
+def interrupted_at(place: int) -> Iterator[None]:
+    """Raise ``Interrupted`` before an instruction of Python where the state moves on: the one with this number, from 0."""
+    count = -1
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if frame.f_code not in MOVING:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == place:
+                sys.settrace(None)
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_an_interrupt_at_any_time_leaves_the_state_of_before_or_the_next_one():
+    session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
+    session.step(batch())
+    before = session.state()
+    session.step(batch(1))
+    after = session.state()
+    seen = set()
+    for place in itertools.count():
+        session.load_state(before)
+        try:
+            with interrupted_at(place):
+                session.step(batch(1))
+        except Interrupted:
+            found = session.state()
+            which = [all(np.array_equal(found[name], whole[name]) for name in whole) for whole in (before, after)]
+            assert any(which), place
+            seen.add(tuple(which))
+        else:
+            break
+    assert seen == {(True, False), (False, True)}
+
+
+def test_an_interrupt_waits_where_two_calls_move_the_state_on(monkeypatch):
+    monkeypatch.setattr(state_updates, "MOST_COPIED", 0)
+    monkeypatch.setattr(state_updates, "COUNTERS", ())
     program = burnish.compile(perceptron(), optimizer="adamw")
     session, quiet = (burnish.Session(program, engine="torch") for _ in range(2))
     session.step(batch()), quiet.step(batch())
-    run = Update.run
+    assert {name for name, _ in session._runner._update[1]} == {"rng/key", "step"}
+    run = StateUpdate.run
 
     def interrupted(self, state, results):
         signal.raise_signal(signal.SIGINT)
         run(self, state, results)
 
-    monkeypatch.setattr(Update, "run", interrupted)
+    monkeypatch.setattr(StateUpdate, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.step(batch(1))
     monkeypatch.undo()
@@ -154,15 +215,14 @@ def test_what_an_update_reads_becomes_an_output():
     expected = a - g * g, b + b * g
     results = {"operand:0": g, "old": a.t()}
     before = a.clone()
-    shared = may_share(model.graph, names)
-    assert "old" in shared
+    assert may_share(model.graph, names, ["b"]) == []
+    shared = may_share(model.graph, names, ["a", "b"])
+    assert shared == ["old"]
     apart_from([a, b], results, shared)
-    for update in updates:
-        update.run({"a": a, "b": b}, results)
+    StateUpdate(updates).run({"a": a, "b": b}, results)
     assert torch.equal(a, expected[0])
     torch.testing.assert_close(b, expected[1])
     assert torch.equal(results["old"], before.t())
-    assert "operand:0" not in results
 
 
 def test_what_reads_the_state_of_another_update_runs_before_it():
@@ -172,6 +232,20 @@ def test_what_reads_the_state_of_another_update_runs_before_it():
     for update in updates:
         for name in update.operands:
             assert name not in written or owners[name] is update
+
+
+def update(
+    groups: list[list[torch.Tensor]],
+    program: list[int],
+    targets: list[int],
+    copies: dict[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Run a program without constants over groups of tensors, whose targets are written, and copy values over entries."""
+    copies = copies or {}
+    plan = torch.tensor([len(groups), len(groups[0]), len(targets), 0, len(program), *targets, *program])
+    tensors = [tensor for group in groups for tensor in group]
+    nothing = torch.empty(0, dtype=torch.float64)
+    torch.ops.burnish.update_state_(tensors, plan, nothing, list(copies), list(copies.values()), [], [])
 
 
 def read_behind_its_result() -> list[int]:
@@ -187,7 +261,7 @@ def test_results_may_lie_where_operands_are_read(shape, channels_last):
         m, p = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (m, p))
     strides = m.stride()
     expected = (m + g) + m, p * (m + g)
-    torch.ops.burnish.elementwise_([m, g, p], [], read_behind_its_result(), 3, [0, 2])
+    update([[m, g, p]], read_behind_its_result(), [0, 2])
     assert torch.equal(m, expected[0])
     assert torch.equal(p, expected[1])
     assert m.stride() == strides
@@ -197,13 +271,75 @@ def test_what_cannot_be_written_over_is_refused():
     m, g = torch.zeros(4, 5), torch.zeros(4, 1)
     add = [OPERATIONS["Add"], 2, 0, 1, -1]
     with pytest.raises(RuntimeError, match="must have the shape of the result"):
-        torch.ops.burnish.elementwise_([m, g], [], add, 2, [1])
+        update([[m, g]], add, [1])
     with pytest.raises(RuntimeError, match="one order"):
-        torch.ops.burnish.elementwise_([m[:, ::2], g], [], add, 2, [0])
+        update([[m[:, ::2], g]], add, [0])
     with pytest.raises(RuntimeError, match="no tensor 2"):
-        torch.ops.burnish.elementwise_([m, g], [], add, 2, [2])
-    with pytest.raises(RuntimeError, match="3 tensors are no whole groups of 2"):
-        torch.ops.burnish.elementwise_([m, g, m], [], add, 2, [0])
+        update([[m, g]], add, [2])
+    with pytest.raises(RuntimeError, match="a value of the entry's shape and type, and a contiguous entry"):
+        update([[m, g]], add, [0], {torch.zeros(3): torch.zeros(4)})
+    with pytest.raises(RuntimeError, match="a value of the entry's shape and type, and a contiguous entry"):
+        update([[m, g]], add, [0], {torch.zeros(3): torch.zeros(3, dtype=torch.int64)})
+
+
+def test_a_plan_that_does_not_fit_its_operands_is_refused():
+    m, g = torch.zeros(4, 5), torch.zeros(4, 5)
+    add = [OPERATIONS["Add"], 2, 0, 1, -1]
+    nothing = torch.empty(0, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="3 tensors are no 2 groups of 2"):
+        torch.ops.burnish.update_state_([m, g, m], torch.tensor([2, 2, 1, 0, 5, 0, *add]), nothing, [], [], [], [])
+    with pytest.raises(RuntimeError, match="more operands or constants than programs read"):
+        torch.ops.burnish.update_state_([m, g, m], torch.tensor([1, 2, 1, 0, 5, 0, *add]), nothing, [], [], [], [])
+    with pytest.raises(RuntimeError, match="5 numbers expected, and 4 are left"):
+        torch.ops.burnish.update_state_([m, g], torch.tensor([1, 2, 1, 0, 5, 0, *add[:4]]), nothing, [], [], [], [])
+    with pytest.raises(RuntimeError, match="a value for each entry"):
+        torch.ops.burnish.update_state_([m, g], torch.tensor([1, 2, 1, 0, 5, 0, *add]), nothing, [m], [], [], [])
+
+
+def test_integers_are_counted_on_modulo_their_range():
+    count, key = torch.tensor(7), torch.tensor([4294967295, 3], dtype=torch.uint32)
+    nothing, empty = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+    by = [torch.tensor(1), torch.tensor([2, 4294967295], dtype=torch.uint32)]
+    torch.ops.burnish.update_state_([], empty, nothing, [], [], [count, key], by)
+    assert (count.item(), key.tolist()) == (8, [1, 2])
+    with pytest.raises(RuntimeError, match="counters of 32 or 64 bits"):
+        torch.ops.burnish.update_state_([], empty, nothing, [], [], [torch.tensor(True)], [torch.tensor(True)])
+    with pytest.raises(RuntimeError, match="an increment for each counter"):
+        torch.ops.burnish.update_state_([], empty, nothing, [], [], [count], [])
+    whole = torch.zeros(2, 2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="a contiguous increment"):
+        torch.ops.burnish.update_state_([], empty, nothing, [], [], [whole], [whole.t()])
+
+
+def test_what_adds_a_constant_to_integers_is_taken_out_of_the_graph():
+    text = """<ir_version: 10, opset_import: ["": 18]>
+graph (int64 step, uint32[2] key, int64 read, int64 turned, float[3] w) => (
+    int64 s, uint32[2] k, int64 r, int64 more, int64 t, float[3] v
+) <int64 one = {1}, uint32[2] by = {5, 6}, float[3] half = {0.5, 0.5, 0.5}> {
+    s = Add (one, step)
+    k = Add (key, by)
+    r = Add (read, one)
+    more = Mul (r, r)
+    t = Sub (turned, one)
+    v = Add (w, half)
+}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    names = ["s", "k", "r", "more", "t", "v"]
+    taken = take_increments(model.graph, names, {"step": "s", "key": "k", "read": "r", "turned": "t", "w": "v"})
+    assert {name: tensor.tolist() for name, tensor in taken.items()} == {"step": 1, "key": [5, 6]}
+    assert names == [value.name for value in model.graph.outputs] == ["r", "more", "t", "v"]
+    assert [node.op_type for node in model.graph] == ["Add", "Mul", "Sub", "Add"]
+
+
+def test_small_values_are_copied_behind_all_updates():
+    m, count = torch.ones(3), torch.tensor(7)
+    bits = torch.tensor([1, 2], dtype=torch.int32)
+    scale = torch.tensor(4.0)
+    product = [OPERATIONS["Mul"], 2, 0, 1, -1]
+    copies = {count: torch.tensor(8), bits: torch.tensor([[3, 0], [4, 0]], dtype=torch.int32)[:, 0], scale: torch.tensor(0.5)}
+    update([[m, scale]], product, [0], copies)  # the present value of the entry `scale` is read
+    assert m.tolist() == [4.0, 4.0, 4.0]
+    assert (count.item(), bits.tolist(), scale.item()) == (8, [3, 4], 0.5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -218,9 +354,9 @@ def test_one_call_updates_tensors_of_every_size_as_calls_of_their_own_do(threads
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.ops.burnish.elementwise_([tensor for group in groups for tensor in group], [], read_behind_its_result(), 3, [0, 2])
+        update(groups, read_behind_its_result(), [0, 2])
         for group in apart:
-            torch.ops.burnish.elementwise_(group, [], read_behind_its_result(), 3, [0, 2])
+            update([group], read_behind_its_result(), [0, 2])
     finally:
         torch.set_num_threads(before)
     for together, alone in zip(groups, apart, strict=True):
@@ -232,6 +368,7 @@ def test_parameters_of_all_shapes_share_a_call():
     session = burnish.Session(burnish.compile(perceptron(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)), engine="torch")
     session.step(batch())
     (update,) = session._runner._updates
+    assert set(session._runner._update[0].entries) == set(session.state())
     assert sorted(update.entries) == sorted(f"{kind}/{name}" for kind in ("param", "opt/momentum") for name in "wbv")
 
 

@@ -51,7 +51,7 @@ def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:
 
 def array_of(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
     """An array with a copy of the tensor, wherever it lies and however it is laid out."""
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach() if tensor.is_cpu else tensor.detach().cpu()
     if dtype == ir.DataType.BFLOAT16:
-        return tensor.view(torch.int16).numpy().view(dtype.numpy()).copy()
-    return np.array(tensor.numpy())
+        return tensor.contiguous().view(torch.int16).numpy().view(dtype.numpy()).copy()
+    return np.array(tensor.numpy(), order="C")

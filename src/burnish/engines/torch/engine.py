@@ -24,7 +24,16 @@ from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
 from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.state_updates import Update, apart_from, lent, may_share, take_updates
+from burnish.engines.torch.state_updates import (
+    StateUpdate,
+    Update,
+    apart_from,
+    copied_entries,
+    lent,
+    may_share,
+    take_increments,
+    take_updates,
+)
 from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
@@ -190,6 +199,7 @@ class TorchRunner:
         if device.type == "cuda" and engine.capture and communicator is None:
             self._recorder = CudaRecorder(device)
         self._updates: list[Update] = []
+        self._increments: Tensors = {}
         self._may_share: list[str] = []
         self._lent: list[str] = []
         graphs = program.signature.graphs
@@ -213,30 +223,43 @@ class TorchRunner:
         results = self._run("step", inputs)
         outputs = {name: array_of(results[name], dtype) for name, dtype in self._reported}
         check_finite_loss(signature, outputs, self.state)
-        with uninterrupted(), torch.inference_mode():
-            self._move_on(results)
+        self._move_on(results)
         return outputs
 
     def _move_on(self, results: Tensors) -> None:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
+        update, left = self._update
+        # One call moves the state on; where it takes two, no interrupt may come between.
+        with torch.inference_mode(), uninterrupted() if update is not None and left else nullcontext():
+            if update is not None and self._may_share:
+                apart_from((self._state[entry] for entry in update.entries), results, self._may_share)
+            for name in self._lent:
+                results[name] = results[name].clone()
+            moved = {name: results[output] for name, output in left}
+            if self._engine.compile == "inductor":
+                moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
+            if update is not None:
+                try:
+                    update.run(self._state, results)
+                except (RuntimeError, MemoryError) as error:
+                    reason = " ".join(str(error).split()).rstrip(".")
+                    raise EngineError(
+                        f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
+                        "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
+                    ) from error
+            if moved:
+                self._state |= moved
+
+    @cached_property
+    def _update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
+        """What writes over the state, and for each entry that gets another tensor, the output that it is; of the step's graph."""
         updates = self._program.signature["step"].updates
-        if self._may_share:
-            apart_from((self._state[entry] for update in self._updates for entry in update.entries), results, self._may_share)
-        for name in self._lent:
-            results[name] = results[name].clone()
-        moved = {name: results[output] for name, output in updates.items() if output in results}
-        if self._engine.compile == "inductor":
-            moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
-        for update in self._updates:
-            try:
-                update.run(self._state, results)
-            except (RuntimeError, MemoryError) as error:
-                reason = " ".join(str(error).split()).rstrip(".")
-                raise EngineError(
-                    f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
-                    "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
-                ) from error
-        self._state |= moved
+        if not self._updates:
+            return None, list(updates.items())
+        written = {entry for update in self._updates for entry in update.entries} | self._increments.keys()
+        copied = copied_entries((entry for name, entry in self._entries.items() if name not in written), updates)
+        update = StateUpdate(self._updates, copied, self._increments)
+        return update, [(name, output) for name, output in updates.items() if name not in update.entries]
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         return self._arrays("evaluate", inputs, instead)
@@ -301,10 +324,11 @@ class TorchRunner:
         """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
         updates = self._program.signature["step"].updates
         names = [entry.name for entry in self._program.signature["step"].outputs]
-        self._updates, self._may_share = [], []
+        self._updates, self._increments, self._may_share = [], {}, []
         if fused and self._recorder is None:
             self._updates = take_updates(graph, names, updates)
-            self._may_share = may_share(graph, names) if self._updates else []
+            self._increments = take_increments(graph, names, updates) if self._updates else {}
+            self._may_share = may_share(graph, names, updates) if self._updates else []
         # The next values of state entries that have to be copied out of what workers exchange.
         self._lent = [name for name in lent(graph, names) if name in set(updates.values())]
         self._output_names["step"] = names
@@ -321,11 +345,12 @@ class TorchRunner:
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
         executable = self._executable(graph)
+        state, device = self._state, self._device
         fed = [
-            self._state[instead.get(entry.name, entry.name)]
-            if entry.is_state
-            else self._laid_out(_placed(inputs[entry.name], entry.dtype, self._device))
-            for entry in self._inputs[graph]
+            state[instead.get(name, name) if instead else name]
+            if is_state
+            else self._laid_out(_placed(inputs[name], dtype, device))
+            for name, dtype, is_state in self._inputs[graph]
         ]
         with self._settings():
             results = _call(executable, fed, graph)
@@ -387,8 +412,10 @@ def _guarded(graph: str, run: Callable[[], Result]) -> Result:
 
 def _placed(array: np.ndarray, dtype: ir.DataType | None, device: torch.device) -> torch.Tensor:
     assert dtype is not None
-    if device.type == "cpu" and dtype != ir.DataType.BFLOAT16 and array.flags.writeable and array.flags.c_contiguous:
-        return torch.from_numpy(array)
+    if device.type == "cpu" and dtype != ir.DataType.BFLOAT16:
+        flags = array.flags
+        if flags.writeable and flags.c_contiguous:
+            return torch.from_numpy(array)
     return tensor_of(array, dtype).to(device)
 
 

@@ -30,10 +30,15 @@ SMALL = 1 << 16
 LARGE_WEIGHT = 1 << 18
 """Elements of a weight whose products are expected to be large."""
 
+SMALL_ROWS = 1 << 16
+"""Elements of a layer's results, and of what it was given, up to which its gradients are computed in one call: what is beside the
+products runs on one thread."""
+
 MOST_PIXELS = 4096
 """Results of a convolution up to which a product was measured to be as fast or faster: by up to 1.9 times with the fewest."""
 
 Product = Callable[..., torch.Tensor]
+Gradients = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
@@ -42,17 +47,26 @@ def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
         kernels.request("products")
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
-    """x W (+ bias): x [..., K] and weight, [N, K] where ``transposed``, [K, N] else, to [..., N]; all of them may be strided."""
+def expect_gradients() -> None:
+    """Have the kernel for the gradients of small layers built meanwhile."""
+    kernels.request("linear")
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool, relu: bool) -> torch.Tensor:
+    """x W (+ bias): x [..., K] and weight, [N, K] where ``transposed``, [K, N] else, to [..., N]; all of them may be strided.
+
+    Where ``relu``, its negative elements are 0 in the result.
+    """
     if has_torch_function((x, weight, bias)):  # a graph that is being made: one call in it
-        return handle_torch_function(linear, (x, weight, bias), x, weight, bias, transposed)
+        return handle_torch_function(linear, (x, weight, bias), x, weight, bias, transposed, relu)
     columns = weight.t() if transposed else weight
     if x.dim() == 2:
-        return _product(x, columns, bias)
+        return _product(x, columns, bias, relu)
     if x.numel() == 0 or weight.numel() == 0:
         empty = torch.matmul(x, columns)
-        return empty if bias is None else empty + bias
-    return _product(x.reshape(-1, x.shape[-1]), columns, bias).view(*x.shape[:-1], columns.shape[1])
+        result = empty if bias is None else empty + bias
+        return torch.relu(result) if relu else result
+    return _product(x.reshape(-1, x.shape[-1]), columns, bias, relu).view(*x.shape[:-1], columns.shape[1])
 
 
 def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -60,6 +74,33 @@ def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Ten
     if has_torch_function((left, right)):
         return handle_torch_function(linear_weight_gradient, (left, right), left, right)
     return _product(left.t(), right, None)
+
+
+def linear_gradients(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, transposed: bool, swapped: bool, relu: bool, bias: bool
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of a linear layer of float32, from dy [M, N] and x [M, K]: of x, of the weight, and of the bias.
+
+    Args:
+        dy: the gradient of the layer's result.
+        x: what the layer was given.
+        weight: [N, K], or [K, N] where ``transposed``; None where the gradient of x is not wanted, whose place is then empty.
+        transposed: see ``weight``.
+        swapped: whether the gradient of the weight is x' dy, [K, N], in place of dy' x.
+        relu: whether x is the result of a ReLU, and the gradient of what that was given is wanted in place of that of x.
+        bias: whether the gradient of a bias is wanted; its place is empty otherwise.
+    """
+    operands = (dy, x, weight)
+    if has_torch_function(operands):
+        return handle_torch_function(linear_gradients, operands, *operands, transposed, swapped, relu, bias)
+    if dy.numel() <= SMALL_ROWS and x.numel() <= SMALL_ROWS and (together := _together()) is not None:
+        return together(dy, x, weight, transposed, swapped, relu, bias)
+    nothing = dy.new_empty(0)
+    dx = nothing if weight is None else linear(dy, weight, None, transposed, False)
+    if relu and weight is not None:
+        dx = torch.ops.aten.threshold_backward.default(dx, x, 0)
+    dw = linear_weight_gradient(x, dy) if swapped else linear_weight_gradient(dy, x)
+    return dx, dw, dy.sum(0) if bias else nothing
 
 
 def batched(left: torch.Tensor, right: torch.Tensor, order: list[int]) -> torch.Tensor:
@@ -127,13 +168,26 @@ def _pointwise() -> Product | None:
     return found
 
 
-def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [M, K] times columns [K, N], plus bias [N]."""
-    if x.shape[0] * x.shape[1] * columns.shape[1] > LARGE:
+def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, relu: bool = False) -> torch.Tensor:
+    """x [M, K] times columns [K, N], plus bias [N], and its ReLU where ``relu``."""
+    if x.numel() * columns.shape[1] > LARGE:
         own = _own(x.dtype, "product")
         if own is not None:
-            return own(x, columns, bias)
-    return torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
+            result = own(x, columns, bias)
+            return torch.relu_(result) if relu else result
+    if bias is None:
+        result = torch.mm(x, columns)
+        return torch.relu_(result) if relu else result
+    return torch._addmm_activation(bias, x, columns) if relu else torch.addmm(bias, x, columns)
+
+
+@functools.cache
+def _together() -> Gradients | None:
+    """The engine's kernel for the gradients of small layers, or None where it is not there."""
+    if not kernels.available("linear"):
+        return None
+    found: Gradients = torch.ops.burnish.linear_gradient.default
+    return found
 
 
 @functools.cache

@@ -2,26 +2,51 @@
 
 A graph makes new values and leaves old ones alone; with a copy of every parameter and slot beside the new one, a step takes twice
 the state's memory. What an update reads beside the state, gradients above all, becomes an output of the graph instead. The runner
-looks at the loss, and then runs the updates, when nothing reads the old values any more. An optimizer does the same to every
-parameter: updates of one program run in one call, since most parameters of a model are too small to be worth a call each.
+looks at the loss, and then runs the updates, when nothing reads the old values any more. All of them run in one call, which also
+copies small next values, such as the step's number, over the present ones: most parameters of a model are too small to be worth a
+call each, and an interrupt is heard before the call or behind it, with a state that is whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 import torch
 
-from burnish.graph import BURNISH_DOMAIN, attribute_value
+from burnish.engines.base import NOTHING
+from burnish.engines.torch.dtypes import tensor_of
+from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array
+from burnish.program.signature import Entry
 
 Tensors = MutableMapping[str, torch.Tensor]
 
+COUNTERS = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32)
+MOST_COPIED = 1024
+"""Elements of a state entry up to which its next value is copied over the present one."""
+
 # Operators whose results always have memory of their own; others may give a view, or what they were given.
 OWN_RESULTS = {
-    BURNISH_DOMAIN: {"FusedElementwise", "FusedLinear", "FusedLinearWeightGrad"},
+    BURNISH_DOMAIN: {
+        "ConvInputGrad",
+        "ConvWeightGrad",
+        "ConvWeightGradProducts",
+        "FusedBatchNorm",
+        "FusedCrossEntropy",
+        "FusedCrossEntropyGrad",
+        "FusedElementwise",
+        "FusedLinear",
+        "FusedLinearGrad",
+        "FusedLinearWeightGrad",
+        "PointwiseConv",
+        "PointwiseConvInputGrad",
+        "WinogradConv",
+        "WinogradConvInputGrad",
+        "WinogradConvWeightGrad",
+    },
     "": {"Add", "Conv", "MatMul", "Mul", "Sub"},
 }
 
@@ -35,7 +60,6 @@ class Update:
         width: the number of operands of a group.
         targets: which operands of a group are written, in the order of the program's results.
         constants, program: as the elementwise kernel takes them.
-        last: the graph's outputs that no later update reads.
     """
 
     operands: tuple[str, ...]
@@ -43,7 +67,6 @@ class Update:
     targets: tuple[int, ...]
     constants: tuple[float, ...]
     program: tuple[int, ...]
-    last: tuple[str, ...] = ()
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -52,12 +75,59 @@ class Update:
             self.operands[start + target] for start in range(0, len(self.operands), self.width) for target in self.targets
         )
 
-    def run(self, state: Mapping[str, torch.Tensor], results: Tensors) -> None:
-        """Write the next values into the tensors of ``state``; what of ``results`` is not needed any more is taken out of it."""
-        tensors = [state[name] if name in state else results[name] for name in self.operands]
-        torch.ops.burnish.elementwise_.default(tensors, self.constants, self.program, self.width, self.targets)
-        for name in self.last:
-            results.pop(name, None)
+
+class StateUpdate:
+    """Updates that run in one call.
+
+    Args:
+        updates: what the elementwise kernel computes.
+        copied: for state entries, the output that holds their next value, which is copied over the present one.
+        increments: for state entries of integers, what is added to them.
+
+    Attributes:
+        entries: the state entries that are written.
+    """
+
+    def __init__(
+        self, updates: Sequence[Update], copied: Mapping[str, str] = NOTHING, increments: Mapping[str, torch.Tensor] | None = None
+    ):
+        self._increments = dict(increments or {})
+        self.entries = (*(entry for update in updates for entry in update.entries), *copied, *self._increments)
+        self._operands = tuple(name for update in updates for name in update.operands)
+        self._copied = dict(copied)
+        plan: list[int] = []
+        for update in updates:
+            groups = len(update.operands) // update.width
+            plan += groups, update.width, len(update.targets), len(update.constants), len(update.program)
+            plan += *update.targets, *update.program
+        self._plan = torch.tensor(plan, dtype=torch.int64)
+        self._constants = torch.tensor([number for update in updates for number in update.constants], dtype=torch.float64)
+
+    def run(self, state: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
+        """Write the next values into the tensors of ``state``."""
+        operands = [state[name] if name in state else results[name] for name in self._operands]
+        entries = [state[name] for name in self._copied]
+        values = [results[name] for name in self._copied.values()]
+        counters = [state[name] for name in self._increments]
+        torch.ops.burnish.update_state_.default(
+            operands, self._plan, self._constants, entries, values, counters, list(self._increments.values())
+        )
+
+
+def copied_entries(entries: Iterable[Entry], following: Mapping[str, str]) -> dict[str, str]:
+    """The state entries whose next value is better copied than kept in place of the present one, each with its output.
+
+    Args:
+        entries: those that are no updates.
+        following: for state entries, the output that is their next value.
+    """
+    return {entry.name: following[entry.name] for entry in entries if entry.name in following and _is_small(entry)}
+
+
+def _is_small(entry: Entry) -> bool:
+    """Whether an entry has few elements; images and kernels, which have an order in memory of their own, are left out."""
+    extents = [extent for extent in entry.extents if isinstance(extent, int)]
+    return len(extents) == len(entry.extents) < 4 and math.prod(extents) <= MOST_COPIED
 
 
 def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) -> list[Update]:
@@ -85,7 +155,7 @@ def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) 
     gone = {output for node in chosen for output in node.outputs}
     kept = [(value, name) for value, name in named if value not in gone]
     outputs = dict(kept)
-    added: set[str] = set()
+    added = 0
     taken = []
     for node, entries in chosen.items():
         operands: list[str] = []
@@ -96,8 +166,8 @@ def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) 
                 operands.append(entry)
                 continue
             if value not in outputs:
-                name = f"operand:{len(added)}"
-                added.add(name)
+                name = f"operand:{added}"
+                added += 1
                 outputs[value] = name
                 kept.append((value, name))
             operands.append(outputs[value])
@@ -108,7 +178,50 @@ def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) 
     graph.outputs.extend(value for value, _ in kept)
     names[:] = [name for _, name in kept]
     graph.remove(list(chosen), safe=True)
-    return _released(_joined(taken), added)
+    return _joined(taken)
+
+
+def take_increments(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Take the nodes that add a constant to integers of the state, such as the step's number, out of a step's graph, in place.
+
+    Args:
+        graph, names, updates: as ``take_updates`` takes them; the graph loses the outputs that are taken.
+
+    Returns:
+        What is added to each of these entries.
+    """
+    following = {output: entry for entry, output in updates.items()}
+    named = list(zip(graph.outputs, names, strict=True))
+    single = _once(graph.outputs)
+    taken: dict[str, torch.Tensor] = {}
+    gone = set()
+    for value, name in named:
+        node, entry = value.producer(), following.get(name)
+        if node is None or entry is None or value not in single or value.uses():
+            continue
+        added = _added(node, entry)
+        if added is not None:
+            taken[entry] = added
+            gone.add(value)
+    kept = [(value, name) for value, name in named if value not in gone]
+    graph.outputs.clear()
+    graph.outputs.extend(value for value, _ in kept)
+    names[:] = [name for _, name in kept]
+    graph.remove([value.producer() for value in gone], safe=True)  # type: ignore[misc]
+    return taken
+
+
+def _added(node: ir.Node, entry: str) -> torch.Tensor | None:
+    """What a node adds to the present value of a state entry of integers, where that is a constant and all that it does."""
+    if node.op_type != "Add" or node.domain != "":
+        return None
+    for present, other in (node.inputs, node.inputs[::-1]):
+        if present is None or other is None or not present.is_graph_input() or present.name != entry:
+            continue
+        added = constant_array(other)
+        if present.dtype in COUNTERS and added is not None and present.shape is not None and present.dtype == other.dtype:
+            return tensor_of(added, present.dtype) if tuple(present.shape) == added.shape else None
+    return None
 
 
 def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
@@ -116,9 +229,9 @@ def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
     return {value for value, count in Counter(values).items() if count == 1}
 
 
-def may_share(graph: ir.Graph, names: list[str]) -> list[str]:
-    """The outputs, by their ``names``, that may lie in the memory of an input: they are one, or a view of one through others."""
-    return _lying_in(graph, names, set(graph.inputs))
+def may_share(graph: ir.Graph, names: list[str], written: Collection[str]) -> list[str]:
+    """The outputs, by their ``names``, that may lie in the memory of an input out of ``written``: as itself, or as a view."""
+    return _lying_in(graph, names, {value for value in graph.inputs if value.name in written})
 
 
 def lent(graph: ir.Graph, names: list[str]) -> list[str]:
@@ -183,14 +296,3 @@ def _joined(updates: list[Update]) -> list[Update]:
     return [
         replace(members[0], operands=tuple(name for member in members for name in member.operands)) for members in alike.values()
     ]
-
-
-def _released(updates: list[Update], results: set[str]) -> list[Update]:
-    """Note with every update what of ``results`` it is the last to read."""
-    left = set(results)
-    noted = []
-    for update in reversed(updates):
-        last = tuple(name for name in dict.fromkeys(update.operands) if name in left)
-        left.difference_update(last)
-        noted.append(replace(update, last=last))
-    return noted[::-1]

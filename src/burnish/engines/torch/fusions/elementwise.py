@@ -139,7 +139,7 @@ def _shape(node: ir.Node) -> ir.Shape | None:
     if not is_supported(node):
         return None
     shape = node.outputs[0].shape
-    if shape is None or not shape.dims or any(not isinstance(extent, int) and extent.value is None for extent in shape.dims):
+    if shape is None or any(not isinstance(extent, int) and extent.value is None for extent in shape.dims):
         return None
     for value in node.inputs:
         if value is None:

@@ -1,4 +1,5 @@
-"""Fusion of products with a weight: the weight's transposition and the bias go into the product, and so do their gradients.
+"""Fusion of products with a weight: the weight's transposition, the bias and a ReLU go into the product, and so do their
+gradients.
 
 A linear layer reaches the graph as ``MatMul(x, Transpose(weight)) + bias`` or as a ``Gemm``; the gradient of its weight as a
 ``Gemm`` whose result is transposed. Each becomes one product, of the operands as they lie in memory.
@@ -6,9 +7,11 @@ A linear layer reaches the graph as ``MatMul(x, Transpose(weight)) + bias`` or a
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
 
 SWAPPED = [1, 0]
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
@@ -17,7 +20,8 @@ DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 def fuse_linear(graph: ir.Graph) -> None:
     """Replace products with a matrix by ``burnish.FusedLinear`` and ``burnish.FusedLinearWeightGrad``, in place.
 
-    Of float32 and bfloat16; the latter adds a bias before it rounds.
+    Of float32 and bfloat16; the latter adds a bias before it rounds. All gradients of a layer of float32 over a matrix become one
+    ``burnish.FusedLinearGrad``.
     """
     for node in list(graph):
         if node.domain != "" or node.op_type not in ("MatMul", "Gemm") or node.outputs[0].dtype not in DTYPES:
@@ -26,6 +30,10 @@ def fuse_linear(graph: ir.Graph) -> None:
             _fuse_weight_gradient(graph, node)
         else:
             _fuse_product(graph, node)
+    places = {node: place for place, node in enumerate(graph)}
+    for node in list(graph):
+        if node.op_type == "FusedLinearWeightGrad" and node.domain == BURNISH_DOMAIN:
+            _fuse_gradients(graph, node, places)
 
 
 def _fuse_product(graph: ir.Graph, node: ir.Node) -> None:
@@ -49,13 +57,17 @@ def _fuse_product(graph: ir.Graph, node: ir.Node) -> None:
         other = addition.inputs[1] if addition.inputs[0] is node.outputs[0] else addition.inputs[0]
         if other is not None and _is_per_column(other, node.outputs[0]):
             last, bias = addition, other
+    activation = _only_user(last.outputs[0], "Relu")
+    if activation is not None:
+        last = activation
     builder = Builder(graph, before=last)
     operands = [builder.tensor(x), builder.tensor(matrix), None if bias is None else builder.tensor(bias)]
     like = builder.tensor(last.outputs[0])
-    replace_node(last, builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, transposed=int(transposed)))
-    if last is not node:
-        graph.remove(node, safe=True)
-    _remove_unread(graph, swapped)
+    relu = int(activation is not None)
+    result = builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, transposed=int(transposed), relu=relu)
+    replace_node(last, result)
+    for unread in (addition, node, swapped):
+        _remove_unread(graph, unread)
 
 
 def _fuse_weight_gradient(graph: ir.Graph, node: ir.Node) -> None:
@@ -79,6 +91,107 @@ def _fuse_weight_gradient(graph: ir.Graph, node: ir.Node) -> None:
         graph.remove(node, safe=True)
 
 
+class _Gradients(NamedTuple):
+    """The gradients of a layer.
+
+    Attributes:
+        dy, x: the gradient of its result, and what it was given.
+        swapped: whether the gradient of the weight is x' dy, in place of dy' x.
+        weight: computes the gradient of the weight.
+        sums: computes that of the bias, if anything does.
+        product: computes that of x, if anything does.
+        relu: the gradient of the ReLU that gave x, if that is all that reads the product.
+    """
+
+    dy: ir.Value
+    x: ir.Value
+    swapped: bool
+    weight: ir.Node
+    sums: ir.Node | None
+    product: ir.Node | None
+    relu: ir.Node | None
+
+    @classmethod
+    def around(cls, node: ir.Node, swapped: bool) -> _Gradients | None:
+        """What is there beside the gradient of a weight that a node computes, from dy and x, or x and dy where ``swapped``."""
+        dy, x = node.inputs[::-1] if swapped else node.inputs
+        if dy is None or x is None or dy.dtype != ir.DataType.FLOAT or _rank(dy) != 2 or _rank(x) != 2:
+            return None
+        users = [user for user, _ in dy.uses() if user.graph is node.graph]
+        sums = next((user for user in users if _sums_rows(user)), None)
+        product = next((user for user in users if _is_plain_product(user, dy)), None)
+        relu = None if product is None else _only_user(product.outputs[0], "ReluGrad", BURNISH_DOMAIN)
+        if product is not None and relu is not None and (relu.inputs[0] is not product.outputs[0] or relu.inputs[1] is not x):
+            relu = None
+        return cls(dy, x, swapped, node, sums, product, relu)
+
+    @property
+    def matrix(self) -> ir.Value | None:
+        """What the gradient of x is multiplied with."""
+        return None if self.product is None else self.product.inputs[1]
+
+    @property
+    def replaced(self) -> tuple[ir.Node | None, ir.Node, ir.Node | None]:
+        """What computes the gradients of x, of the weight and of the bias."""
+        return self.relu or self.product, self.weight, self.sums
+
+    def first(self, places: dict[ir.Node, int]) -> ir.Node | None:
+        """The first of the nodes in the graph, where one may stand for all: what they read is there by then. Else None."""
+        first = min((node for node in (*self.replaced, self.product) if node is not None), key=places.__getitem__)
+        producers = [None if value is None else value.producer() for value in (self.dy, self.x, self.matrix)]
+        return first if all(node is None or places.get(node, -1) < places[first] for node in producers) else None
+
+
+def _fuse_gradients(graph: ir.Graph, node: ir.Node, places: dict[ir.Node, int]) -> None:
+    """The gradients of the weight, of the bias and of what a layer was given, whatever of them is there, as one node."""
+    found = [gradients for swapped in (False, True) if (gradients := _Gradients.around(node, swapped)) is not None]
+    # The product of a forward pass looks like one of the backward pass: the more nodes, the likelier it is the latter.
+    for gradients in sorted(found, key=lambda gradients: gradients.replaced.count(None)):
+        first = gradients.first(places)
+        if first is not None and gradients.replaced.count(None) < 2:
+            _join_gradients(graph, gradients, first, places)
+            return
+
+
+def _join_gradients(graph: ir.Graph, gradients: _Gradients, first: ir.Node, places: dict[ir.Node, int]) -> None:
+    builder = Builder(graph, before=first)
+    product, matrix = gradients.product, gradients.matrix
+    flags: dict[str, Any] = {
+        "transposed": 0 if product is None else attribute_value(product, "transposed", 0),
+        "swapped": int(gradients.swapped),
+        "relu": int(gradients.relu is not None),
+        "bias": int(gradients.sums is not None),
+    }
+    operands = [builder.tensor(gradients.dy), builder.tensor(gradients.x), None if matrix is None else builder.tensor(matrix)]
+    results = builder.op("FusedLinearGrad", *operands, domain=BURNISH_DOMAIN, outputs=3, **flags)
+    made = results[0].value.producer()
+    assert made is not None
+    places[made] = places[first]
+    for result, replaced in zip(results, gradients.replaced, strict=True):
+        result.value.type = gradients.dy.type
+        if replaced is not None:
+            result.value.shape = replaced.outputs[0].shape
+            replace_node(replaced, result)
+    if gradients.relu is not None:
+        _remove_unread(graph, product)
+
+
+def _is_plain_product(node: ir.Node, x: ir.Value) -> bool:
+    """Whether a node multiplies x [M, N] with a matrix, and does nothing else."""
+    if node.op_type != "FusedLinear" or node.domain != BURNISH_DOMAIN or node.inputs[0] is not x or node.inputs[1] is x:
+        return False
+    has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+    return not has_bias and not attribute_value(node, "relu", 0)
+
+
+def _sums_rows(node: ir.Node) -> bool:
+    """Whether a node adds up the rows of a matrix, to a vector."""
+    if node.op_type != "ReduceSum" or node.domain != "" or attribute_value(node, "keepdims", 1):
+        return False
+    axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    return axes is not None and axes.tolist() == [0]
+
+
 def _rank(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
@@ -97,12 +210,12 @@ def _swaps(node: ir.Node) -> bool:
     return list(attribute_value(node, "perm", SWAPPED)) == SWAPPED
 
 
-def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+def _only_user(value: ir.Value, op_type: str, domain: str = "") -> ir.Node | None:
     users = list(value.uses())
     if value.is_graph_output() or len(users) != 1:
         return None
     user = users[0][0]
-    return user if user.op_type == op_type and user.domain == "" and user.graph is not None else None
+    return user if user.op_type == op_type and user.domain == domain and user.graph is not None else None
 
 
 def _remove_unread(graph: ir.Graph, node: ir.Node | None) -> None:

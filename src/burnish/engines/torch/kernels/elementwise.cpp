@@ -5,8 +5,10 @@
 // is float32; tensors may be bfloat16, and bool as 0 and 1. Tensors broadcast as in NumPy.
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "operators.h"
@@ -32,25 +34,28 @@ struct Operand {
 };
 
 // Functions of their own for every operation: as a part of a large one, GCC gives up inlining, and with it vector code.
+// A result may lie where an operand does, element on element.
 template <typename Function>
-[[gnu::noinline]] void map(const Operand& a, float* __restrict out, int64_t count, Function function) {
+[[gnu::noinline]] void map(const Operand& a, float* out, int64_t count, Function function) {
   const float* x = a.data;
-  if (a.step)
+  if (a.step) {
+#pragma omp simd
     for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
-  else
+  } else {
     std::fill(out, out + count, function(*x));
+  }
 }
 
 // `function` takes vectors and, for the elements that fill none, numbers.
 template <typename Function>
-[[gnu::noinline]] void map(const Operand& a, const Operand& b, float* __restrict out, int64_t count, Function function) {
+[[gnu::noinline]] void map(const Operand& a, const Operand& b, float* out, int64_t count, Function function) {
   const float *x = a.data, *y = b.data;
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth, x += a.step * kWidth, y += b.step * kWidth) store(out + i, function(load(x), load(y)));
   for (; i < count; ++i, x += a.step, y += b.step) out[i] = function(*x, *y);
 }
 
-void select(const Operand& a, const Operand& b, const Operand& c, float* __restrict out, int64_t count) {
+void select(const Operand& a, const Operand& b, const Operand& c, float* out, int64_t count) {
   const float *condition = a.data, *x = b.data, *y = c.data;
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth, condition += a.step * kWidth, x += b.step * kWidth, y += c.step * kWidth)
@@ -260,8 +265,8 @@ Source source_of(const Tensor& tensor, const Form& form) {
 
 // Instructions, and the constants that they read.
 struct Program {
-  const std::vector<double>& constants;
-  const std::vector<int64_t>& code;
+  std::span<const double> constants;
+  std::span<const int64_t> code;
 };
 
 // A program over tensors of its own, whose results have a place.
@@ -289,7 +294,7 @@ class Pass {
       }
     }
     for (size_t i = 0; i < program.constants.size(); ++i) repeat(tensor_count + i, static_cast<float>(program.constants[i]));
-    for (const Tensor& result : results) targets_.push_back(Target{result.mutable_data_ptr(), result.scalar_type()});
+    for (const Tensor& result : results) targets_.push_back(target_of(result, targets_.size()));
   }
 
   Pass(Pass&&) = default;  // never copied: registers point into values_
@@ -299,9 +304,8 @@ class Pass {
   // Elements that the blocks of all registers take.
   int64_t scratch() const { return static_cast<int64_t>(registers_.size()) * kBlock; }
 
-  // Computes elements from `begin` to `end`. Where `staged`, a block of results is stored only when the whole program has run on it:
-  // results may then lie in the memory of operands of their own shape.
-  void run(int64_t begin, int64_t end, bool staged, float* scratch) const {
+  // Computes elements from `begin` to `end`. Results may lie in the memory of operands of their own shape.
+  void run(int64_t begin, int64_t end, float* scratch) const {
     std::vector<Operand> local(registers_);
     int64_t output_count = static_cast<int64_t>(targets_.size());
     for (int64_t start = begin; start < end; start += kBlock) {
@@ -310,15 +314,14 @@ class Pass {
         if (sources_[i].data) local[i].data = block_of(sources_[i], start, count, scratch + i * kBlock);
       for (const int64_t* code = program_.code.data(); code != program_.code.data() + program_.code.size(); code += kInstruction) {
         int64_t output = code[1] - inputs_;
-        bool stored = !staged && output < output_count, direct = stored && targets_[output].type == kFloat;
+        bool direct = output < output_count && output >= 0 && targets_[output].direct;
         float* target = direct ? static_cast<float*>(targets_[output].data) + start : scratch + code[1] * kBlock;
         const Operand& a = local[code[2]];
         execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
         local[code[1]].data = target;
-        if (stored && !direct) store(target, targets_[output].type, targets_[output].data, start, count);
       }
-      for (int64_t output = 0; staged && output < output_count; ++output)
-        store(scratch + (inputs_ + output) * kBlock, targets_[output].type, targets_[output].data, start, count);
+      for (int64_t output = 0; output < output_count; ++output)
+        if (!targets_[output].direct) store(scratch + (inputs_ + output) * kBlock, targets_[output].type, targets_[output].data, start, count);
     }
   }
 
@@ -326,12 +329,28 @@ class Pass {
   struct Target {
     void* data;
     ScalarType type;
+    bool direct;  // whether the program writes it where it lies; else a block is stored when the whole program has run on it
   };
 
   void repeat(int64_t index, float value) {
     float* values = values_.data() + index * kWidth;
     std::fill(values, values + kWidth, value);
     registers_[index] = Operand{values, 0};
+  }
+
+  // A result is computed where it lies if no operand there is read behind the instruction that writes it. That instruction itself may
+  // read it, element by element.
+  Target target_of(const Tensor& result, size_t output) const {
+    Target target{result.mutable_data_ptr(), result.scalar_type(), result.scalar_type() == kFloat};
+    bool written = false;
+    for (size_t i = 0; i < program_.code.size(); i += kInstruction) {
+      for (size_t place = i + 2; written && place < i + kInstruction; ++place) {
+        int64_t operand = program_.code[place];
+        if (operand >= 0 && operand < static_cast<int64_t>(sources_.size()) && sources_[operand].data == target.data) target.direct = false;
+      }
+      written |= program_.code[i + 1] == inputs_ + static_cast<int64_t>(output);
+    }
+    return target;
   }
 
   Program program_;
@@ -354,13 +373,13 @@ std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::v
   Pass pass(Program{constants, program}, tensors.data(), tensors.size(), form, results);
   parallel_for(0, pass.total(), kGrain, [&](int64_t begin, int64_t end) {
     std::unique_ptr<float[]> scratch(new float[pass.scratch()]);
-    pass.run(begin, end, false, scratch.get());
+    pass.run(begin, end, scratch.get());
   });
   return results;
 }
 
 // A pass over tensors that writes result i over tensors[targets[i]], of its shape.
-Pass pass_in_place(const Program& program, const std::vector<Tensor>& tensors, const std::vector<int64_t>& targets) {
+Pass pass_in_place(const Program& program, const std::vector<Tensor>& tensors, std::span<const int64_t> targets) {
   std::vector<Tensor> results;
   for (int64_t target : targets) {
     BURNISH_CHECK(target >= 0 && target < static_cast<int64_t>(tensors.size()), "elementwise: no tensor ", target);
@@ -376,36 +395,101 @@ Pass pass_in_place(const Program& program, const std::vector<Tensor>& tensors, c
   return Pass(program, tensors.data(), tensors.size(), own, results);
 }
 
-// One program over each group of `operands` tensors in turn. The groups together are cut into pieces for the threads: one call serves
-// tensors of a few elements, each too small for a call of its own, and large ones, which all threads work on.
-void elementwise_in_place(const std::vector<Tensor>& tensors, const std::vector<double>& constants, const std::vector<int64_t>& program,
-                          int64_t operands, const std::vector<int64_t>& targets) {
-  BURNISH_CHECK(!targets.empty(), "elementwise: a tensor to write to expected");
-  int64_t count = static_cast<int64_t>(tensors.size());
-  BURNISH_CHECK(operands > 0 && count % operands == 0, "elementwise: ", count, " tensors are no whole groups of ", operands);
+// Reads numbers one after another.
+template <typename Number>
+class Reader {
+ public:
+  explicit Reader(const Tensor& numbers) : next_(numbers.const_data_ptr<Number>()), left_(numbers.numel()) {}
+
+  bool is_at_end() const { return left_ == 0; }
+  Number number() { return numbers(1)[0]; }
+
+  std::span<const Number> numbers(int64_t count) {
+    BURNISH_CHECK(count >= 0 && count <= left_, "update_state: ", count, " numbers expected, and ", left_, " are left");
+    std::span<const Number> taken(next_, count);
+    next_ += count, left_ -= count;
+    return taken;
+  }
+
+ private:
+  const Number* next_;
+  int64_t left_;
+};
+
+void check_same_form(const Tensor& entry, const Tensor& value) {
+  BURNISH_CHECK(same(entry.sizes(), value.sizes()) && entry.scalar_type() == value.scalar_type() && entry.is_contiguous(),
+                "update_state: a value of the entry's shape and type, and a contiguous entry expected");
+}
+
+template <typename Integer>
+void add_to(const Tensor& counter, const Tensor& increment) {
+  Integer* to = static_cast<Integer*>(counter.mutable_data_ptr());
+  const Integer* by = static_cast<const Integer*>(increment.const_data_ptr());
+  for (int64_t i = 0; i < counter.numel(); ++i) to[i] += by[i];
+}
+
+// Adds integers, modulo 2^32 or 2^64: signed numbers come to the same bits.
+void count(const Tensor& counter, const Tensor& increment) {
+  BURNISH_CHECK(increment.is_contiguous(), "update_state: a contiguous increment expected");
+  size_t bytes = aoti_torch_dtype_element_size(static_cast<int32_t>(counter.scalar_type()));
+  BURNISH_CHECK(bytes == 4 || bytes == 8, "update_state: counters of 32 or 64 bits expected");
+  bytes == 4 ? add_to<uint32_t>(counter, increment) : add_to<uint64_t>(counter, increment);
+}
+
+// Writes the next state over the present one: the results of elementwise programs over operands of theirs, values as they are, and
+// the sums of integers and their increments.
+//
+// `plan` tells of one program after another: the number of groups of operands, of operands in a group, of targets, of constants and of
+// integers of code; which operands of a group are written; the code. `tensors` are the operands, `constants` the constants of all
+// programs in this order. All groups together are cut into pieces for the threads: one call serves tensors of a few elements, each too
+// small for a call of its own, and large ones, which all threads work on.
+void update_state(const std::vector<Tensor>& tensors, const Tensor& plan, const Tensor& constants, const std::vector<Tensor>& entries,
+                  const std::vector<Tensor>& values, const std::vector<Tensor>& counters, const std::vector<Tensor>& increments) {
+  BURNISH_CHECK(entries.size() == values.size(), "update_state: a value for each entry expected");
+  BURNISH_CHECK(counters.size() == increments.size(), "update_state: an increment for each counter expected");
+  for (size_t i = 0; i < entries.size(); ++i) check_same_form(entries[i], values[i]);
+  for (size_t i = 0; i < counters.size(); ++i) check_same_form(counters[i], increments[i]);
+  Reader<int64_t> steps(plan);
+  Reader<double> numbers(constants);
   std::vector<Pass> passes;
   std::vector<int64_t> starts{0};  // elements before each pass, rounded up to whole blocks
   int64_t scratch_size = 0;
-  for (auto first = tensors.begin(); first != tensors.end(); first += operands) {
-    passes.push_back(pass_in_place(Program{constants, program}, std::vector<Tensor>(first, first + operands), targets));
-    starts.push_back(starts.back() + (passes.back().total() + kBlock - 1) / kBlock * kBlock);
-    scratch_size = std::max(scratch_size, passes.back().scratch());
+  auto first = tensors.begin();
+  while (!steps.is_at_end()) {
+    int64_t groups = steps.number(), operands = steps.number(), target_count = steps.number();
+    int64_t constant_count = steps.number(), length = steps.number();
+    BURNISH_CHECK(target_count > 0, "elementwise: a tensor to write to expected");
+    BURNISH_CHECK(groups >= 0 && operands > 0 && groups <= (tensors.end() - first) / operands, "elementwise: ", tensors.end() - first,
+                  " tensors are no ", groups, " groups of ", operands);
+    std::span<const int64_t> targets = steps.numbers(target_count);
+    Program program{numbers.numbers(constant_count), steps.numbers(length)};
+    for (; groups > 0; --groups, first += operands) {
+      passes.push_back(pass_in_place(program, std::vector<Tensor>(first, first + operands), targets));
+      starts.push_back(starts.back() + (passes.back().total() + kBlock - 1) / kBlock * kBlock);
+      scratch_size = std::max(scratch_size, passes.back().scratch());
+    }
   }
+  BURNISH_CHECK(first == tensors.end() && numbers.is_at_end(), "update_state: more operands or constants than programs read");
   parallel_for(0, starts.back() / kBlock, kGrain / kBlock, [&](int64_t begin, int64_t end) {
     std::unique_ptr<float[]> scratch(new float[scratch_size]);
     size_t index = std::upper_bound(starts.begin(), starts.end(), begin * kBlock) - starts.begin() - 1;
     for (; index < passes.size() && starts[index] < end * kBlock; ++index) {
       int64_t from = std::max<int64_t>(begin * kBlock - starts[index], 0);
-      passes[index].run(from, std::min(end * kBlock - starts[index], passes[index].total()), true, scratch.get());
+      passes[index].run(from, std::min(end * kBlock - starts[index], passes[index].total()), scratch.get());
     }
   });
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Tensor value = to_contiguous(values[i]);
+    std::memmove(entries[i].mutable_data_ptr(), value.const_data_ptr(), value.numel() * aoti_torch_dtype_element_size(static_cast<int32_t>(value.scalar_type())));
+  }
+  for (size_t i = 0; i < counters.size(); ++i) count(counters[i], increments[i]);
 }
 
 }  // namespace
 
 BURNISH_OPERATORS(CPU) {
   operators.implement<&elementwise>("elementwise");
-  operators.implement<&elementwise_in_place>("elementwise_");
+  operators.implement<&update_state>("update_state_");
 }
 
 }  // namespace burnish

@@ -42,11 +42,16 @@ SCHEMAS = {
     "batch_norm_gradient": _named(_BATCH_NORM_GRADIENT, ""),
     "elementwise": (
         "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
-        "elementwise_(Tensor(a!)[] tensors, float[] constants, int[] program, int operands, int[] targets) -> ()",
+        "update_state_(Tensor(a!)[] tensors, Tensor plan, Tensor constants, Tensor(b!)[] entries, Tensor[] values,"
+        " Tensor(c!)[] counters, Tensor[] increments) -> ()",
     ),
     "products": (
         "product(Tensor left, Tensor right, Tensor? bias) -> Tensor",
         "batched_product(Tensor left, Tensor right, int[] order) -> Tensor",
+    ),
+    "linear": (
+        "linear_gradient(Tensor dy, Tensor x, Tensor? weight, bool transposed, bool swapped, bool relu, bool bias)"
+        " -> (Tensor, Tensor, Tensor)",
     ),
     "cross_entropy": (
         "cross_entropy(Tensor logits, Tensor labels, int ignored) -> (Tensor, Tensor, Tensor)",

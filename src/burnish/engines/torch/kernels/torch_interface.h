@@ -26,6 +26,7 @@ int32_t aoti_torch_device_type_cpu();
 int32_t aoti_torch_memory_format_contiguous_format();
 int32_t aoti_torch_memory_format_channels_last();
 
+size_t aoti_torch_dtype_element_size(int32_t type);
 int32_t aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* made);
 int32_t aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
 int32_t aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
@@ -60,6 +61,7 @@ const char* torch_exception_get_what_without_backtrace();
 int32_t torch_delete_stable_ivalue(StableIValue* value);
 #endif
 
+int32_t aoti_torch_cpu_mm_out(AtenTensorHandle made, AtenTensorHandle left, AtenTensorHandle right);
 int32_t aoti_torch_cpu_convolution(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, const int64_t* strides,
                                    int64_t stride_count, const int64_t* padding, int64_t padding_count, const int64_t* dilations,
                                    int64_t dilation_count, int32_t transposed, const int64_t* output_padding,

@@ -203,12 +203,22 @@ def cross_entropy_gradient(op: Call) -> Any:
 @translates("FusedLinear", domain=BURNISH_DOMAIN)
 def linear(op: Call) -> Any:
     products.expect(op.extents(1), TORCH_DTYPES[op.dtype(0)])
-    return products.linear(op.tensor(0), op.tensor(1), op.optional(2), bool(op.attribute("transposed")))
+    flags = [bool(op.attribute(name)) for name in ("transposed", "relu")]
+    return products.linear(op.tensor(0), op.tensor(1), op.optional(2), *flags)
 
 
 @translates("FusedLinearWeightGrad", domain=BURNISH_DOMAIN)
 def linear_weight_gradient(op: Call) -> Any:
     return products.linear_weight_gradient(op.tensor(0), op.tensor(1))
+
+
+@translates("FusedLinearGrad", domain=BURNISH_DOMAIN)
+def linear_gradients(op: Call) -> Any:
+    """(dy, x, weight or nothing) -> dx, dw, db."""
+    products.expect_gradients()
+    flags = [bool(op.attribute(name)) for name in ("transposed", "swapped", "relu", "bias")]
+    results = products.linear_gradients(op.tensor(0), op.tensor(1), op.optional(2), *flags)
+    return tuple(results[index] if op.is_read(index) else None for index in range(3))
 
 
 @translates("FusedBatchedProduct", domain=BURNISH_DOMAIN)
