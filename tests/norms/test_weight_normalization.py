@@ -172,7 +172,8 @@ def test_training_is_pytorchs_and_export_gives_the_weights_back() -> None:
     for layer, axis in LAYERS.items():
         wanted = getattr(net, layer).weight.detach().numpy()
         ours = array(exported, f"{layer}.weight")
-        np.testing.assert_allclose(ours.T if axis else ours, wanted, rtol=1e-4, atol=1e-5)
+        # Against the norm of all: what rounding does to a weight near zero says nothing.
+        assert np.linalg.norm((ours.T if axis else ours) - wanted) <= 1e-4 * np.linalg.norm(wanted), layer
     x = batches()[0]["x"]
     predicted = session.predict({"x": x})["y"]
     for fold in (True, False):

@@ -126,20 +126,31 @@ def test_loss_gradients_and_running_statistics_of_a_step(name, batch_size):
     assert {key: error for key, error in errors.items() if error > 1e-4} == {}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_ten_steps_and_inference_after_them(name, tmp_path):
-    module = copy.deepcopy(case(name).module).train()
+def losses_of(module: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> np.ndarray:
+    """The losses of PyTorch's steps on the batches; the module is trained."""
+    module.train()
     optimizer = torch.optim.SGD(module.parameters(), **SGD)
-    session = burnish.Session(burnish.compile(case(name).model, optimizer=burnish.optim.sgd(**SGD)))
-    expected, losses = [], []
-    for x, labels in case(name).batches:
-        losses.append(session.step(as_batch(x, labels))["loss"])
+    losses = []
+    for x, labels in batches:
         optimizer.zero_grad()
         loss = cross_entropy(module(x), labels)
         loss.backward()
         optimizer.step()
-        expected.append(loss.item())
-    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_ten_steps_and_inference_after_them(name, tmp_path):
+    """A few large steps make more of what was rounded with each: the losses are as near to those of float64 as PyTorch's own."""
+    module = copy.deepcopy(case(name).module)
+    session = burnish.Session(burnish.compile(case(name).model, optimizer=burnish.optim.sgd(**SGD)))
+    losses = np.array([session.step(as_batch(x, labels))["loss"] for x, labels in case(name).batches])
+    exact = losses_of(copy.deepcopy(module).double(), [(x.double(), labels) for x, labels in case(name).batches])
+    rounded = losses_of(module, case(name).batches)
+    # Of one run of rounding errors to another, the size differs by a few times.
+    allowed = np.maximum(1e-3 * np.abs(exact), 4 * np.maximum.accumulate(np.abs(rounded - exact)))
+    assert (np.abs(losses - exact) <= allowed).all(), (losses, exact, rounded)
 
     state = {
         key.split("/", 1)[1]: torch.from_numpy(value) for key, value in session.state().items() if key[:5] in ("param", "stat/")

@@ -151,6 +151,14 @@ def _fuse_gradients(graph: ir.Graph, node: ir.Node, places: dict[ir.Node, int]) 
         if first is not None and gradients.replaced.count(None) < 2:
             _join_gradients(graph, gradients, first, places)
             return
+    # Where x is there only later, as what is computed again is, the gradient of the bias waits for that of the weight.
+    for gradients in found:
+        alone = gradients._replace(product=None, relu=None)
+        if alone.sums is not None and all(
+            places.get(user, -1) > places[node] for user, _ in alone.sums.outputs[0].uses() if user.graph is graph
+        ):
+            _join_gradients(graph, alone, node, places)
+            return
 
 
 def _join_gradients(graph: ir.Graph, gradients: _Gradients, first: ir.Node, places: dict[ir.Node, int]) -> None:
