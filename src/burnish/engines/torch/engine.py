@@ -207,7 +207,8 @@ class TorchRunner:
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
         self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
         if engine.keep_pages and device.type == "cpu":
-            if self._fused and kernels.is_awaited("allocator"):
+            if self._fused and any(map(kernels.is_awaited, kernels.EARLY)):
+                kernels.request(*_kernels_of_layers(program))
                 self._translate_meanwhile("step")
             memory.keep_pages()
         self._state = self._held(state)
@@ -296,7 +297,7 @@ class TorchRunner:
 
     @garbage_kept()
     def _translate_meanwhile(self, graph: str) -> None:
-        """Translate a graph while the allocator is compiled, and let the kernels that it calls be compiled next."""
+        """Translate a graph while kernels are compiled, and let those that it calls be compiled next."""
         with contextlib.suppress(EngineError):  # to be raised when the graph is run
             self._translated[graph] = self._translate(graph, fused=True)
             kernels.request(*kernels.called(self._translated[graph]))
@@ -377,6 +378,15 @@ class TorchRunner:
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         return tensor_float(self._engine.tf32) if self._device.type == "cuda" else nullcontext()
+
+
+def _kernels_of_layers(program: Program) -> tuple[str, ...]:
+    """Of the kernels that a program will call those that take longest to compile; its translated graphs tell all of them."""
+    grad = program.semantic.get("grad")
+    if grad is None or not any(node.op_type == "BatchNormTraining" for node in grad.graph):
+        return ()
+    suffix = "_bfloat16" if program.options.get("precision") == "bfloat16" else ""
+    return f"batch_norm_gradient{suffix}", f"batch_norm{suffix}"
 
 
 def _without_autograd(module: fx.GraphModule) -> Executable:

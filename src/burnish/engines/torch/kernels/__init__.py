@@ -30,8 +30,8 @@ from burnish.engines.torch.kernels.building import build_library, cores, find_co
 
 schemas.define()
 
-EARLY = ("allocator", "batch_norm_gradient", "elementwise", "batch_norm")
-"""The kernels that most training graphs call, what takes longest to compile first."""
+EARLY = ("elementwise", "allocator")
+"""The kernels that all training graphs call, what takes longest to compile first."""
 
 _log = logging.getLogger("burnish")
 _lock = threading.Lock()
@@ -42,7 +42,7 @@ _compilers = threading.BoundedSemaphore(cores())
 def expected() -> bool:
     """Whether the kernels will be there once they are built: they are not switched off, and there is a compiler.
 
-    Starts building those that most graphs call, in the background; others are built when a graph calls them. What depends on
+    Starts building those that all graphs call, in the background; others are built when a graph calls them. What depends on
     them may be prepared meanwhile; ``available`` waits for them. ``BURNISH_KERNELS=off`` in the environment goes without them.
     """
     if os.environ.get("BURNISH_KERNELS") == "off" or find_compiler() is None:
