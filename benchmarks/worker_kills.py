@@ -28,7 +28,6 @@ from burnish.models import residual_network
 BATCH, SAMPLES, WORKERS = 32, 512, (2, 3, 4)
 MANY_EPOCHS = 100_000  # more than a run comes to before it is killed
 LIMIT_SECONDS = 120.0
-LONGEST_SECONDS = 3.0
 KILLS_OF_A_LAUNCH = 5
 # What float32 sums in another order come to over some epochs of a network that still learns.
 TOLERANCE = 0.05
@@ -44,8 +43,8 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def killed_often(arguments: list[str], kills: int, chance: random.Random) -> tuple[int, str]:
-    """Start a run that goes on by itself until it was killed so often: one of its workers each time, after a while.
+def killed_often(arguments: list[str], kills: int, within: float, chance: random.Random) -> tuple[int, str]:
+    """Start a run that goes on by itself until it was killed so often: one worker each time, ``within`` seconds of each start.
 
     Returns:
         How many kills there were, and what was said of the last, or how the run failed to go on or to end.
@@ -68,7 +67,7 @@ def killed_often(arguments: list[str], kills: int, chance: random.Random) -> tup
             limit.cancel()
             if not started:
                 break
-            time.sleep(chance.uniform(0.0, LONGEST_SECONDS))
+            time.sleep(chance.uniform(0.0, within))
             if workers := children(process.pid):
                 os.kill(chance.choice(workers), signal.SIGKILL)
                 done += 1
@@ -106,6 +105,9 @@ def finished(arguments: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument(
+        "--within", type=float, default=20.0, help="seconds from when workers have read their data to a kill, at most"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     chance = random.Random(given.seed)
@@ -122,7 +124,9 @@ def main() -> int:
             began = time.monotonic()
             workers = ["--workers", str(chance.choice(WORKERS))]
             several = min(KILLS_OF_A_LAUNCH, given.kills - done)
-            kills, said = killed_often(command(folder, MANY_EPOCHS, *run, *workers, *going_on(folder)), several, chance)
+            kills, said = killed_often(
+                command(folder, MANY_EPOCHS, *run, *workers, *going_on(folder)), several, given.within, chance
+            )
             done += kills
             reached = (table(folder / "together") or [{"step": "0"}])[-1]["step"]
             seconds = time.monotonic() - began
