@@ -73,6 +73,9 @@ def test_matrices_are_transposed_in_bfloat16(text, order):
         "graph (float[2, 5, 7] w) => (bfloat16[7, 5, 2] y) { t = Transpose (w)\n y = Cast <to = 16> (t) }",
         "graph (float[5, 7] w) => (bfloat16[7, 5] y) { c = Cast <to = 16> (w)\n y = Transpose (c) }",
         "graph (float[5, 7] w) => (int64[7, 5] y) { t = Transpose (w)\n y = Cast <to = 7> (t) }",
+        "graph (float[5, 7] w) => (bfloat16[5, 7] y) { t = Transpose <perm = [0, 1]> (w)\n y = Cast <to = 16> (t) }",
+        "graph (float[5, 7] w) => (bfloat16[5, 7] y) { c = Constant <value = float[5, 7] {" + ", ".join(["1"] * 35) + "}> ()\n"
+        " y = Cast <to = 16> (c) }",
     ],
 )
 def test_other_transpositions_stay(text):

@@ -26,8 +26,13 @@ def transpose_narrow(graph: ir.Graph) -> None:
         if other is None or source is None or source.shape is None or len(source.shape) != 2 or source.is_graph_output():
             continue
         kinds = (other.op_type, node.op_type)
+        if kinds not in (("Cast", "Transpose"), ("Transpose", "Cast")) or other.domain != "" or node.domain != "":
+            continue
+        transposition = node if kinds[1] == "Transpose" else other
+        if "perm" in transposition.attributes and list(transposition.attributes["perm"].as_ints()) != [1, 0]:
+            continue
         before, after = other.inputs[0], node.outputs[0]
-        if len(source.uses()) != 1 or other.domain != "" or node.domain != "" or before is None:
+        if len(source.uses()) != 1 or before is None:
             continue
         if before.dtype not in WIDTHS or after.dtype not in WIDTHS:
             continue
