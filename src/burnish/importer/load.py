@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import BurnishError, ModelError
+from burnish.importer.branches import take_decided_branches
 from burnish.importer.domains import normalize_domains
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
@@ -68,7 +69,10 @@ def _canonicalize(model: ir.Model) -> None:
     name_everything(model)
     infer_shapes(model)
     for _ in range(FOLDING_ROUNDS):
-        if not fold_shape_constants(model):
+        folded = fold_shape_constants(model)
+        if take_decided_branches(model):
+            gather_initializers(model)
+        elif not folded:
             break
         name_everything(model)
         infer_shapes(model)

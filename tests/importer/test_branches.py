@@ -1,0 +1,92 @@
+"""An If that the shapes of a model decide becomes its branch; any other stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import burnish
+from burnish.errors import GradientError
+from burnish.importer import load
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+
+HEADER = '<ir_version: 8, opset_import: ["": 18]>\n'
+SQUEEZED = """g (float[N, {extent}] x) => ({outputs})
+<float[3] w = {{1, 2, 3}}, int64 one = {{1}}, int64[1] axis = {{1}}> {{
+    shape = Shape (x)
+    extent = Gather (shape, one)
+    narrow = Equal (extent, one)
+    y = If (narrow) <
+        then_branch = narrow_graph () => (squeezed) {{ squeezed = Squeeze (x, axis) }},
+        else_branch = wide_graph () => (same) {{ same = Mul (x, w) }}
+    >
+    {behind}
+}}"""
+
+
+def model(extent: int | str, behind: str = "", outputs: str = "float[N] y") -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEADER + SQUEEZED.format(extent=extent, behind=behind, outputs=outputs))
+
+
+def kinds(loaded: ir.Model) -> list[str]:
+    return [node.op_type for node in loaded.graph if node.op_type != "Constant"]
+
+
+@pytest.mark.parametrize(
+    ("extent", "outputs", "branch"), [(1, "float[N] y", ["Squeeze"]), (3, "float[N, 3] y", ["Mul"]), ("M", "float y", None)]
+)
+def test_the_branch_that_the_shape_decides(extent: int | str, outputs: str, branch: list[str] | None) -> None:
+    proto = model(extent, outputs=outputs)
+    loaded = load(proto)
+    if branch is None:
+        assert kinds(loaded)[-1] == "If"
+        return
+    assert kinds(loaded) == branch
+    assert loaded.graph.outputs[0].name == "y"
+    onnx.checker.check_model(ir.to_proto(loaded), full_check=True)
+    x = np.random.default_rng(0).normal(size=(4, extent)).astype(np.float32)
+    expected = x[:, 0] if extent == 1 else x * np.float32([1, 2, 3])
+    np.testing.assert_array_equal(onnxruntime_outputs(loaded, {"x": x})["y"], expected)
+
+
+def test_gradients_flow_through_the_branch() -> None:
+    gradients = burnish.grad(model(3, outputs="float[N, 3] y"), ["w"])
+    x, dy = (np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32) for seed in (0, 1))
+    found = burnish.engines.get("onnxruntime").run(gradients, {"x": x, "cotangent:y": dy})["grad:w"]
+    np.testing.assert_allclose(found, (x * dy).sum(0), rtol=1e-6)
+    with pytest.raises(GradientError, match=r"If 'If' \(output 'y'\) reads 'w' in a branch or loop body"):
+        burnish.grad(model("M", outputs="float y"), ["w"])
+
+
+def test_a_branch_in_a_branch_and_its_weights() -> None:
+    """A weight that stands in the branch as a constant is a weight like any other."""
+    proto = onnx.parser.parse_model(
+        HEADER
+        + """g (float[N, 2] x) => (float[N, 2] y, float[N, 2] z)
+<bool yes = {1}, bool no = {0}> {
+    h = Relu (x)
+    y, z = If (yes) <
+        then_branch = outer () => (a, same) {
+            same = Identity (h)
+            a = If (no) <
+                then_branch = inner () => (b) { b = Neg (x) },
+                else_branch = other () => (c) {
+                    weight = Constant <value = float[2, 2] {1, 2, 3, 4}> ()
+                    c = MatMul (h, weight)
+                }
+            >
+        },
+        else_branch = never () => (d, e) { d = Neg (x) e = Abs (x) }
+    >
+}"""
+    )
+    loaded = load(proto)
+    assert sorted(kinds(loaded)) == ["Identity", "MatMul", "Relu"]
+    assert [value.name for value in loaded.graph.outputs] == ["y", "z"]
+    assert "weight" in loaded.graph.initializers
+    x = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    before, after = (onnxruntime_outputs(each, {"x": x}) for each in (proto, loaded))
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(after[name], before[name])
