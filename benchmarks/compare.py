@@ -30,6 +30,8 @@ import environments
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare
 
+from burnish.engines.torch.kernels import building
+
 REFERENCE = "eager"
 PAGES = "+pages"
 CHECKED_STEPS = 3
@@ -227,10 +229,16 @@ def compare(
         "threads": threads,
         "rounds": rounds,
         "warm_caches": warm_caches,
+        "installed_kernels": _kernels_are_installed(),
         "optimizer": dict(WORKLOADS[model].optimizer),
         "machine": {"architecture": platform.machine(), "cores": os.cpu_count(), "processor": _processor()},
         "contenders": [_finished_row(entrant, batch) for entrant in entrants],
     }
+
+
+def _kernels_are_installed() -> bool:
+    """Whether the installation has built burnish's kernels for the PyTorch engine: else its first step waits for them."""
+    return building.find_installed(Path(building.__file__).with_name("elementwise.cpp")) is not None
 
 
 def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, entrants: list[Entrant]) -> Entrant:

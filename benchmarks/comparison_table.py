@@ -74,10 +74,12 @@ def summary(case: dict[str, Any]) -> str:
     if ours is None or theirs is None:
         return ""
     default = next(row for row in case["contenders"] if row["name"] == "eager")
+    installed = case.get("installed_kernels", False) and ours["title"].endswith("torch")
+    kernels = ", with kernels that the installation had built" if installed else ""
     return (
         f"{ours['title']}: {theirs['median_seconds'] / ours['median_seconds']:.2f} times as fast as the best of PyTorch "
         f"({theirs['title']}), {default['median_seconds'] / ours['median_seconds']:.2f} times as fast as its default; "
-        f"first step after {duration(ours['first_step_seconds'])}; peak memory {ours['peak_bytes'] / default['peak_bytes']:.2f} "
+        f"first step after {duration(ours['first_step_seconds'])}{kernels}; peak memory {ours['peak_bytes'] / default['peak_bytes']:.2f} "
         "of PyTorch eager's."
     )
 

@@ -1,16 +1,23 @@
-"""How the kernels are built: once per source, whole or not at all, by processes that may want them at the same time."""
+"""How the kernels are built: ahead, where burnish is installed, or once per source, whole or not at all, by processes that may
+want them at the same time.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from burnish.engines.torch.kernels import building
+from burnish.engines.torch.kernels import building, compiling
 
+PROJECT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(building.find_compiler() is None, reason="needs a C++ compiler")
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libraries are built ahead on Linux alone")
 ONE = 'extern "C" int one() { return 1; }\n'
 TWO = '#include "shared.h"\nextern "C" int two() { return 1 + SHARED; }\n'
 
@@ -89,3 +96,85 @@ def test_an_older_pytorch_is_named(folder, monkeypatch):
     monkeypatch.setattr(building.torch, "__version__", "2.9.1+cpu")
     with pytest.raises(RuntimeError, match=r"they need PyTorch 2\.10 or later, and this is 2\.9\.1"):
         building.build_library(folder / "two.cpp")
+
+
+def install(source, instructions):
+    built = source.parent / "built"
+    built.mkdir(exist_ok=True)
+    library = built / compiling.library_name(source, instructions)
+    compiling.compile_ahead(source, library, building.find_compiler(), instructions)
+    return library
+
+
+@needs_linux
+@needs_compiler
+def test_an_installed_library_is_taken_without_a_compiler_until_its_source_changes(folder, monkeypatch):
+    library = install(folder / "two.cpp", compiling.native())
+    monkeypatch.setattr(building, "find_compiler", lambda: None)
+    assert building.build_library(folder / "two.cpp") == library
+    assert ctypes.CDLL(str(library)).two() == 2
+    (folder / "shared.h").write_text("#define SHARED 5\n")
+    assert building.find_installed(folder / "two.cpp") is None
+    with pytest.raises(RuntimeError, match="there is no C"):
+        building.build_library(folder / "two.cpp")
+
+
+@needs_linux
+@needs_compiler
+def test_a_refused_file_is_named_when_it_is_built_ahead(folder):
+    (folder / "one.cpp").write_text("int one() { return three(); }\n")
+    with pytest.raises(RuntimeError, match=r"one\.cpp:1:20: error: .three. was not declared"):
+        install(folder / "one.cpp", compiling.native())
+    assert not list((folder / "built").iterdir())
+
+
+def test_a_processor_takes_the_best_of_the_installed_libraries_that_it_can_run(folder, monkeypatch):
+    best, middle, least = compiling.LEVELS
+    built = folder / "built"
+    built.mkdir()
+    names = {level: compiling.library_name(folder / "one.cpp", level) for level in compiling.LEVELS}
+    assert len(set(names.values())) == 3
+    for name in names.values():
+        (built / name).touch()
+    for flags, expected in ((best.needed, best), (middle.needed, middle), (middle.needed - {"avx512vl"}, least)):
+        monkeypatch.setattr(compiling, "processor", lambda flags=flags: " ".join(sorted(flags)))
+        assert building.find_installed(folder / "one.cpp") == built / names[expected]
+    monkeypatch.setattr(compiling, "processor", lambda: "sse2")
+    assert building.find_installed(folder / "one.cpp") is None
+
+
+@needs_linux
+@needs_compiler
+def test_a_kernel_that_was_built_without_pytorch_runs(tmp_path):
+    package = Path(building.__file__).parent
+    sources = tmp_path / "kernels"
+    shutil.copytree(package, sources, ignore=shutil.ignore_patterns("built", "*.py", "__pycache__"))
+    library = install(sources / "linear.cpp", compiling.native())
+    program = """
+import sys, torch
+from burnish.engines.torch import kernels
+torch.ops.load_library(sys.argv[1])
+dy, x, weight = torch.randn(5, 3), torch.randn(5, 4), torch.randn(3, 4)
+dx, dw, sums = torch.ops.burnish.linear_gradient(dy, x, weight, False, False, False, True)
+torch.testing.assert_close(dx, dy @ weight)
+torch.testing.assert_close(dw, dy.T @ x)
+torch.testing.assert_close(sums, dy.sum(0))
+dw = torch.ops.burnish.linear_gradient(dy, x, None, False, True, False, True)[1]  # an argument that may be missing
+torch.testing.assert_close(dw, x.T @ dy)
+try:
+    torch.ops.burnish.linear_gradient(dy, x, torch.randn(4, 4), False, False, False, True)
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mat1 and mat2 shapes cannot be multiplied" in done.stdout
+
+
+@pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")
+def test_an_unknown_kind_of_processor_is_refused_by_the_installation():
+    environment = os.environ | {"BURNISH_INSTALLED_KERNELS": "native,x86-64-v9"}
+    command = [sys.executable, "setup.py", "--version"]
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "BURNISH_INSTALLED_KERNELS names x86-64-v9: give none, or some of native, x86-64-v4-bf16, x86-64-v4" in done.stderr

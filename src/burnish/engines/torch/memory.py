@@ -23,7 +23,7 @@ KEPT_BYTES = 2**31 - 1
 @functools.cache
 def keep_pages() -> bool:
     """Keep the memory of large tensors from now on; returns whether something here can do that."""
-    allocated = kernels.available("allocator") and bool(torch.ops.burnish.keep_pages())
+    allocated = kernels.is_obtainable("allocator") and kernels.available("allocator") and bool(torch.ops.burnish.keep_pages())
     return allocated or _keep_heap()
 
 

@@ -1,4 +1,4 @@
-"""Fused kernels in C++, built once and kept in the user's cache.
+"""Fused kernels in C++, built where burnish is installed, or once when they are first called and kept in the user's cache.
 
 They run on PyTorch's own thread pool. Without a compiler the engine goes on with ATen's operators, and says so once in the log.
 
@@ -26,7 +26,8 @@ import torch
 import torch.fx
 
 from burnish.engines.torch.kernels import schemas
-from burnish.engines.torch.kernels.building import build_library, cores, find_compiler
+from burnish.engines.torch.kernels.building import build_library, cores, find_installed
+from burnish.engines.torch.kernels.compiling import find_compiler
 
 schemas.define()
 
@@ -40,15 +41,20 @@ _compilers = threading.BoundedSemaphore(cores())
 
 
 def expected() -> bool:
-    """Whether the kernels will be there once they are built: they are not switched off, and there is a compiler.
+    """Whether the kernels are installed, or will be there once they are built.
 
     Starts building those that all graphs call, in the background; others are built when a graph calls them. What depends on
     them may be prepared meanwhile; ``available`` waits for them. ``BURNISH_KERNELS=off`` in the environment goes without them.
     """
-    if os.environ.get("BURNISH_KERNELS") == "off" or find_compiler() is None:
-        return False
-    _requested(*EARLY)
-    return True
+    request(*EARLY)
+    return is_obtainable("elementwise")
+
+
+def is_obtainable(name: str) -> bool:
+    """Whether a kernel is installed, or can be built: kernels are not switched off, and there is a compiler."""
+    return os.environ.get("BURNISH_KERNELS") != "off" and (
+        find_compiler() is not None or find_installed(_source(name)) is not None
+    )
 
 
 def available(*names: str) -> bool:
@@ -73,9 +79,8 @@ def is_awaited(name: str) -> bool:
 
 
 def request(*names: str) -> None:
-    """Start building these kernels in the background, where kernels are wanted: they may be asked for while graphs run."""
-    if os.environ.get("BURNISH_KERNELS") != "off" and find_compiler() is not None:
-        _requested(*names)
+    """Start building these kernels in the background, where they can be had: they may be asked for while graphs run."""
+    _requested(*filter(is_obtainable, names))
 
 
 def called(module: torch.fx.GraphModule) -> set[str]:
@@ -120,4 +125,8 @@ def _build_into(name: str, built: Future[Path]) -> None:
 
 
 def _build(name: str) -> Path:
-    return build_library(Path(__file__).parent / f"{name}.cpp")
+    return build_library(_source(name))
+
+
+def _source(name: str) -> Path:
+    return Path(__file__).parent / f"{name}.cpp"

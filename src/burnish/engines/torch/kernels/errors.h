@@ -53,11 +53,8 @@ struct Part {
 // Goes on where PyTorch succeeded.
 inline void check_call(int32_t code) {
   if (code == 0) return;
-#if BURNISH_TORCH_AT_LEAST(13)
-  refuse({torch_exception_get_what_without_backtrace()});
-#else
+  if (torch_exception_get_what_without_backtrace) refuse({torch_exception_get_what_without_backtrace()});
   refuse({"PyTorch failed in a function that a kernel called"});
-#endif
 }
 
 }  // namespace burnish

@@ -53,11 +53,10 @@ struct Taken<std::optional<Tensor>> {
     StableIValue* inner = read_word<StableIValue*>(word);
     if (!inner) return;
     value.emplace(read_word<AtenTensorHandle>(*inner));
-#if BURNISH_TORCH_AT_LEAST(13)
-    check_call(torch_delete_stable_ivalue(inner));
-#else
-    delete inner;
-#endif
+    if (torch_delete_stable_ivalue)
+      check_call(torch_delete_stable_ivalue(inner));
+    else
+      delete inner;
   }
 };
 
@@ -135,7 +134,7 @@ class Operators {
 
   template <auto function>
   void implement(const char* name) {
-    check_call(torch_library_impl(library_, name, &Boxed<function, decltype(function)>::run, TORCH_ABI_VERSION));
+    check_call(torch_library_impl(library_, name, &Boxed<function, decltype(function)>::run, kInterfaceVersion));
   }
 
  private:

@@ -195,7 +195,7 @@ inline Tensor copied_to(const Tensor& tensor, int32_t memory_format) {
   AtenTensorHandle handle = shared.release();
   std::memcpy(&stack[0], &handle, sizeof handle);
   std::memcpy(&stack[1], &memory_format, sizeof memory_format);
-  check_call(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION));
+  check_call(torch_call_dispatcher("aten::contiguous", "", stack, kInterfaceVersion));
   std::memcpy(&handle, &stack[0], sizeof handle);
   return Tensor(handle);
 }

@@ -1,15 +1,14 @@
 // The functions of PyTorch's stable C interface that kernels call, declared here: <torch/csrc/stable/...> declares them too, and takes
-// a second and more of every compilation. They keep their names and arguments from one release of PyTorch to the next. Each returns
-// zero, or anything else where it failed.
+// a second and more of every compilation. They keep their names and arguments from one release of PyTorch to the next, so that what was
+// compiled once runs with every release since kInterfaceVersion. Each returns zero, or anything else where it failed.
 
 #pragma once
-
-#include <torch/headeronly/version.h>
 
 #include <cstddef>
 #include <cstdint>
 
-#define BURNISH_TORCH_AT_LEAST(minor) (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
+// The release whose way to call operators the kernels keep to, 2.10, as PyTorch writes it.
+constexpr uint64_t kInterfaceVersion = uint64_t{2} << 56 | uint64_t{10} << 48;
 
 extern "C" {
 
@@ -56,10 +55,9 @@ int32_t aoti_torch_library_init_impl(const char* domain, const char* key, const 
 int32_t torch_library_impl(TorchLibraryHandle library, const char* name, void (*run)(StableIValue*, uint64_t, uint64_t),
                            uint64_t version);
 
-#if BURNISH_TORCH_AT_LEAST(13)
-const char* torch_exception_get_what_without_backtrace();
-int32_t torch_delete_stable_ivalue(StableIValue* value);
-#endif
+// Since 2.13; null before.
+[[gnu::weak]] const char* torch_exception_get_what_without_backtrace();
+[[gnu::weak]] int32_t torch_delete_stable_ivalue(StableIValue* value);
 
 int32_t aoti_torch_cpu_mm_out(AtenTensorHandle made, AtenTensorHandle left, AtenTensorHandle right);
 int32_t aoti_torch_cpu_convolution(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, const int64_t* strides,

@@ -1,0 +1,91 @@
+"""What pyproject.toml cannot say: the PyTorch engine's kernels are compiled where burnish is installed, if there is a compiler.
+
+``BURNISH_INSTALLED_KERNELS`` in the environment names for what processors, with commas between: ``native`` (the default), levels
+of ``compiling.LEVELS``, or ``none``. What is not built here is built where a program first needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+KERNELS = Path("src/burnish/engines/torch/kernels")
+PACKAGE = "burnish.engines.torch.kernels.built"
+
+
+def _compiling() -> ModuleType:
+    # By its file: importing it by its name would import PyTorch.
+    specification = importlib.util.spec_from_file_location("compiling", KERNELS / "compiling.py")
+    assert specification
+    assert specification.loader
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+compiling = _compiling()
+
+
+class Kernel(Extension):
+    """A kernel's library for some processors."""
+
+    def __init__(self, source: Path, instructions: compiling.Instructions) -> None:
+        self.source, self.instructions = source, instructions
+        self.file_name = compiling.library_name(source, instructions)
+        super().__init__(f"{PACKAGE}.{Path(self.file_name).stem}", [str(source)], optional=True)
+
+
+class BuildKernels(build_ext):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
+    def run(self) -> None:
+        if compiling.find_compiler() is None:
+            self.warn("there is no C++ compiler: kernels of the PyTorch engine are not built")
+            return
+        if self.inplace or self.editable_mode:
+            built = KERNELS / "built"
+            built.mkdir(exist_ok=True)
+            for outdated in built.glob("*.so"):
+                outdated.unlink()
+        super().run()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{os.path.join(*fullname.split('.'))}.so"
+
+    def build_extension(self, ext: Kernel) -> None:
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            compiling.compile_ahead(ext.source, target, compiling.find_compiler(), ext.instructions)
+        except (OSError, RuntimeError) as error:
+            self.warn(f"{ext.source.name} could not be built: {str(error).splitlines()[0]}")
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        """Kernels are for a kind of machine, whatever the version of Python."""
+        return ("py3", "none", super().get_tag()[2])
+
+
+def kernels() -> list[Kernel]:
+    named = [name for name in os.environ.get("BURNISH_INSTALLED_KERNELS", "native").split(",") if name != "none"]
+    known = {"native": compiling.native(), **{level.name: level for level in compiling.LEVELS}}
+    if unknown := set(named) - set(known):
+        sys.exit(f"BURNISH_INSTALLED_KERNELS names {', '.join(sorted(unknown))}: give none, or some of {', '.join(known)}")
+    if not sys.platform.startswith("linux"):
+        return []
+    sources = [source for source in sorted(KERNELS.glob("*.cpp")) if source.stem not in compiling.NEEDS_HEADERS]
+    return [Kernel(source, known[name]) for name in named for source in sources]
+
+
+setup(ext_modules=kernels(), cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel})
