@@ -27,10 +27,9 @@ from typing import Any
 
 import comparison_table
 import environments
+from burnish.engines.torch.kernels import building
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare
-
-from burnish.engines.torch.kernels import building
 
 REFERENCE = "eager"
 PAGES = "+pages"

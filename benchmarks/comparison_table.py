@@ -79,8 +79,8 @@ def summary(case: dict[str, Any]) -> str:
     return (
         f"{ours['title']}: {theirs['median_seconds'] / ours['median_seconds']:.2f} times as fast as the best of PyTorch "
         f"({theirs['title']}), {default['median_seconds'] / ours['median_seconds']:.2f} times as fast as its default; "
-        f"first step after {duration(ours['first_step_seconds'])}{kernels}; peak memory {ours['peak_bytes'] / default['peak_bytes']:.2f} "
-        "of PyTorch eager's."
+        f"first step after {duration(ours['first_step_seconds'])}{kernels}; "
+        f"peak memory {ours['peak_bytes'] / default['peak_bytes']:.2f} of PyTorch eager's."
     )
 
 
