@@ -11,6 +11,7 @@ import pytest
 from burnish.data import Wanted
 from burnish.data.wanted import fit_data, fit_label, image_layout
 from burnish.errors import DataError
+from burnish.program import Entry, Role
 from specs.program_inputs import class_entry, data_entry, value_entry
 
 images = np.arange(2 * 4 * 5, dtype=np.float32).reshape(2, 4, 5)
@@ -167,3 +168,11 @@ def test_a_format_with_one_kind_of_features_refuses_a_model_with_two_inputs():
 def test_a_format_with_labels_refuses_a_loss_without():
     with pytest.raises(DataError, match="file: the loss of this model takes no labels"):
         Wanted((data_entry(1),), None).dataset(np.zeros((1, 1)), np.zeros(1), "file")
+
+
+def test_indices_beyond_an_embedding():
+    entry = Entry("ids", Role.DATA, ir.DataType.INT64, ("batch", 2), minimum=-5, maximum=4)
+    given = np.array([[0, 4], [-5, 1], [5, 0]])
+    assert fit_data(given[:2], entry, "file").tolist() == given[:2].tolist()
+    with pytest.raises(DataError, match=r"file: sample 2 holds 5 for input 'ids', which takes -5 to 4; number them as the model"):
+        fit_data(given, entry, "file")

@@ -17,8 +17,8 @@ def random_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield batches without end, each a function of the seed and its number alone.
 
-    Floating-point data are normal; labels lie in the range that the loss takes; integer data are 0 or 1, which indices of a table
-    and masks both take.
+    Floating-point data are normal; labels lie in the range that the loss takes; integer data are rows where the program knows of
+    how many, and else 0 or 1, which indices of a table and masks both take.
 
     Args:
         program: what the batches are for.
@@ -62,7 +62,7 @@ def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generat
     ]
     low, high = entry.minimum, entry.maximum
     if not entry.dtype.is_floating_point():
-        return np.asarray(generator.integers(low or 0, 1 if high is None else high, shape, endpoint=True)).astype(
+        return np.asarray(generator.integers(max(low or 0, 0), 1 if high is None else high, shape, endpoint=True)).astype(
             entry.numpy_dtype
         )
     if low is not None and high is not None:

@@ -99,10 +99,19 @@ def fit_data(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
         source: what to call the data in an error.
 
     Raises:
-        DataError: a shape or dtype that does not fit, or a value that is not finite.
+        DataError: a shape or dtype that does not fit, a value that is not finite, or an index out of range.
     """
     _check_numbers(array, source, f"input '{entry.name}'")
-    return _convert(_reshape(array, entry, source), entry, source)
+    fitted = _convert(_reshape(array, entry, source), entry, source)
+    if not _is_float(entry) and entry.minimum is not None and entry.maximum is not None:
+        wrong = (fitted < entry.minimum) | (fitted > entry.maximum)
+        if wrong.any():
+            raise DataError(
+                f"{source}: sample {int(np.argwhere(wrong)[0, 0])} holds {fitted[wrong].flat[0]} for input '{entry.name}', "
+                f"which takes {entry.minimum} to {entry.maximum}; number them as the model was made to read them (its "
+                "vocabulary), or take a model with more rows"
+            )
+    return fitted
 
 
 def fit_label(

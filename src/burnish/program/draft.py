@@ -13,6 +13,7 @@ from burnish.graph import Builder, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norm_policies import ExtentRule
 from burnish.passes import merge_casts, remove_unused, widen_reductions
+from burnish.program.index_range import index_range
 from burnish.program.signature import Entry, GraphSignature, Role
 
 
@@ -85,7 +86,8 @@ def entry_of(value: ir.Value, role: Role) -> Entry:
             f"the model's input '{value.name}' declares no shape, not even its rank: give it one, in which any dimension may be "
             "symbolic"
         )
-    return Entry(value.name or "", role, value.dtype, shape)
+    minimum, maximum = index_range(value) if role is Role.DATA else (None, None)
+    return Entry(value.name or "", role, value.dtype, shape, minimum=minimum, maximum=maximum)
 
 
 def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:

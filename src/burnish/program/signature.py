@@ -57,7 +57,8 @@ class Entry:
         updates: for an output that is the next value of a state entry, the name of that entry.
         default: for a hyperparameter, the value when a call does not give one. NaN: a call gives one only where there is
             something new, and any finite number will do.
-        minimum, maximum: for class indices, the smallest and largest that are valid.
+        minimum, maximum: for class indices, and for an input that selects rows of an embedding, the smallest and largest that are
+            valid.
         ignored: for class indices, the one value outside that range that is valid too (``ignore_index``).
     """
 

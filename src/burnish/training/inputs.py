@@ -308,7 +308,9 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
         return
     valid = f"{entry.minimum if entry.minimum is not None else ''}..{entry.maximum if entry.maximum is not None else ''}"
     remedy = "Number the classes from 0, and check that the model has an output for each"
-    if entry.numpy_dtype.kind not in "iu":
+    if entry.role is Role.DATA:
+        remedy = "Number them as the model was made to read them (its vocabulary), or take a model with more rows"
+    elif entry.numpy_dtype.kind not in "iu":
         remedy = "Give the loss what it compares with, or choose a loss for values of any size"
     also = f" or {entry.ignored}, which is ignored" if entry.ignored is not None else ""
     raise InputError(
