@@ -3,7 +3,8 @@
 It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
 not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
 ``stash_type``. Corrected here are MaxPool, whose indices are wrong in it where every stride is 1, and ConvTranspose, which
-adds up values of sixteen bits in sixteen bits.
+adds up values of sixteen bits in sixteen bits. Outputs that a node leaves out are named for it: it keeps them under the empty
+name, and gives them to every later node that leaves an input out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
@@ -22,6 +24,9 @@ from burnish.errors import EngineError
 
 if TYPE_CHECKING:
     from burnish.program import Program
+
+ABSENT = "burnish:absent"
+"""Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
 
 
 class MaxPool(EvaluatorMaxPool):
@@ -123,11 +128,25 @@ class ReferenceRunner:
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
-        return ReferenceEvaluator(ir.to_proto(model), new_ops=[ConvTranspose, MaxPool])
+        proto = ir.to_proto(model)
+        _name_absent_outputs(proto.graph)
+        for function in proto.functions:
+            _name_absent_outputs(function)
+        return ReferenceEvaluator(proto, new_ops=[ConvTranspose, MaxPool])
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
             f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"
         ) from error
+
+
+def _name_absent_outputs(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+    for number, node in enumerate(graph.node):
+        for position, name in enumerate(node.output):
+            if not name:
+                node.output[position] = f"{ABSENT}/{number}/{position}"
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _name_absent_outputs(body)
 
 
 def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
