@@ -12,7 +12,7 @@ HEADER = '<ir_version: 8, opset_import: ["": 18]>\n'
 
 
 def test_an_input_left_out_behind_an_output_left_out() -> None:
-    """Of a layer normalization the inverse deviation is wanted and the mean is not; Clip has no lower bound, in a branch either."""
+    """Nobody wants the mean of the layer normalization; Clip has no lower bound, in a branch either."""
     proto = onnx.parser.parse_model(
         HEADER
         + """g (float[N, 4] x, bool yes) => (float[N, 4] y, float[N, 4] z, float[N, 1] r)
