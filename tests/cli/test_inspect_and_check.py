@@ -44,6 +44,23 @@ def test_inspect_says_why_nothing_would_train(run, folder):
     assert "no weights" in json.loads(run("inspect", "relu.onnx", "--json").stdout)["nothing_trains"]
 
 
+def test_inspect_names_vectors_that_an_exporter_may_have_merged(run, folder):
+    model = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y)
+<float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float[2] shared = {1, 2}, float[2, 2] w = {1, 1, 1, 1}> {
+    a = LayerNormalization (x, ones, zeros)
+    b = MatMul (a, w)
+    c = LayerNormalization (b, ones, shared)
+    d = LayerNormalization (c, ones, shared)
+    y = MatMul (d, w)
+}"""
+    onnx.save(onnx.parser.parse_model(model), folder / "merged.onnx")
+    printed = run("inspect", "merged.onnx").stdout
+    assert "  of one value, read by several layers, and trained as one: ones (3 layers)\n" in printed
+    assert "torch.onnx.export(..., dynamo=True, optimize=False)" in printed
+    assert json.loads(run("inspect", "merged.onnx", "--json").stdout)["perhaps_merged"] == {"ones": 3}
+    assert "trained as one" not in run("inspect", "model.onnx").stdout
+
+
 def test_inspect_names_the_scalars_that_do_not_train(run, folder):
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
     values = {"weight": np.ones((2, 2)), "temperature": np.array(2.0), "bound": np.array(-1.0)}

@@ -69,6 +69,14 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         total = sum(value["count"] for value in summary[kind])
         say(f"\n{title}: {total:,} in {counted(len(summary[kind]), 'tensor')}")
         _table(summary[kind], console)
+    merged = summary["perhaps_merged"]
+    if merged:
+        names = list(merged)
+        more = f" and {len(names) - CONSTANTS_SHOWN} more" if len(names) > CONSTANTS_SHOWN else ""
+        shown = ", ".join(f"{name} ({merged[name]} layers)" for name in names[:CONSTANTS_SHOWN])
+        say(f"  of one value, read by several layers, and trained as one: {shown}{more}")
+        say("  where these were parameters of their own, export again with an exporter that does not merge them")
+        say("  (torch.onnx.export(..., dynamo=True, optimize=False))")
     constants = summary["constants"]
     say(f"\nconstants, which stay as they are: {counted(len(constants), 'tensor')}")
     _table(constants[:CONSTANTS_SHOWN], console)

@@ -15,7 +15,7 @@ from burnish.cli.options import planned_batch, planned_line
 from burnish.cli.train import what_trains
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
-from burnish.importer import InitializerKind, classify_initializers, load, read_proto, untrained_scalars
+from burnish.importer import InitializerKind, classify_initializers, load, perhaps_merged, read_proto, untrained_scalars
 from burnish.ops import has_gradient
 from burnish.program import Program, Role
 from burnish.program.persistence import MANIFEST
@@ -58,6 +58,7 @@ def summarize(path: Path) -> dict[str, Any]:
         "parameters": of_kind(InitializerKind.WEIGHT),
         "statistics": of_kind(InitializerKind.STATISTIC),
         "constants": of_kind(InitializerKind.CONSTANT),
+        "perhaps_merged": perhaps_merged(model),
         "scalars": list(untrained_scalars(model)),
         "operators": [
             {"operator": operator, "count": count, "lacks_gradient": operator in without}

@@ -6,7 +6,7 @@ shapes are inferred with the batch symbolic. What is done with the model afterwa
 gradients) lives elsewhere.
 """
 
-from burnish.importer.classify import InitializerKind, classify_initializers, untrained_scalars
+from burnish.importer.classify import InitializerKind, classify_initializers, perhaps_merged, untrained_scalars
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
 from burnish.importer.reading import read_proto
@@ -18,6 +18,7 @@ __all__ = [
     "classify_initializers",
     "load",
     "load_external_data",
+    "perhaps_merged",
     "read_proto",
     "refuse_gradients",
     "untrained_scalars",

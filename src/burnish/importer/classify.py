@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING
+from burnish.graph import FLOATING, constant_array
 from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
 
 
@@ -47,6 +47,27 @@ def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
     _reach(model.graph, set(model.graph.outputs), reached)
     scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached)
     return tuple(name for name, value in scalars if value.shape is not None and len(value.shape) == 0)
+
+
+def perhaps_merged(model: ir.Model) -> dict[str, int]:
+    """Return the weights that look like several parameters in one, and how many operands each is.
+
+    Scales of one and biases of zero are equal in every layer of a fresh model, and an optimizer of graphs that keeps equal
+    tensors once makes one of them, which trains as one. A vector of one value that several nodes read is most likely that; layers
+    that really share a scale share larger weights as well, whose values differ.
+
+    Args:
+        model: a canonical model.
+    """
+    found: dict[str, int] = {}
+    for name, kind in classify_initializers(model).items():
+        value = model.graph.initializers[name]
+        if kind is not InitializerKind.WEIGHT or len(value.uses()) < 2 or value.shape is None or len(value.shape) != 1:
+            continue
+        array = constant_array(value)
+        if array is not None and array.size > 1 and (array == array[0]).all():
+            found[name] = len(value.uses())
+    return found
 
 
 def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) -> InitializerKind:
