@@ -181,3 +181,20 @@ def test_two_versions_of_the_standard_operators() -> None:
     proto.opset_import.append(helper.make_opsetid("ai.onnx", 17))
     with pytest.raises(ModelError, match=r"(?s)two versions|not valid ONNX"):
         load(proto)
+
+
+def test_a_classifier_whose_probabilities_are_dictionaries() -> None:
+    """As skl2onnx writes classifiers by default."""
+    nodes = [
+        helper.make_node(
+            "LinearClassifier", ["x"], ["l", "p"], domain="ai.onnx.ml", coefficients=[1.0] * 6, classlabels_ints=[0, 1]
+        ),
+        helper.make_node("ZipMap", ["p"], ["probabilities"], name="zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
+    ]
+    proto = model(*nodes)
+    del proto.graph.output[:]
+    dictionary = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.output.append(helper.make_value_info("probabilities", helper.make_sequence_type_proto(dictionary)))
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    with pytest.raises(ModelError, match=r"'probabilities' of ZipMap 'zip' is a map .*: export the model without it \(skl2onnx"):
+        load(proto)

@@ -28,6 +28,7 @@ def read_model(source: object) -> ir.Model:
     if isinstance(source, ir.Model):
         return _read_ir(source)
     proto, folder, name = read_proto(source)
+    _refuse_maps(proto, name)
     try:
         model = ir.from_proto(proto)
         ir.external_data.set_base_dir(model.graph, folder or "")
@@ -144,6 +145,21 @@ def _check(light: onnx.ModelProto, name: str) -> None:
         onnx.checker.check_model(light)
     except Exception as error:
         raise ModelError(f"{name}: not valid ONNX: {str(error).strip().rstrip('.')}. Export the model again") from error
+
+
+def _refuse_maps(proto: onnx.ModelProto, name: str) -> None:
+    """Raise ModelError for what a graph of tensors cannot hold: dictionaries, as exporters of classifiers add at the end."""
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        kind = value.type
+        while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+            kind = getattr(kind, kind.WhichOneof("value")).elem_type
+        if kind.WhichOneof("value") == "map_type":
+            maker = next((node for node in proto.graph.node if value.name in node.output), None)
+            by = "" if maker is None else f" of {maker.op_type} '{maker.name or maker.output[0]}'"
+            raise ModelError(
+                f"{name}: '{value.name}'{by} is a map (a dictionary), and burnish knows tensors: export the model without it "
+                "(skl2onnx: options={'zipmap': False})"
+            )
 
 
 def _first_line(error: BaseException) -> str:
