@@ -119,6 +119,15 @@ def test_rows_average_over_samples_not_batches(tmp_path):
     assert result.best["metric"] == "accuracy"
 
 
+def test_data_for_evaluation_that_do_not_fit_are_refused_before_training(tmp_path):
+    features, labels = samples(3)
+    with pytest.raises(InputError, match=r"eval_data: The batch lacks the input 'labels' \(int64"):
+        trainer(tmp_path / "run", eval_data={"x": features})
+    with pytest.raises(InputError, match=r"eval_data: The input 'labels' holds 99 at \[0\], out of range"):
+        trainer(tmp_path / "run", eval_data={"x": features, "labels": labels * 0 + 99})
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("steps", [1, 4, 5, 7, 14])
 def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(tmp_path, steps):
     whole = trainer(tmp_path / "whole")

@@ -18,13 +18,14 @@ from burnish.data.loader import Augmentation
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
+from burnish.errors import BurnishError, CheckpointError, ConfigurationError, InputError, NonFiniteLossError, WorkerError
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.training import schedule as schedules
 from burnish.training import workers
 from burnish.training.epoch_length import samples_left_out
+from burnish.training.inputs import check_batch
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.position import Position
 from burnish.training.progress import Progress, Reached, Silent, automatic
@@ -145,6 +146,8 @@ class Trainer:
         train = as_dataset(train_data, wanted)
         classes = getattr(train, "classes", None)
         evaluation = None if eval_data is None else as_dataset(eval_data, wanted, classes=classes)
+        if evaluation is not None:
+            _check_first_sample(program, evaluation)
         self.program = program
         self.epochs = epochs
         self.checkpoint_every = checkpoint_every
@@ -397,6 +400,14 @@ class Trainer:
         reason = self.run_folder.draw(at_once)
         if reason is not None:
             self._progress.note(reason)
+
+
+def _check_first_sample(program: Program, evaluation: Dataset) -> None:
+    """Refuse data for evaluation that do not fit the program now, and not after an epoch of training."""
+    try:
+        check_batch(program.signature["evaluate"], evaluation.batch(np.arange(1)), part=True)
+    except InputError as error:
+        raise InputError(f"eval_data: {error}") from error
 
 
 def _watched(program: Program, best_metric: str | None) -> str:
