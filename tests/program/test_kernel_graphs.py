@@ -13,6 +13,8 @@ from burnish.engines.torch.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 from burnish.passes.memory_plan import RECOMPUTES_METADATA
+from burnish.program import kernel_graphs
+from burnish.program.draft import shape_of
 from burnish.program.persistence import graph_hashes, model_bytes
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
@@ -44,6 +46,34 @@ def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(progra
     graphs = loaded.kernel_graphs({"ConvWeightGrad"})
     assert semantic(graphs["step"]) == {"ConvWeightGrad"}
     assert any("second_moment" in (value.name or "") for value in graphs["step"].graph.outputs)
+
+
+def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypatch):
+    made = []
+    settled = kernel_graphs.settle
+    monkeypatch.setattr(
+        kernel_graphs, "settle", lambda model, target: made.append((model.graph.name, target)) or settled(model, target)
+    )
+    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="adam")
+    burnish.Session(program, engine="torch").step({"x": np.zeros((2, 1, 8, 8), np.float32), "labels": np.zeros(2, np.int64)})
+    assert "grad" not in [name for name, target in made if not target.kernels]
+    assert program.step is program.step
+    assert [name for name, target in made if not target.kernels].count("grad") == 1
+    assert program.grad is program.grad
+    assert [name for name, target in made if not target.kernels].count("grad") == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"recompute": "layers"}])
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", burnish.optim.adam(lr=burnish.optim.schedules.cosine(0.1, steps=10))])
+def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, options):
+    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=optimizer, **options)
+    for name, model in program.graphs.items():
+        for values, entries in (
+            (model.graph.inputs, program.signature[name].inputs),
+            (model.graph.outputs, program.signature[name].outputs),
+        ):
+            assert [value.name for value in values] == [entry.name for entry in entries]
+            assert [(value.dtype, shape_of(value)) for value in values] == [(entry.dtype, entry.extents) for entry in entries]
 
 
 def test_without_them_the_standard_graphs_serve(program):

@@ -53,7 +53,7 @@ def check_agreement(communicator: Communicator, program: Program, state: Mapping
 
 def fingerprints(program: Program, workers: int, state: Mapping[str, np.ndarray], options: str = "") -> dict[str, str]:
     """Return the SHA-256 of what workers must have in common, as hexadecimal text, by what it is."""
-    grad = program.semantic.get("grad", program.grad).graph
+    grad = (program.semantic.get("grad") or program.grad).graph
     signature = json.dumps([program.signature.to_dict(), program.options], sort_keys=True, default=str)
     texts = {
         "version of burnish": [version("burnish").encode()],

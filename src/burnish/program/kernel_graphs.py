@@ -8,8 +8,10 @@ put in: nothing is in the graphs that are kept.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
@@ -36,10 +38,11 @@ def lowered_graphs(
     optimizer: Optimizer,
     target: Target,
     recompute: Recompute | None = None,
-) -> tuple[dict[str, ir.Model], dict[str, GraphSignature]]:
-    """Return the six graphs of a program, lowered, and the signatures of those that update the state.
+) -> tuple[dict[str, Any], dict[str, GraphSignature]]:
+    """Return the six graphs of a program, lowered, or what makes them, and the signatures of those that update the state.
 
-    What is computed again is chosen in the lowered graph of the step, which is made anew of what becomes of the gradients'.
+    An engine with kernels of its own never reads the largest, ``grad`` and ``step`` in standard operators: they are made when
+    they are asked for. Where activations are computed again, which is chosen in the lowered graph of the step, all are made here.
 
     Args:
         semantic: the graphs of ``SEMANTIC_GRAPHS``, not lowered; left as they are.
@@ -48,15 +51,27 @@ def lowered_graphs(
         target: what they are lowered to.
         recompute: which activations the backward computes again.
     """
-    graphs = {name: model.clone() for name, model in semantic.items()}
-    for model in graphs.values():
+
+    def lowered(name: str) -> ir.Model:
+        model = semantic[name].clone()
         settle(model, target)
-    forward = (graphs["predict"], graphs["evaluate"])
-    updates, signatures = update_graphs(graphs["grad"], grad, forward, optimizer, target)
+        return model
+
+    forward = {name: lowered(name) for name in ("predict", "evaluate")}
     if recompute is not None:
-        _compute_again(graphs["grad"], grad, recompute, updates["step"])
-        updates, signatures = update_graphs(graphs["grad"], grad, forward, optimizer, target)
-    return {**graphs, **updates}, signatures
+        graph = lowered("grad")
+        updates, _ = update_graphs(graph, grad, forward.values(), optimizer, target, ("step",))
+        _compute_again(graph, grad, recompute, updates["step"])
+        updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
+        return {**forward, **updates, "grad": graph}, signatures
+    apart, signatures = update_graphs(semantic["grad"], grad, forward.values(), optimizer, target, ("init", "apply"))
+    _, joined = update_graphs(semantic["grad"], grad, forward.values(), optimizer, semantic_target(target), ("step",))
+    gradients = functools.cache(functools.partial(lowered, "grad"))
+
+    def step() -> ir.Model:
+        return update_graphs(gradients(), grad, forward.values(), optimizer, target, ("step",))[0]["step"]
+
+    return {**forward, **apart, "grad": gradients, "step": step}, {**signatures, **joined}
 
 
 def kernel_graphs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,24 @@ from burnish.program.training_info import to_training_model, write_training_mode
 from burnish.program.update import update_graphs
 
 __all__ = ["GRAPH_NAMES", "Program"]
+
+
+class _Graph:
+    """A graph of a program, which may be given as what makes it: it is then made when it is first read, and kept."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, program: Program | None, owner: type) -> ir.Model:
+        if program is None:
+            raise AttributeError(f"'{self._name}' is of a program, not of its class")
+        given = program.__dict__[self._name]
+        if not isinstance(given, ir.Model):
+            given = program.__dict__[self._name] = given()
+        return given
+
+    def __set__(self, program: Program, given: ir.Model | Callable[[], ir.Model]) -> None:
+        program.__dict__[self._name] = given
 
 
 @dataclass(repr=False)
@@ -246,3 +264,8 @@ class Program:
             program.saved_state = state
             return program
         return cls(**load_program(Path(source)))
+
+
+# Set here, they are not taken for the defaults of the fields.
+for _name in GRAPH_NAMES:
+    setattr(Program, _name, _Graph(_name))
