@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.errors import ConfigurationError
-from burnish.settings import is_number, is_whole, matches_pattern, nearest, read_settings, suggestion
+from burnish.settings import is_number, is_whole, matches_pattern, nearest, read_settings, suggestion, with_settings
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,26 @@ def test_patterns_and_what_comes_near():
     assert nearest("zzz", ["a", "b", "c", "d"]) == "'a', 'b', 'c'"
     assert suggestion("adma", ["adam", "sgd"]) == " (did you mean 'adam'?)"
     assert suggestion("zzz", ["adam", "sgd"]) == ""
+
+
+def made(rate, *, power=1):
+    """What settings are given to, in the tests below."""
+    return rate * 2**power
+
+
+def test_settings_are_given_by_name():
+    assert with_settings("optimizer 'made'", made, {"rate": 3, "power": 2}) == 12
+    assert with_settings("mapping", lambda **options: options, {"anything": 1}) == {"anything": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 1, "powr": 2}, r"optimizer 'made' has no option 'powr' \(did you mean 'power'\?\); it takes rate, power$"),
+        ({"power": 2}, "optimizer 'made' needs the option 'rate': give it"),
+        ({"rate": None}, r"optimizer 'made': unsupported operand .*; it was given the options \{'rate': None\}"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        with_settings("optimizer 'made'", made, settings)

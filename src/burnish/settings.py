@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from burnish.errors import ConfigurationError
+
+Made = TypeVar("Made")
 
 # A comma inside brackets belongs to a value.
 _COMMA = re.compile(r",(?![^\[]*\])")
@@ -39,6 +42,35 @@ def read_settings(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         except json.JSONDecodeError:
             settings[setting] = value
     return name.strip(), settings
+
+
+def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, Any]) -> Made:
+    """Return what ``make`` makes of settings by name.
+
+    Args:
+        what: what it makes, for the message: ``optimizer 'sgd'``.
+        make: a function or class.
+        settings: its keyword arguments.
+
+    Raises:
+        ConfigurationError: a setting that it does not take, one that it needs and was not given, or a value that it cannot use.
+    """
+    parameters = inspect.signature(make).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    takes = [one.name for one in named]
+    if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+        for name in settings:
+            if name not in takes:
+                raise ConfigurationError(
+                    f"{what} has no option '{name}'{suggestion(name, takes)}; it takes {', '.join(takes) or 'none'}"
+                )
+    for one in named:
+        if one.default is one.empty and one.name not in settings:
+            raise ConfigurationError(f"{what} needs the option '{one.name}': give it")
+    try:
+        return make(**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}; it was given the options {dict(settings)}") from error
 
 
 def is_number(value: object) -> bool:

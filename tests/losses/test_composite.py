@@ -247,7 +247,7 @@ def test_a_sum_that_a_model_computes_is_taken_as_it_is() -> None:
             "weighted_sum: the loss output says itself which outputs it reads",
         ),
         (lambda: compiled("ab", losses.weighted_sum({"a": "mse", "c": "mse"})), "loss weighted_sum: the model has no output 'c'"),
-        (lambda: losses.get("weighted_sum"), "loss 'weighted_sum': .*'losses'; it was given no options"),
+        (lambda: losses.get("weighted_sum"), "loss 'weighted_sum' needs the option 'losses': give it"),
         (lambda: losses.get("huber:0.5"), "loss 'huber:0.5': settings are written name=value"),
         (lambda: losses.output(3), "output: give the name of the output that is the loss, not 3"),
         (lambda: compiled("a", "mse", output="a"), "loss and output: the model computes its loss as 'a'"),

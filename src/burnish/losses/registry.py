@@ -22,7 +22,7 @@ from burnish.losses.given import OnnxLoss, from_onnx, from_options, output
 from burnish.losses.hinge import hinge, hinge_embedding, multi_margin
 from burnish.losses.likelihood import kl_divergence, nll
 from burnish.losses.regression import huber, l1, mean_squared_error, smooth_l1
-from burnish.settings import read_settings, suggestion
+from burnish.settings import read_settings, suggestion, with_settings
 
 LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss
 
@@ -90,8 +90,4 @@ def _built(name: str, settings: Mapping[str, Any]) -> Loss:
     make = (LOSSES | NEED_SETTINGS).get(name)
     if make is None:
         raise ConfigurationError(f"there is no loss '{name}'{suggestion(name, LOSSES)}; there is {', '.join(sorted(LOSSES))}")
-    try:
-        return make(**settings)
-    except TypeError as error:
-        given = f"it was given the options {dict(settings)}" if settings else "it was given no options"
-        raise ConfigurationError(f"loss '{name}': {error}; {given}") from error
+    return with_settings(f"loss '{name}'", make, settings)

@@ -43,7 +43,7 @@ from burnish.optim.transforms import (
     clip_by_value,
 )
 from burnish.optim.wrappers import WRAPPERS, wrapper_of
-from burnish.settings import read_settings, suggestion
+from burnish.settings import read_settings, suggestion, with_settings
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adadelta": adadelta,
@@ -102,10 +102,7 @@ def _built(name: str, settings: Mapping[str, Any]) -> Optimizer:
         )
     lr = settings.get("lr")
     built = {**settings, "lr": schedules.get(lr)} if isinstance(lr, Mapping) else settings
-    try:
-        return OPTIMIZERS[name](**built)
-    except TypeError as error:
-        raise ConfigurationError(f"optimizer '{name}': {error}; it was given the options {dict(settings)}") from error
+    return with_settings(f"optimizer '{name}'", OPTIMIZERS[name], built)
 
 
 __all__ = [

@@ -13,7 +13,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim.loss_scale import LossScaled
 from burnish.passes import mix_precision
-from burnish.settings import is_number, is_whole
+from burnish.settings import is_number, is_whole, with_settings
 
 FULL = "float32"
 MIXED = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -96,10 +96,7 @@ def get(precision: Precision) -> MixedPrecision | None:
     if isinstance(precision, MixedPrecision):
         return precision
     if isinstance(precision, Mapping):
-        try:
-            return MixedPrecision(**precision)
-        except TypeError as error:
-            raise ConfigurationError(f"precision: {error}; it was given the options {dict(precision)}") from error
+        return with_settings("precision", MixedPrecision, precision)
     if not isinstance(precision, str) or precision not in (FULL, *MIXED):
         raise ConfigurationError(f"precision: unknown {precision!r}; choose among {known}, or give a burnish.MixedPrecision")
     return None if precision == FULL else MixedPrecision(precision)

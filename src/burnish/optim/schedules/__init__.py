@@ -23,6 +23,7 @@ from burnish.optim.schedules.plateau import Plateau, plateau
 from burnish.optim.schedules.polynomial import Polynomial, polynomial
 from burnish.optim.schedules.step import Step, step
 from burnish.optim.schedules.warmup import Warmup, warmup
+from burnish.settings import with_settings
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "constant": constant,
@@ -56,10 +57,7 @@ def get(schedule: Mapping[str, Any] | Schedule) -> Schedule:
     if name not in SCHEDULES:
         raise ConfigurationError(f"there is no learning-rate schedule '{name}'; there is {known}")
     settings = {key: get(value) if key == "schedule" else value for key, value in schedule.items() if key != "name"}
-    try:
-        return SCHEDULES[name](**settings)
-    except TypeError as error:
-        raise ConfigurationError(f"schedule '{name}': {error}; it was given the options {settings}") from error
+    return with_settings(f"schedule '{name}'", SCHEDULES[name], settings)
 
 
 __all__ = [

@@ -17,6 +17,7 @@ from burnish.optim.transforms.clip_by_norm import clip_by_norm
 from burnish.optim.transforms.clip_by_value import clip_by_value
 from burnish.optim.transforms.decayed_weights import add_decayed_weights
 from burnish.optim.wrapper import Wrapper, layers_of
+from burnish.settings import with_settings
 
 TRANSFORMS: dict[str, Callable[..., GradientTransform]] = {
     "add_decayed_weights": add_decayed_weights,
@@ -125,7 +126,4 @@ def transform_of(options: Mapping[str, Any]) -> GradientTransform:
     if name not in TRANSFORMS:
         raise ConfigurationError(f"there is no gradient transform '{name}'; there is {', '.join(sorted(TRANSFORMS))}")
     settings = {key: value for key, value in options.items() if key != "name"}
-    try:
-        return TRANSFORMS[name](**settings)
-    except TypeError as error:
-        raise ConfigurationError(f"gradient transform '{name}': {error}; it was given the options {settings}") from error
+    return with_settings(f"gradient transform '{name}'", TRANSFORMS[name], settings)
