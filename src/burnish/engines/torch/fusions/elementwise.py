@@ -128,9 +128,11 @@ def fuse_elementwise(graph: ir.Graph) -> None:
     groups = _Groups()
     for node in graph:
         groups.add(node)
+    replaced: list[ir.Node] = []
     for group in groups:
-        if len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2):
-            _replace(graph, group.nodes)
+        if len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2) and _replace(graph, group.nodes):
+            replaced += group.nodes
+    graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
     graph.sort()
 
 
@@ -180,7 +182,8 @@ def _is_small(shape: ir.Shape) -> bool:
     return elements < FEWEST_ELEMENTS
 
 
-def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> None:
+def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
+    """Put a kernel's node where the nodes are, which then read nothing, and are read by nothing; return whether it could."""
     members = set(nodes)
     # In the order of the graph, which a group that took others in has lost.
     nodes = _in_order(nodes, members)
@@ -192,10 +195,10 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> None:
         if output.is_graph_output() or any(user not in members for user, _ in output.uses()):
             results.append(output)
     if not results:  # nothing reads the group
-        graph.remove(nodes, safe=True)
-        return
+        _detach(nodes)
+        return True
     if not program.tensors:
-        return
+        return False
     assembled = program.assemble(results)
     attributes = {
         "constants": [*program.constants, 0.0],  # an attribute cannot be empty
@@ -216,7 +219,14 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> None:
         name = value.name
         value.replace_all_uses_with(replacement, replace_graph_outputs=True)
         value.name, replacement.name = None, name
-    graph.remove(nodes, safe=True)
+    _detach(nodes)
+    return True
+
+
+def _detach(nodes: list[ir.Node]) -> None:
+    for node in nodes:
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
 
 
 def _in_order(nodes: list[ir.Node], members: set[ir.Node]) -> list[ir.Node]:
