@@ -14,6 +14,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(Operands<T> from, const Tens
                                                     const Tensor& saved, bool keeps) {
   Walk walk(x);
   int64_t channels = walk.channels;
+  Tensor dscale = make_tensor({channels}), dbias = make_tensor({channels}), dx = empty_like_rows(x);
+  Tensor before = keeps ? empty_like_rows(x) : make_tensor({0}, x.scalar_type());
+  float *scale_gradient = dscale.mutable_data_ptr<float>(), *bias_gradient = dbias.mutable_data_ptr<float>();
+  if (!walk.elements) {
+    std::fill_n(scale_gradient, channels, 0.f);
+    std::fill_n(bias_gradient, channels, 0.f);
+    return {dx, dscale, dbias, before};
+  }
   const float *scales = scale.const_data_ptr<float>(), *inverses = inverse_std.const_data_ptr<float>();
   const float* pilot = saved.const_data_ptr<float>();
   std::vector<float> gain(channels), slope(channels), offset(channels);
@@ -23,15 +31,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(Operands<T> from, const Tens
   values.set(kShift, pilot + channels);
   values.set(kGain, gain.data());
   if (from.bias) values.set(kBias, from.bias);
-  Tensor before = keeps ? empty_like_rows(x) : make_tensor({0}, x.scalar_type());
   T* kept = before.template mutable_data_ptr<T>();
   std::vector<double> first, second;
   if (keeps)
     sum_channels(walk, Sums<T, activated, result, true>{from, values.reader(), kept}, first, second);
   else
     sum_channels(walk, Sums<T, activated, result, false>{from, values.reader(), nullptr}, first, second);
-  Tensor dscale = make_tensor({channels}), dbias = make_tensor({channels});
-  float *scale_gradient = dscale.mutable_data_ptr<float>(), *bias_gradient = dbias.mutable_data_ptr<float>();
   double count = static_cast<double>(walk.per_channel());
   for (int64_t c = 0; c < channels; ++c) {
     double r = inverses[c], weight = scales[c] * r;
@@ -42,7 +47,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(Operands<T> from, const Tens
   }
   values.set(kSlope, slope.data());
   values.set(kOffset, offset.data());
-  Tensor dx = empty_like_rows(x);
   T* target = dx.template mutable_data_ptr<T>();
   if (keeps) {
     from.dy = kept;

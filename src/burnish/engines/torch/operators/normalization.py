@@ -16,16 +16,29 @@ def batch_normalization(op: Call) -> Any:
     x, scale, bias, mean, variance = (op.tensor(index) for index in range(5))
     epsilon = op.attribute("epsilon", 1e-5)
     if not op.attribute("training_mode", 0):
-        return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
+        return _normalized(op, x, scale, bias, mean, variance, epsilon)
     retention = op.attribute("momentum", 0.9)
     axes = [axis for axis in range(op.rank()) if axis != 1]
-    variance_of_batch, mean_of_batch = torch.var_mean(x, axes, correction=0)[0], torch.mean(x, axes)
-    y = functional.batch_norm(x, mean_of_batch, variance_of_batch, scale, bias, False, 0.0, epsilon)
+    mean_of_batch = torch.mean(x, axes)
+    if op.communicator is None:
+        variance_of_batch = torch.var_mean(x, axes, correction=0)[0]
+    else:
+        # A worker may have no samples, which var_mean warns of, for each layer.
+        centered = x - torch.mean(x, axes, keepdim=True)
+        variance_of_batch = torch.mean(centered * centered, axes)
+    y = _normalized(op, x, scale, bias, mean_of_batch, variance_of_batch, epsilon)
     return (
         y,
         mean * retention + mean_of_batch * (1 - retention),
         variance * retention + variance_of_batch * (1 - retention),
     )
+
+
+def _normalized(op: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float) -> Any:
+    if isinstance(op.extents()[1], int):
+        return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
+    # Groups of samples are laid out as channels, and a worker without samples has none: what functional.batch_norm refuses.
+    return torch.native_batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon)[0]
 
 
 def standardized(x: Any, axes: list[int], epsilon: float) -> tuple[Any, Any, Any]:
