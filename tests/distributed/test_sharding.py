@@ -11,10 +11,13 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.distributed.connection.ordered_sums import scattered
+from burnish.distributed.graphs.accumulation import accumulates
 from burnish.distributed.graphs.sharding import bytes_of, shares_of
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.operators.collective import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
+from burnish.optim.accumulate import ACCUMULATED
+from burnish.optim.average import AVERAGE
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
 from oracles.small_networks import CLASSES, perceptron
@@ -227,6 +230,44 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     parameters = max(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) for sizes in owned)
     assert sharded["gathered", ""] - whole["gathered", ""] == workers * (workers - 1) * (figures + parameters)
     assert sharded["summed", "statistics"] == whole["summed", "statistics"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "figures"),
+    [
+        (optim.accumulate(optim.adam(lr=0.01), 3), 0),
+        (optim.ema(optim.accumulate(optim.sgd(lr=0.05, momentum=0.9), 3), 0.9), 0),
+        (optim.accumulate(optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01)), 3), 1),
+        (optim.chain(optim.clip_by_value(0.5), optim.accumulate(optim.adam(lr=0.01), 3)), 0),
+    ],
+    ids=["accumulated", "averaged", "clipped by the norm of the mean", "clipped before it is added"],
+)
+def test_between_updates_no_parameters_travel(program, batches, optimizer, figures):
+    """Nor do the figures that an update alone is computed of."""
+    changed, workers = program.with_optimizer(optimizer), 3
+    whole_slots = (AVERAGE, ACCUMULATED) if accumulates(changed) else (AVERAGE,)
+    owned = [[] for _ in range(workers)]
+    for name, owner in shares_of(changed.signature, workers, whole_slots).owners.items():
+        owned[owner].append(program.weights[name].nbytes)
+    parameters = max(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) for sizes in owned)
+    squares = figures * max(len(sizes) * ALIGNMENT for sizes in owned)
+
+    def gathered(communicator, **options):
+        counting = Counting(communicator)
+        with burnish.Session(
+            changed, engine="torch", threads=1, parallel=burnish.DataParallel(communicator=counting, **options)
+        ) as session:
+            found = []
+            for batch in [*batches, *batches[:2]]:
+                counting.sent.clear()
+                session.step(part_of(batch, communicator.rank, [4, 4, 4]))
+                found.append(counting.sent["gathered", ""])
+            return found
+
+    whole = in_threads(workers, gathered)
+    for found, without in zip(in_threads(workers, lambda c: gathered(c, shard_optimizer=True)), whole, strict=True):
+        beside = [mine - theirs for mine, theirs in zip(found, without, strict=True)]
+        assert beside == [0, 0, (workers - 1) * (parameters + squares)] * 2
 
 
 def test_an_option_that_is_none():

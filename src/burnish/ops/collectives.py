@@ -13,7 +13,8 @@ and every operator here is lowered to its operand. A session of several workers 
     ReduceScatterStart(x1, x2, ...; owners) -> buffer   begins to add up each value on the worker that owns it; the owners ascend
     ReduceScatterFinish(buffer, x1, ...) -> y1, ..., end    the sums of this worker's values, whose shapes it reads, and a vector
                                                    of nothing
-    GatherOwned(x1, x2, ...; owners) -> y1, y2, ...   of each value, what the worker that owns it has
+    GatherOwned(x1, x2, ..., when; owners, conditional) -> y1, y2, ...   of each value, what the worker that owns it has; with
+                                                   ``conditional`` in steps in which ``when``, a boolean scalar, is true, else x
     SampleShare(x) -> y                            x times the part of the batch's samples that this worker has
     ShardCount(count, mean) -> count               the number of elements that a layer's statistics are of
     ShardMean(mean, variance, weight) -> mean, variance     the averages over the workers by weight, where each has its own
@@ -85,15 +86,26 @@ def parts_of(tensor: Tensor) -> Tensor:
     return tensor.builder.op("PartsOf", tensor, domain=BURNISH_DOMAIN, like=tensor)
 
 
-def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int]) -> tuple[Tensor, ...]:
+def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tensor | None = None) -> tuple[Tensor, ...]:
     """Emit what the owner of each tensor has.
 
     Args:
         tensors: with static shapes; of what others own, anything of that dtype and shape.
         owners: the rank for each.
+        when: a boolean scalar that is the same on all workers: where it is false, nothing is exchanged, and each worker keeps
+            what it gave.
     """
     builder = tensors[0].builder
-    found = builder.op("GatherOwned", *tensors, domain=BURNISH_DOMAIN, outputs=len(tensors), owners=list(owners))
+    beside = () if when is None else (when,)
+    found = builder.op(
+        "GatherOwned",
+        *tensors,
+        *beside,
+        domain=BURNISH_DOMAIN,
+        outputs=len(tensors),
+        owners=list(owners),
+        conditional=None if when is None else 1,
+    )
     results = found if isinstance(found, tuple) else (found,)
     for result, tensor in zip(results, tensors, strict=True):
         result.value.type, result.value.shape = tensor.value.type, tensor.value.shape

@@ -227,17 +227,38 @@ class _Plan:
     def gather(self) -> None:
         """Put in the exchanges of what one worker computes and others need: those that wait for as many others are one."""
         gathered = self._crossing()
+        conditions = self._conditions()
         numbers = [attribute_value(node, "order", -1) for node in self._graph if node.domain == BURNISH_DOMAIN]
-        for level in sorted(set(gathered.values())):
-            values = [value for value, own in gathered.items() if own == level]
-            tensors = tuple(Builder(self._graph).tensor(value) for value in values)
-            results = gather_owned(tensors, [self._places[value] for value in values])
+        following = max(numbers, default=-1) + 1
+        exchanges: dict[tuple[int, int], list[ir.Value]] = {}
+        for value, level in gathered.items():
+            held_by = (index for index, condition in enumerate(conditions) if condition.leaves(value))
+            exchanges.setdefault((level, next(held_by, -1)), []).append(value)
+        for order, (level, index) in enumerate(sorted(exchanges), following):
+            values = exchanges[level, index]
+            builder = Builder(self._graph)
+            when = builder.tensor(conditions[index].when) if index >= 0 else None
+            results = gather_owned(tuple(map(builder.tensor, values)), [self._places[value] for value in values], when)
             node = results[0].value.producer()
             assert node is not None
-            node.attributes["order"] = ir.AttrInt64("order", max(numbers, default=-1) + level)
+            node.attributes["order"] = ir.AttrInt64("order", order)
             for value, result in zip(values, results, strict=True):
                 self._replace(value, result.value, node)
         self._graph.sort()
+
+    def _conditions(self) -> list[_Condition]:
+        """What the next parameters wait for and the state alone decides, such as that enough micro-batches have been added up."""
+        found: dict[ir.Value, None] = {}
+        for value in self._graph.outputs:
+            node = value.producer() if (value.name or "").startswith(f"{NEXT}param/") else None
+            while node is not None and node.op_type == "Where":
+                when, chosen = node.inputs[:2]
+                assert when is not None
+                assert chosen is not None
+                if _is_scalar(when) and _is_of_state(when):
+                    found[when] = None
+                node = chosen.producer()
+        return [_Condition(self._graph, when) for when in found]
 
     def _crossing(self) -> dict[ir.Value, int]:
         """What one worker computes and others need; each with the number of exchanges of such values, one behind the other, that
@@ -273,6 +294,51 @@ class _Plan:
                 name = value.name
                 self._graph.outputs[index] = result
                 value.name, result.name = None, name
+
+
+class _Condition:
+    """A boolean scalar that all workers know, and what of a step is not needed, or stays as it is, where it is false.
+
+    Args:
+        graph: a step's, in order.
+        when: the scalar.
+    """
+
+    def __init__(self, graph: ir.Graph, when: ir.Value):
+        self.when = when
+        self._present = {f"{NEXT}{value.name}": value for value in graph.inputs}
+        self._needed = set(graph.outputs)
+        for node in reversed(graph):
+            if not self._needed.isdisjoint(node.outputs):
+                self._needed.update(read_by(node)[2:] if self._decides(node) else read_by(node))
+
+    def leaves(self, value: ir.Value) -> bool:
+        """Whether a value is one that workers need not be given where the scalar is false."""
+        return value not in self._needed or self._is_present(value, self._present.get(value.name or ""))
+
+    def _decides(self, node: ir.Node) -> bool:
+        return node.op_type == "Where" and node.domain == "" and node.inputs[0] is self.when
+
+    def _is_present(self, value: ir.Value | None, present: ir.Value | None) -> bool:
+        """Whether a value is then what a state entry is at present."""
+        node = None if value is None or value is present else value.producer()
+        if node is None or node.op_type != "Where":
+            return value is present and present is not None
+        return all(self._is_present(chosen, present) for chosen in node.inputs[2 if self._decides(node) else 1 :])
+
+
+def _is_of_state(value: ir.Value) -> bool:
+    """Whether a value is computed of the optimizer's counters alone, and known before the step computes anything."""
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        current = pending.pop()
+        producer = current.producer()
+        if current.is_graph_input() and not (current.name or "").startswith("opt/"):
+            return False
+        if current not in seen and producer is not None:
+            pending.extend(read_by(producer))
+        seen.add(current)
+    return True
 
 
 def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:

@@ -202,16 +202,20 @@ class GatherOwned(torch.nn.Module):
     Args:
         communicator: to the others.
         owners: the rank of the owner of each tensor; operands behind them are waited for alone.
+        conditional: the first operand behind them, a boolean scalar that is the same on every worker, says whether there is an
+            exchange; without one each worker keeps what it gave.
     """
 
-    def __init__(self, communicator: Communicator, owners: Sequence[int]):
+    def __init__(self, communicator: Communicator, owners: Sequence[int], conditional: bool = False):
         super().__init__()
-        self._communicator, self._owners = communicator, tuple(owners)
+        self._communicator, self._owners, self._conditional = communicator, tuple(owners), conditional
         self._shared: SharedRows | None = None
         self._has_asked = False
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results = list(tensors[: len(self._owners)])
+        if self._conditional and not bool(tensors[len(self._owners)]):
+            return tuple(results)
         ends = [0] * self._communicator.size
         places = []
         for owner, tensor in zip(self._owners, results, strict=True):
@@ -340,7 +344,8 @@ def reduce_scatter_finish(op: Call) -> Any:
 
 @translates("GatherOwned", domain=BURNISH_DOMAIN)
 def gather_owned(op: Call) -> Any:
-    results = op.module(GatherOwned(_communicator(op), op.attribute("owners")), _operands(op))
+    gather = GatherOwned(_communicator(op), op.attribute("owners"), bool(op.attribute("conditional", 0)))
+    results = op.module(gather, _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
