@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -56,6 +56,7 @@ class Forward:
         self.outputs = {self.number[value] for value in graph.outputs if value in self.number}
         self.reads = [tuple(self.number[v] for v in read_by(node) if v in self.number) for node in self.nodes]
         self.writes = [tuple(self.number[v] for v in node.outputs) for node in self.nodes]
+        self._tasks = [Task(*task) for task in zip(self.nodes, self.reads, self.writes, strict=True)]
         self.producer = {value: index for index, written in enumerate(self.writes) for value in written}
         self.end = self.producer[self.number[_before_exchange(loss)]] + 1
         of_data = self._reached_from([self.number[v] for v in graph.inputs if v.name in data])
@@ -110,32 +111,34 @@ class Forward:
         count = len(self.values)
         done: set[int] = set()
 
-        def renamed(numbers: Iterable[int]) -> tuple[int, ...]:
-            return tuple(number + count if number in done else number for number in numbers)
+        def renamed(index: int) -> tuple[int, ...]:
+            reads = self.reads[index]
+            return reads if done.isdisjoint(reads) else tuple(number + count if number in done else number for number in reads)
 
-        tasks = [Task(self.nodes[index], self.reads[index], self.writes[index]) for index in range(self.end)]
+        tasks = self._tasks[: self.end]
         for index in range(self.end, len(self.nodes)):
             for value in self.reads[index]:
                 if value not in dropped or value in done:
                     continue
                 for repeated in self.repeated_for(value, dropped, done):
-                    operands = renamed(self.reads[repeated])
+                    operands = renamed(repeated)
                     written = self.writes[repeated]
                     # All that a gradient reads of a semantic operator is of one run of it, so that a kernel can take in both.
                     is_semantic = self.nodes[repeated].domain == BURNISH_DOMAIN
                     done.update(value for value in written if is_semantic or value in dropped)
                     tasks.append(Task(self.nodes[repeated], operands, tuple(number + count for number in written)))
-            tasks.append(Task(self.nodes[index], renamed(self.reads[index]), self.writes[index]))
+            read = renamed(index)
+            tasks.append(self._tasks[index] if read is self.reads[index] else Task(self.nodes[index], read, self.writes[index]))
         return tasks
 
-    def peak(self, dropped: Collection[int]) -> int:
-        """The planned peak, inputs left out, when ``dropped`` is computed a second time."""
-        return peak_of(self.schedule(dropped), [*self.sizes, *self.sizes], self.outputs)
+    def peak_of(self, tasks: Sequence[Task]) -> int:
+        """The planned peak of a schedule, inputs left out."""
+        return peak_of(tasks, [*self.sizes, *self.sizes], self.outputs)
 
-    def cost_of(self, dropped: Collection[int]) -> float:
-        """What computing ``dropped`` a second time costs, in bytes moved."""
+    def cost_of(self, tasks: Sequence[Task]) -> float:
+        """What a schedule computes a second time costs, in bytes moved."""
         count = len(self.values)
-        again = (task.outputs[0] - count for task in self.schedule(dropped) if task.outputs and task.outputs[0] >= count)
+        again = (task.outputs[0] - count for task in tasks if task.outputs and task.outputs[0] >= count)
         return sum(self.cost(self.producer[value]) for value in again)
 
     def _reached_from(self, roots: Iterable[int]) -> set[int]:

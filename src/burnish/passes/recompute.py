@@ -60,15 +60,17 @@ def recompute_activations(
         ConfigurationError: as ``strict`` says.
     """
 
-    def forward_of(whole: ir.Model) -> Forward:
+    def forward_of(whole: ir.Model, sizes: dict[ir.Value, int | None]) -> Forward:
         end = next(value for value in whole.graph.outputs if value.name == loss)
-        return Forward(whole.graph, end, data, keys, _sizes(whole, request))
+        return Forward(whole.graph, end, data, keys, sizes)
 
-    forward = forward_of(model)
     if planned is None:
+        forward = forward_of(model, _sizes(model, request))
         chosen = _chosen(model, forward, request, strict)
     else:
-        chosen = _by_name(_chosen(planned, whole := forward_of(planned), request, strict), whole, forward)
+        sizes = _sizes(planned, request)
+        whole, forward = forward_of(planned, sizes), forward_of(model, _sizes_by_name(model.graph, sizes))
+        chosen = _by_name(_chosen(planned, whole, request, strict), whole, forward)
     _Rewriting(forward).rewrite(forward.schedule(chosen))
     forget_origins(model.graph)
     return remove_unused(model)
@@ -78,6 +80,12 @@ def _by_name(chosen: Collection[int], whole: Forward, forward: Forward) -> set[i
     """What is chosen in a larger graph, by the numbers of the smaller one; values have the same names in both."""
     names = {whole.values[number].name for number in chosen}
     return {number for number in forward.droppable if forward.values[number].name in names}
+
+
+def _sizes_by_name(graph: ir.Graph, sizes: Mapping[ir.Value, int | None]) -> dict[ir.Value, int | None]:
+    """The sizes of a graph's values, from those of a larger one."""
+    known = {value.name: size for value, size in sizes.items()}
+    return {value: known.get(value.name) for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
 
 
 def _sizes(model: ir.Model, request: Recompute) -> dict[ir.Value, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class Plan:
 
 
 def plan(forward: Forward, dropped: set[int]) -> Plan:
-    return Plan(frozenset(dropped), forward.peak(dropped), forward.cost_of(dropped))
+    tasks = forward.schedule(dropped)
+    return Plan(frozenset(dropped), forward.peak_of(tasks), forward.cost_of(tasks))
 
 
 def layers(forward: Forward) -> Plan:
@@ -162,10 +164,16 @@ def _fewest_checkpoint_bytes(cuts: list[_Cut], saved_before: list[int], largest:
     """
     places = [0, *saved_before]
     best: list[tuple[float, int]] = [(0.0, -1)]
+    # The places that may lie before the next one: a window that moves on, of which those remain that may still be the best.
+    window: deque[int] = deque([0])
     for end in range(1, len(places)):
         weight = cuts[end - 1].bytes if end <= len(cuts) else 0
-        reachable = [(best[start][0] + weight, start) for start in range(end) if places[end] - places[start] <= largest]
-        best.append(min(reachable, default=(float("inf"), -1)))
+        while window and places[end] - places[window[0]] > largest:
+            window.popleft()
+        best.append((best[window[0]][0] + weight, window[0]) if window else (float("inf"), -1))
+        while window and best[window[-1]][0] > best[end][0]:
+            window.pop()
+        window.append(end)
     if best[-1][0] == float("inf"):
         return None
     chosen = []
