@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from burnish.distributed.connection import process_group
+from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.shared_memory import SMALL_BYTES
 from contenders import Step, serve
 from job import read_job
@@ -19,7 +19,7 @@ WARMUP, REPEATS = 5, 15
 def main() -> None:
     job = read_job()
     torch.set_num_threads(1)
-    group = process_group.join()
+    group = join()
 
     def seconds(size: int) -> float:
         """Of one exchange behind another: a barrier lets workers go at times that differ by more than an exchange lasts."""

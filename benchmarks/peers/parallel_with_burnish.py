@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import burnish
-from burnish.distributed.connection import process_group
+from burnish.distributed.connection.joining import join
 from contenders import Step, serve
 from job import endless, part_of_worker, read_batches, read_job
 
 
 def main() -> None:
     job = read_job()
-    group = process_group.join(first_contact=600)
+    group = join(first_contact=600)
     batches = endless(
         [{"x": x, "labels": labels} for x, labels in part_of_worker(read_batches(job), group.rank, group.world_size)]
     )

@@ -10,7 +10,7 @@ import pytest
 
 import burnish
 from burnish.data import ArrayDataset, shift_images
-from burnish.distributed.connection.process_group import join
+from burnish.distributed.connection.joining import join
 from burnish.training import Trainer
 from burnish.training.checkpoint import read_checkpoint
 from oracles.normalized_networks import residual

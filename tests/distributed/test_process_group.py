@@ -12,7 +12,8 @@ import torch
 from worker_processes import Workers, free_port, run, tell
 
 from burnish.distributed.connection import process_group
-from burnish.distributed.connection.process_group import ProcessGroup, join
+from burnish.distributed.connection.joining import join
+from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
 
 

@@ -11,7 +11,8 @@ import pytest
 from runs_of_workers import assert_same_run, dataset, save_program, train, trainer
 from worker_processes import Workers, run, tell
 
-from burnish.distributed.connection.process_group import ProcessGroup, join
+from burnish.distributed.connection.joining import join
+from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CheckpointError, DataError, WorkerError
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.workers import agree, on_all, on_first, spread

@@ -367,7 +367,8 @@ def exchange_options(count: int, **given: Any) -> dict[str, Any]:
 
 def parallel_run(device: str | None, timeout: float, exchange: Mapping[str, Any]) -> tuple[DataParallel | None, ProcessGroup]:
     """Join the other workers where a launcher has started several; returns what a trainer takes for them, and the group."""
-    from burnish.distributed.connection.process_group import ProcessGroup, join
+    from burnish.distributed.connection.joining import join
+    from burnish.distributed.connection.process_group import ProcessGroup
 
     if not launch.is_worker():
         return None, ProcessGroup(0, 1)

@@ -11,9 +11,10 @@ import numpy as np
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.encodings import encoding_of
+from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.ordered_sums import OrderedSums
 from burnish.distributed.connection.power_sgd import ForgettingRunner, PowerSGD, rank_of
-from burnish.distributed.connection.process_group import ProcessGroup, join
+from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.sharding import sharded, shares_of

@@ -1,7 +1,7 @@
 """The workers of a run, and what they exchange: ``torch.distributed`` with a name in every error, and an end to every wait.
 
-A worker finds the others by the environment that ``torchrun`` sets; without it, it is alone. On CPU the exchange is Gloo's, or
-goes through memory that workers of one machine share (``shared_memory``); on CUDA it is NCCL's. Nothing is pickled.
+On CPU the exchange is Gloo's, or goes through memory that workers of one machine share (``shared_memory``); on CUDA it is NCCL's.
+Nothing is pickled. ``joining`` makes the group of a run.
 """
 
 from __future__ import annotations
@@ -31,74 +31,11 @@ LOOK_UP_SECONDS = 0.5
 GRACE_SECONDS = SEARCH_SECONDS + 1
 OPERATIONS = ("sum", "min", "max")
 
-_joined: ProcessGroup | None = None
-
-
-def join(
-    device: str = "cpu",
-    *,
-    timeout: float = TIMEOUT_SECONDS,
-    first_contact: float = FIRST_CONTACT_SECONDS,
-    share_memory: bool = True,
-) -> ProcessGroup:
-    """Join the other workers of the run, by the environment (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``).
-
-    Args:
-        device: ``cpu`` (Gloo), or ``cuda`` (NCCL; each worker of a machine has the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
-        timeout: seconds that an exchange may take, and that a worker may be silent.
-        first_contact: seconds that the others may take to come.
-        share_memory: let workers of one machine exchange through memory where all of them can; False on one of them, or
-            ``BURNISH_SHARED_MEMORY=off`` in its environment, leaves everything to Gloo.
-
-    Returns:
-        The group; of one worker where ``WORLD_SIZE`` is not set, or is 1. A process that has joined and not left gets the group
-        that it is in.
-
-    Raises:
-        ConfigurationError: the environment is incomplete or contradicts itself, or a time is not positive.
-        EngineError: PyTorch is missing, or lacks what the device needs.
-        WorkerError: the others did not come, or cannot be reached.
-    """
-    for name, seconds in {"timeout": timeout, "first_contact": first_contact}.items():
-        if not seconds > 0:
-            raise ConfigurationError(f"{name}={seconds!r}: give a number of seconds above 0")
-    place = rendezvous.Place.of_environment()
-    if place.world_size == 1:
-        return ProcessGroup(0, 1, _own_device(device, place.local_rank), timeout, first_contact)
-    global _joined
-    distributed = torch_distributed()
-    own_device = _own_device(device, place.local_rank)
-    if _joined is not None and _joined.device == own_device and not _joined.is_closed:
-        return _joined
-    if distributed.is_initialized():
-        raise ConfigurationError(
-            "torch.distributed is initialized already in this process: close the group that burnish joined earlier (close()), or "
-            "leave torch.distributed.init_process_group to burnish"
-        )
-    if own_device == "cpu" and share_memory:
-        shared_memory.prepare()  # before workers wait for each other
-    store, open_store = rendezvous.meet(place, first_contact)
-    rendezvous.initialize(place, store, own_device, timeout + GRACE_SECONDS)
-    watch = Watch(open_store, place.address, place.keeper, place.rank, place.world_size, timeout, _abort_on_cuda(own_device))
-    watch.start()
-    _joined = ProcessGroup(
-        place.rank,
-        place.world_size,
-        own_device,
-        timeout,
-        first_contact,
-        distributed.group.WORLD,
-        watch,
-        share_memory=share_memory,
-    )
-    _joined.open_lane()
-    return _joined
-
 
 class ProcessGroup:
     """Workers that exchange tensors: all of a run, or some of them (``split``).
 
-    All of its methods are to be called by all of its workers, in the same order. ``join`` makes one.
+    All of its methods are to be called by all of its workers, in the same order. ``joining.join`` makes one.
 
     Attributes:
         rank: of this worker, from 0 to ``world_size`` - 1.
@@ -477,32 +414,3 @@ class ProcessGroup:
             f"{cause[0].upper()}{cause[1:]}. Rank {self._run_rank} stops too: resume from the last checkpoint, "
             "with as many workers as there are"
         )
-
-
-def _abort_on_cuda(device: str) -> Callable[[], None] | None:
-    """What ends a wait that blocks a thread within the driver, when a worker is gone; nothing on CPU, where waits look up."""
-    if device == "cpu":
-        return None
-
-    def abort() -> None:
-        torch_distributed().distributed_c10d._abort_process_group()
-
-    return abort
-
-
-def _own_device(device: str, local_rank: int) -> str:
-    """Return the device of this worker, such as ``cuda:1`` for ``cuda``."""
-    if device == "cpu":
-        return device
-    import torch
-
-    name, _, index = device.partition(":")
-    if name != "cuda":
-        raise EngineError(f"device={device!r}: workers exchange tensors on cpu or cuda")
-    own = int(index) if index else local_rank
-    if own >= torch.cuda.device_count():
-        raise EngineError(
-            f"device={device!r}: this worker is number {local_rank} of its machine, which has {torch.cuda.device_count()} GPUs: "
-            "start as many workers on it as it has GPUs, or train on cpu"
-        )
-    return f"cuda:{own}"
