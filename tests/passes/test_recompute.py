@@ -17,7 +17,7 @@ from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.passes.forward import NEVER_REPEATED_METADATA
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, planned_peak
-from burnish.passes.recompute import recompute_activations, run_in_order
+from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.recompute_request import Recompute, get
 
 WIDTH, DEPTH, BATCH = 24, 12, 64
@@ -272,6 +272,21 @@ def test_in_the_order_of_the_graph_copies_wait_for_nothing(model):
     values = {**again.initial_state(0), **batch_of(again, 3)}
     feeds = {value.name: values[value.name] for value in in_order.graph.inputs}
     assert_same_bits(ReferenceEngine().run(in_order, feeds), ReferenceEngine().run(again.grad, feeds))
+
+
+@pytest.mark.parametrize("model", ["gelu", "convolutions"])
+def test_copies_may_wait_without_a_shape_that_values_decide(model):
+    again = compiled(model, "layers")
+    selecting = wait_by_selection(again.grad.clone())
+    assert [copy.op_type for copy in copies(again)] == [
+        node.op_type for node in selecting.graph if node.metadata_props.get(RECOMPUTES_METADATA)
+    ]
+    waiting = sum(bool(node.metadata_props.get(RECOMPUTES_METADATA)) for node in again.grad.graph if node.op_type == "Reshape")
+    chosen = [node for node in selecting.graph if node.op_type == "Where" and node.inputs[1] is node.inputs[2]]
+    assert len(chosen) == waiting > 0
+    values = {**again.initial_state(0), **batch_of(again, 3)}
+    feeds = {value.name: values[value.name] for value in selecting.graph.inputs}
+    assert_same_bits(ReferenceEngine().run(selecting, feeds), ReferenceEngine().run(again.grad, feeds))
 
 
 def test_a_budget_is_met_with_as_little_work_as_it_takes():

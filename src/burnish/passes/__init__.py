@@ -14,7 +14,7 @@ from burnish.passes.recognize_group_normalization import recognize_group_normali
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
 from burnish.passes.recognize_normalization import recognize_normalization, recognize_training_normalization
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
-from burnish.passes.recompute import recompute_activations, run_in_order
+from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.remove_unused import remove_unused
 from burnish.passes.select_early import select_early
 from burnish.passes.widen_reductions import widen_reductions
@@ -36,5 +36,6 @@ __all__ = [
     "remove_unused",
     "run_in_order",
     "select_early",
+    "wait_by_selection",
     "widen_reductions",
 ]

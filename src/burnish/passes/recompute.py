@@ -21,7 +21,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, NEVER_REPEATED_METADATA, SOURCE_METADATA, Builder, Tensor, source_of
+from burnish.graph import FLOATING, NEVER_REPEATED_METADATA, SOURCE_METADATA, Builder, Tensor, replace_node, source_of
 from burnish.passes.forward import Forward
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
 from burnish.passes.recompute_choice import fitting, layers
@@ -143,6 +143,29 @@ def run_in_order(model: ir.Model) -> ir.Model:
         node.outputs[0].replace_all_uses_with(node.inputs[0])  # type: ignore[arg-type]
         model.graph.remove(node, safe=True)
     return remove_unused(model) if waiting else model
+
+
+def wait_by_selection(model: ir.Model) -> ir.Model:
+    """Let copies wait by values and not by shapes, in place, for a compiler that has to know shapes before it runs anything.
+
+    A checkpoint is selected from itself and itself by whether the zero is one, which keeps its bits, and costs a copy of it where
+    the compiler does not make that a part of what reads it.
+
+    Returns:
+        The same model.
+    """
+    conditions: dict[ir.Value, ir.Value] = {}
+    for node in [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]:
+        checkpoint, shape = node.inputs
+        zero = shape.producer().inputs[1]  # type: ignore[union-attr]
+        assert checkpoint is not None
+        assert zero is not None
+        builder = Builder(model.graph, before=node)
+        if zero not in conditions:
+            conditions[zero] = builder.op("Equal", builder.tensor(zero), 0).value
+        tensor = builder.tensor(checkpoint)
+        replace_node(node, builder.op("Where", builder.tensor(conditions[zero]), tensor, tensor, like=tensor))
+    return remove_unused(model) if conditions else model
 
 
 def _waits(reshape: ir.Node) -> bool:

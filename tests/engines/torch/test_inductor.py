@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
 
 import burnish
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.inductor import laid_out_as
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.models import residual_network
+from burnish.passes.memory_plan import RECOMPUTES_METADATA
 from oracles.small_networks import perceptron
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 
@@ -71,6 +73,28 @@ def test_a_residual_network_trains_and_evaluates_as_uncompiled():
     expected = plain.state()
     for name in (name for name in expected if name.startswith("opt/")):
         np.testing.assert_allclose(compiled.state()[name], expected[name], atol=1e-4 * np.abs(expected[name]).max(), err_msg=name)
+
+
+@pytest.mark.slow
+def test_activations_are_computed_again_and_not_merged_with_what_they_are_copies_of():
+    plain, again = (
+        burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="sgd:lr=0.05", recompute=recompute)
+        for recompute in (None, "layers")
+    )
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": rng.integers(0, 10, 4)}
+    losses, states, convolutions = [], [], []
+    for program in (plain, again):
+        with burnish.Session(program, TorchEngine(compile="inductor"), threads=1) as session:
+            report, code = run_and_get_code(session.step, batch)
+            losses.append([report["loss"], session.step(batch)["loss"]])
+            states.append(session.state())
+            convolutions.append("".join(code).count("extern_kernels.convolution("))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name, array in states[0].items():
+        np.testing.assert_allclose(states[1][name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    copies = [node for node in again.step.graph if node.op_type == "Conv" and node.metadata_props.get(RECOMPUTES_METADATA)]
+    assert convolutions[1] - convolutions[0] == len(copies) > 0
 
 
 @pytest.mark.slow

@@ -55,6 +55,25 @@ def test_a_packaged_step_follows_the_closed_form_over_batches_of_any_size(induct
 
 
 @pytest.mark.slow
+def test_a_packaged_step_computes_activations_again(inductor, tmp_path):
+    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="sgd:lr=0.05", recompute="layers")
+    step = torch._inductor.aoti_load_package(str(program.package(tmp_path / "step.pt2")))
+    signature = program.signature["step"]
+    session = burnish.Session(program, "onnxruntime", threads=1)
+    inputs = tensors_of({**program.initial_state(0), "lr": np.float32(0.05)})
+    rng = np.random.default_rng(0)
+    for size in (4, 6):
+        batch = {"x": rng.normal(size=(size, 1, 8, 8)).astype(np.float32), "labels": rng.integers(0, 10, size)}
+        inputs |= tensors_of(batch)
+        results = step(*(inputs[entry.name] for entry in signature.inputs))
+        reported = {entry.name: result for entry, result in zip(signature.outputs, results, strict=True)}
+        assert float(reported["loss"]) == pytest.approx(session.step(batch)["loss"], rel=1e-4)
+        inputs |= {entry.updates: reported[entry.name] for entry in signature.outputs if entry.updates is not None}
+    for name, array in session.state().items():
+        np.testing.assert_allclose(inputs[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
 def test_the_example_in_cpp_trains_as_the_session_does(inductor, tmp_path):
     if shutil.which("cmake") is None:
         pytest.skip("needs CMake, and none is found")

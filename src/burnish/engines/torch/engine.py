@@ -38,7 +38,7 @@ from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
-from burnish.passes import run_in_order
+from burnish.passes import run_in_order, wait_by_selection
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -313,8 +313,8 @@ class TorchRunner:
         if self._communicator is None:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
-        model = graphs[name] if self._engine.compile == "inductor" else run_in_order(graphs[name])
-        model = fuse(model, fused, winograd, channels_last)
+        arranged = wait_by_selection if self._engine.compile == "inductor" else run_in_order
+        model = fuse(arranged(graphs[name]), fused, winograd, channels_last)
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)

@@ -34,6 +34,7 @@ from burnish.engines.torch.rules import translated_operators
 from burnish.engines.torch.translation import translate
 from burnish.errors import CheckpointError, EngineError
 from burnish.graph import BURNISH_DOMAIN
+from burnish.passes import wait_by_selection
 from burnish.program.signature import GraphSignature, Signature
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
 
 def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphModule:
     semantic = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) - COLLECTIVES)
-    model = fuse(semantic[graph], False) if graph in semantic else program.graphs[graph]
-    return translate(model, device)
+    model = wait_by_selection(semantic[graph] if graph in semantic else program.graphs[graph].clone())
+    return translate(fuse(model, False) if graph in semantic else model, device)
 
 
 def _contiguous(module: fx.GraphModule) -> fx.GraphModule:
