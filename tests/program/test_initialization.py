@@ -8,9 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import burnish
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.program import Entry, GraphSignature, Program, Role, Signature
+from oracles.small_networks import perceptron
 from oracles.tiny_program import tiny_program
 
 F32 = ir.DataType.FLOAT
@@ -207,3 +209,12 @@ def test_the_whole_program_can_be_drawn_again():
     assert not np.array_equal(state["param/weight"], program.weights["param/weight"])
     np.testing.assert_array_equal(state["param/bias"], np.zeros(3))
     np.testing.assert_array_equal(state["param/scale"], np.ones(4))
+
+
+def test_arrays_of_a_state_are_apart_from_each_other_and_from_the_program():
+    program = burnish.compile(perceptron(), optimizer="adam")
+    states = [program.initial_state() for _ in range(2)]
+    arrays = [array for state in states for array in state.values() if array.size] + list(program.weights.values())
+    for index, array in enumerate(arrays):
+        assert index >= len(arrays) - len(program.weights) or array.flags.writeable
+        assert not any(np.may_share_memory(array, other) and np.shares_memory(array, other) for other in arrays[:index])

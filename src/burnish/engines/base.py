@@ -23,6 +23,10 @@ LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
+class HandedOver(dict[str, np.ndarray]):
+    """A state that no one else keeps: an engine may take each entry out as it copies it, so that it is never there twice."""
+
+
 class ProgramRunner(Protocol):
     """A program opened on an engine, holding its state there. Inputs are arrays by name, already checked.
 
@@ -77,7 +81,7 @@ class Engine(Protocol):
 
         Args:
             program: the program; its signature says which inputs are state.
-            state: every state entry by name, already checked.
+            state: every state entry by name, already checked; what is ``HandedOver`` may be emptied.
             device: where to run, such as ``cpu``; None is the engine's choice.
             threads: threads used inside one operator; None is the engine's choice.
 

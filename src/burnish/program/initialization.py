@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,8 +66,14 @@ def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict
     if reinitialize is not None:
         weights = _reinitialized(program, weights, seed, reinitialize)
     computed = run_init(program, weights, seed)
+    owners = Counter(map(id, computed.values()))
+    own = {name for name, array in computed.items() if array.flags.owndata and array.flags.writeable and owners[id(array)] == 1}
     state = {**weights, **computed}
-    return {entry.name: np.array(state[entry.name], dtype=entry.numpy_dtype) for entry in program.signature.state}
+    # What the graph has made for one entry alone is not copied: an optimizer's slots are as large as the model.
+    return {
+        entry.name: np.array(state[entry.name], dtype=entry.numpy_dtype, copy=None if entry.name in own else True)
+        for entry in program.signature.state
+    }
 
 
 def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

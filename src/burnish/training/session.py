@@ -16,7 +16,7 @@ from burnish.distributed import DataParallel
 from burnish.distributed.runners.local_steps import LocalSteps
 from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.base import first_non_finite
+from burnish.engines.base import HandedOver, first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.metrics import total_of
 from burnish.program import Program, Role
@@ -67,6 +67,7 @@ class Session:
         self.engine = engines.get(engine)
         if state is None:
             state = program.initial_state(seed)
+            state = HandedOver(state) if parallel is None else state
         self._check_state(state)
         self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)
         step = program.signature["step"]

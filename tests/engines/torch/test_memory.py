@@ -1,13 +1,19 @@
-"""The allocator that keeps its pages: right contents, blocks that merge, no growth over steps."""
+"""Memory of a session: the allocator that keeps its pages, and what is never there twice."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
-from burnish.engines.torch import kernels
+import burnish
+from burnish.engines.base import HandedOver
+from burnish.engines.torch import TorchEngine, kernels
+from burnish.engines.torch.translation import translate
+from oracles.small_networks import perceptron, transformer
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 
@@ -68,3 +74,34 @@ assert torch.ones(1 << 20).sum() == 1 << 20
 def test_tensors_of_the_keeping_allocator(script):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_state_that_is_handed_over_is_taken_entry_by_entry():
+    program = burnish.compile(perceptron(), optimizer="adam")
+    state = program.initial_state()
+    given = HandedOver(state)
+    runner = TorchEngine().open(program, given)
+    assert not given
+    kept = dict(state)
+    other = TorchEngine().open(program, kept)
+    assert kept.keys() == state.keys()
+    for found in (runner.state(), other.state()):
+        for name, array in state.items():
+            np.testing.assert_array_equal(found[name], array)
+            assert not np.shares_memory(found[name], array)
+
+
+def test_a_session_leaves_the_state_that_it_is_given():
+    program = burnish.compile(perceptron(), optimizer="adam")
+    state = HandedOver(program.initial_state())
+    with burnish.Session(program, engine="torch", state=dict(state)) as session:
+        for name, array in session.state().items():
+            np.testing.assert_array_equal(state[name], array)
+
+
+def test_the_gradient_of_an_embedding_is_added_up_where_it_lies():
+    program = burnish.compile(transformer(), optimizer="adam")
+    model = program.kernel_graphs({"GatherGrad"}, ("grad",))["grad"]
+    calls = [node.target for node in translate(model, torch.device("cpu")).graph.nodes]
+    assert "index_add_" in calls
+    assert torch.index_add not in calls

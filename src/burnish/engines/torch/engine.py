@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, check_finite_loss
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.torch import kernels, memory
@@ -48,6 +48,9 @@ Tensors = dict[str, torch.Tensor]
 Executable = Callable[..., tuple[torch.Tensor, ...]]
 Compilation = Literal["regions", "inductor", "none"]
 Result = TypeVar("Result")
+
+FREED_AT_ONCE = 1 << 26
+"""Bytes of a state that is handed over, after which what was freed is given back to the system."""
 
 
 class TorchEngine:
@@ -279,9 +282,18 @@ class TorchRunner:
             self._state[name] = self._state[name].copy_(tensor) if self._recorder is not None else tensor
 
     def _held(self, state: Mapping[str, np.ndarray]) -> Tensors:
-        """Copies of the state on the device."""
-        entries = self._entries.items()
-        return {name: self._laid_out(tensor_of(state[name], entry.dtype).to(self._device)) for name, entry in entries}
+        """Copies of the state on the device; what was handed over is freed meanwhile."""
+        take = state.pop if isinstance(state, HandedOver) else state.__getitem__
+        held = {}
+        freed = 0
+        for name, entry in self._entries.items():
+            array = take(name)
+            held[name] = self._laid_out(tensor_of(array, entry.dtype).to(self._device))
+            freed += array.nbytes
+            if freed > FREED_AT_ONCE:
+                memory.release_unused()
+                freed = 0
+        return held
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         """Images and kernels with their channels last."""

@@ -38,8 +38,8 @@ def gather_gradient(op: Call) -> Any:
     indices = wrapped(op.tensor(1).to(torch.int64), op.extents(2)[axis], op.known(1))
     extents = op.extents(2)
     rows = torch.reshape(dy, [*extents[:axis], -1, *extents[axis + 1 :]])
-    start = torch.zeros_like(op.tensor(2))
-    return torch.index_add(start, axis, torch.reshape(indices, [-1]), rows)
+    # In place: the gradient of an embedding is as large as its table.
+    return torch.zeros_like(op.tensor(2)).index_add_(axis, torch.reshape(indices, [-1]), rows)
 
 
 @translates("GatherElements")
