@@ -264,3 +264,78 @@ def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
             written = {output.name for output in maker.outputs}
             parameter = (value.name or "").removeprefix("next:param/")
             assert {f"next:opt/first_moment/{parameter}", f"next:opt/second_moment/{parameter}"} <= written
+
+
+def activated(between: int, kind: str = "Gelu", more: str = "") -> str:
+    """A layer with an activation whose gradient runs ``between`` nodes later, and then the gradient of the weight behind it."""
+    lines = "\n".join(f"w{i + 1} = Softmax <axis = -1> (w{i})" for i in range(between))
+    return f"""
+<ir_version: 10, opset_import: ["": 20]>
+graph (float[batch, 20, 64] x, float[batch, 20, 64] w0) => (float[batch, 20, 64] dx, float[batch, 64, 64] dw) {{
+    one = Constant <value_float = 1.0> ()
+    root = Constant <value_float = 0.70710678> ()
+    y = {kind} (x)
+    s = Softmax <axis = -1> (y)
+    {lines}
+    dy = Mul (w{between}, s)
+    scaled = Mul (x, root)
+    e = Erf (scaled)
+    f = Add (e, one)
+    dx = Mul (dy, f)
+    {more}
+    t = Transpose <perm = [0, 2, 1]> (y)
+    dw = MatMul (t, w{between})
+}}"""
+
+
+@needs_kernels
+def test_an_activation_that_is_read_much_later_is_computed_again_beside_its_gradient():
+    plain, model = fused(activated(40))
+    (late,) = [node for node in model.graph if node.op_type == "FusedElementwise"]
+    (transposed,) = [node for node in model.graph if node.op_type == "Transpose"]
+    assert transposed.inputs[0].producer() is late
+    (early,) = [node for node in model.graph if node.op_type == "Gelu"]
+    assert [user.op_type for user, _ in early.outputs[0].uses()] == ["Softmax"]
+    program = list(late.attributes["program"].as_ints())
+    assert program[::5].count(OPERATIONS["Erf"]) == 1  # shared with the gradient
+    generator = np.random.default_rng(0)
+    inputs = {name: generator.normal(size=(3, 20, 64)).astype(np.float32) for name in ("x", "w0")}
+    found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("between", "more"),
+    [(3, ""), (40, "y2 = Softmax <axis = -1> (y)\n dz = Mul (y2, x)")],
+    ids=["read soon", "a group waits for it"],
+)
+def test_an_activation_is_kept_where_it_is_read_soon_or_a_group_that_could_compute_it_waits_for_it(between, more):
+    text = activated(between, more=more)
+    if more:
+        text = text.replace("dx = Mul (dy, f)", "flow = Mul (dy, f)\n dx = Mul (flow, dz)").replace(more, "")
+        text = text.replace("dy = Mul", more + "\n    dy = Mul")
+    _, model = fused(text)
+    (transposed,) = [node for node in model.graph if node.op_type == "Transpose"]
+    assert transposed.inputs[0].producer().op_type == "Gelu"
+
+
+@needs_kernels
+def test_values_that_are_the_same_are_computed_once_and_may_both_be_results():
+    text = """
+<ir_version: 10, opset_import: ["": 18]>
+graph (float[batch, 20, 64] x) => (float[batch, 20, 64] y, float[batch, 20, 64] z, float[batch, 20, 64] u) {
+    a = Exp (x)
+    b = Exp (x)
+    y = Mul (a, x)
+    z = Mul (b, x)
+    u = Add (y, z)
+}"""
+    plain, model = fused(text)
+    (node,) = [node for node in model.graph if node.op_type == "FusedElementwise"]
+    assert list(node.attributes["program"].as_ints())[::5].count(OPERATIONS["Exp"]) == 1
+    inputs = {"x": np.random.default_rng(0).normal(size=(3, 20, 64)).astype(np.float32)}
+    found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=2e-6, atol=1e-6, err_msg=name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -18,6 +19,9 @@ LONGEST_GROUP = 40
 FEWEST_ELEMENTS = 1024
 FEWEST_SMALL_NODES = 3
 """Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own."""
+
+LONG = 32
+"""Nodes between two readers of a value beyond which it is computed again, where that takes no pass of its own."""
 
 
 @dataclass(eq=False)
@@ -128,12 +132,81 @@ def fuse_elementwise(graph: ir.Graph) -> None:
     groups = _Groups()
     for node in graph:
         groups.add(node)
+    _compute_again(graph, groups)
     replaced: list[ir.Node] = []
     for group in groups:
         if len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2) and _replace(graph, group.nodes):
             replaced += group.nodes
     graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
     graph.sort()
+
+
+def _compute_again(graph: ir.Graph, groups: _Groups) -> None:
+    """Compute values again that are read much later, as activations are by the backward pass, where groups there read operands.
+
+    A group that reads all operands of a node anyway computes it in the same pass, and shares with it what both compute: the
+    gradient of GELU its distribution function. What is kept until then is the operand alone.
+    """
+    places = {node: place for place, node in enumerate(graph)}
+    for node in list(places):
+        shape = _shape(node)
+        value = node.outputs[0]
+        if shape is None or _is_small(shape) or value.is_graph_output():
+            continue
+        users = sorted({user for user, _ in value.uses() if user in places}, key=places.__getitem__)
+        if len(users) < 2:
+            continue
+        gaps = [places[later] - places[earlier] for earlier, later in pairwise(users)]
+        first = max(range(len(gaps)), key=gaps.__getitem__) + 1
+        if gaps[first - 1] < LONG or any(user not in places for user, _ in value.uses()):
+            continue
+        late = users[first:]
+        group = _group_that_reads(node, shape, [user for user in places if places[user] > places[users[first - 1]]], groups)
+        if group is None or any(groups.of.get(user) is group for user in late) or _waits_for(group, late, groups):
+            continue
+        again = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), num_outputs=1)
+        again.outputs[0].type, again.outputs[0].shape = value.type, value.shape
+        graph.insert_before(late[0], again)
+        for user in late:
+            for position, operand in enumerate(user.inputs):
+                if operand is value:
+                    user.replace_input_with(position, again.outputs[0])
+        group.nodes.append(again)
+        groups.of[again] = group
+
+
+def _group_that_reads(node: ir.Node, shape: ir.Shape, later: list[ir.Node], groups: _Groups) -> _Group | None:
+    """A group of ``later`` nodes that reads what a node over many elements reads; None where there is none with room."""
+    operands = [value for value in node.inputs if value is not None and constant_array(value) is None]
+    if not operands:
+        return None
+    behind = set(later)
+    for user, _ in operands[0].uses():
+        group = groups.of.get(user) if user in behind else None
+        if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
+            continue
+        if all(member in behind for member in group.nodes) and all(
+            any(value in member.inputs for member in group.nodes) for value in operands
+        ):
+            return group
+    return None
+
+
+def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups) -> bool:
+    """Whether a group waits for any of these nodes, directly or not."""
+    seen: set[ir.Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        found = groups.of.get(node)
+        if found is group:
+            return True
+        members = [node] if found is None else found.nodes
+        seen.update(members)
+        left += [user for member in members for output in member.outputs for user, _ in output.uses()]
+    return False
 
 
 def _shape(node: ir.Node) -> ir.Shape | None:

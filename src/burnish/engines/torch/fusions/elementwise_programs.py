@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array
@@ -59,6 +60,7 @@ class Program:
         self._values: dict[ir.Value, Register] = {}
         self._count = 0
         self._instructions: list[tuple[int, Register, tuple[Register, ...]]] = []
+        self._computed: dict[tuple[int, tuple[Register, ...]], Register] = {}
 
     def add(self, node: ir.Node) -> None:
         """Append what a supported node computes."""
@@ -68,22 +70,30 @@ class Program:
         self._values[node.outputs[0]] = result
 
     def emit(self, operation: str, *operands: Register) -> Register:
-        """Append an instruction; returns the register that it writes."""
-        register = self._next()
-        self._instructions.append((OPERATIONS[operation], register, operands))
-        return register
+        """Append an instruction, where there is none like it; returns the register that it writes."""
+        key = OPERATIONS[operation], operands
+        if key not in self._computed:
+            self._computed[key] = self._append(*key)
+        return self._computed[key]
 
     def constant(self, value: float) -> Register:
-        """The register of a constant."""
-        key = repr(float(value))  # tells zeros of both signs apart, and finds NaN again
+        """The register of a constant, which has the digits of float32."""
+        with np.errstate(over="ignore"):
+            value = float(np.float32(value))
+        key = repr(value)  # tells zeros of both signs apart, and finds NaN again
         if key not in self._constant_registers:
             self._constant_registers[key] = NONE - 1 - len(self.constants)
-            self.constants.append(float(value))
+            self.constants.append(value)
         return self._constant_registers[key]
 
     def assemble(self, results: list[ir.Value]) -> list[int]:
         """The instructions as the kernel reads them; registers of what is not read any more are used again."""
         inputs = len(self.tensors) + len(self.constants)
+        written: set[Register] = set()
+        for value in results:
+            if self._values[value] in written:  # nodes that compute the same
+                self._values[value] = self._append(OPERATIONS["Copy"], (self._values[value],))
+            written.add(self._values[value])
         place = {register: index for index, register in enumerate(self.tensors.values())}
         place |= {NONE - 1 - index: len(self.tensors) + index for index in range(len(self.constants))}
         place |= {self._values[value]: inputs + index for index, value in enumerate(results)}
@@ -112,6 +122,11 @@ class Program:
                 return self.constant(float(array.reshape(-1)[0]))
             self.tensors[value] = self._next()
         return self.tensors[value]
+
+    def _append(self, operation: int, operands: tuple[Register, ...]) -> Register:
+        register = self._next()
+        self._instructions.append((operation, register, operands))
+        return register
 
     def _next(self) -> Register:
         self._count += 1
