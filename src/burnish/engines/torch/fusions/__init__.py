@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.fusions.attention import fuse_attention
 from burnish.engines.torch.fusions.batch_normalization import fuse_batch_normalization
 from burnish.engines.torch.fusions.batched_products import fuse_batched_products
 from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
@@ -59,6 +60,7 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False, channels_last: 
     if kernels:
         fuse_cross_entropy(graph)
         transpose_narrow(graph)
+        fuse_attention(graph)
         fuse_linear(graph)
         fuse_batched_products(graph)
         fuse_depthwise(graph)

@@ -1,0 +1,282 @@
+"""Fusion of scaled dot-product attention and its gradient, whose probabilities PyTorch's kernels do not keep (``attention``).
+
+Attention reaches the graph as softmax(Q K') V. Scaling stands before the product, on one operand or on both, or behind it; a mask
+may be added to the scores. What reads the probabilities beside their product with V must be the gradient; dropout of them, for
+which the kernels have no place, leaves everything as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_value
+
+RANK = 4
+LAST_TWO = [0, 1, 3, 2]
+
+
+class _Scaled(NamedTuple):
+    """A value that is another one times a number, or itself."""
+
+    result: ir.Value
+    value: ir.Value
+    scale: float
+
+    @classmethod
+    def of(cls, result: ir.Value) -> _Scaled:
+        node = result.producer()
+        if node is not None and node.domain == "" and node.op_type in ("Mul", "Div"):
+            for place, value in enumerate(node.inputs):
+                array = constant_array(node.inputs[1 - place])
+                if value is None or array is None or array.size != 1 or array.ndim > RANK or (node.op_type == "Div" and place):
+                    continue
+                number = float(array.reshape(-1)[0])
+                if number != 0.0:
+                    return cls(result, value, 1.0 / number if node.op_type == "Div" else number)
+        return cls(result, result, 1.0)
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.result is not self.value
+
+
+@dataclass
+class _Attention:
+    """softmax(query key (+ mask)) value, times numbers on the way.
+
+    Attributes:
+        softmax, product: the nodes that make the probabilities, and the result.
+        query, key: what is multiplied; the key is transposed, [N, H, D, L].
+        scores: their product.
+        value, mask: see above.
+    """
+
+    softmax: ir.Node
+    product: ir.Node
+    query: _Scaled
+    key: _Scaled
+    scores: _Scaled
+    value: ir.Value
+    mask: ir.Value | None
+
+    @property
+    def scale(self) -> float:
+        return self.query.scale * self.key.scale * self.scores.scale
+
+
+@dataclass
+class _Gradient:
+    """What computes the gradients of the value, of the query and of the transposed key, as these are multiplied.
+
+    Attributes:
+        flow: the gradient of the result.
+        product: computes that of the probabilities.
+    """
+
+    flow: ir.Value
+    product: ir.Node
+    value: ir.Node
+    query: ir.Node
+    key: ir.Node
+
+
+def fuse_attention(graph: ir.Graph) -> None:
+    """Replace attention by ``burnish.FusedAttention`` and ``burnish.FusedAttentionGrad``, in place.
+
+    Of float32 heads [N, H, M, D] alone. Gradients of softmax are ``burnish.FusedSoftmaxGrad`` already.
+    """
+    for node in list(graph):
+        if node.op_type != "Softmax" or node.domain != "" or not _is_of_heads(node.outputs[0]):
+            continue
+        found = _attention(node)
+        gradient = None if found is None else _gradient(found)
+        if found is None or (gradient is None and len(node.outputs[0].uses()) > 1):
+            continue
+        _fuse(graph, found, gradient)
+
+
+def _attention(softmax: ir.Node) -> _Attention | None:
+    probabilities, given = softmax.outputs[0], softmax.inputs[0]
+    products = [user for user, place in probabilities.uses() if _is(user, "MatMul") and place == 0]
+    if int(attribute_value(softmax, "axis", -1)) not in (-1, RANK - 1) or len(products) != 1 or probabilities.is_graph_output():
+        return None
+    assert given is not None
+    scores, mask = given, None
+    added = given.producer()
+    if added is not None and _is(added, "Add"):
+        sides = [value for value in added.inputs if value is not None]
+        scores, mask = sides if _is_product(_Scaled.of(sides[0]).value) else sides[::-1]
+        if mask.dtype != ir.DataType.FLOAT or not _broadcasts(mask, probabilities):
+            return None
+    scaled = _Scaled.of(scores)
+    maker = scaled.value.producer()
+    if maker is None or not _is_product(scaled.value) or not all(map(_is_read_once, {given, scores, scaled.value})):
+        return None
+    query, key, value = *maker.inputs, products[0].inputs[1]
+    if query is None or key is None or value is None or not _fit(query, key, value):
+        return None
+    return _Attention(softmax, products[0], _Scaled.of(query), _Scaled.of(key), scaled, value, mask)
+
+
+def _gradient(found: _Attention) -> _Gradient | None:
+    """What computes the gradient of attention; None where it is not there, or not of this form."""
+    users = [(user, place) for user, place in found.softmax.outputs[0].uses() if user is not found.product]
+    projections = [user for user, place in users if user.op_type == "FusedSoftmaxGrad" and place == 1]
+    transposed = [user for user, _ in users if _is(user, "Transpose") and _perm(user) == LAST_TWO]
+    if len(users) != 2 or len(projections) != 1 or len(transposed) != 1:
+        return None
+    of_value, before = _only_user(transposed[0].outputs[0]), projections[0].inputs[0]
+    product = None if before is None else before.producer()
+    if of_value is None or not _is(of_value, "MatMul") or product is None or not _is(product, "MatMul"):
+        return None
+    flow = product.inputs[0]
+    if of_value.inputs[0] is not transposed[0].outputs[0] or of_value.inputs[1] is not flow or flow is None:
+        return None
+    if flow.shape is None or not _is_read_once(product.outputs[0]) or not _are_transposed(product.inputs[1], found.value):
+        return None
+    scores = projections[0].outputs[0]
+    if found.scores.is_scaled:
+        following = _scaled_back(scores, found.scores)
+        if following is None:
+            return None
+        scores = following
+    users = list(scores.uses())
+    of_query = [user for user, place in users if _is(user, "MatMul") and place == 0]
+    of_key = [user for user, place in users if _is(user, "MatMul") and place == 1]
+    if len(users) != 2 or len(of_query) != 1 or len(of_key) != 1 or scores.is_graph_output():
+        return None
+    if not _are_transposed(of_query[0].inputs[1], found.key.result):
+        return None
+    if not _are_transposed(of_key[0].inputs[0], found.query.result):
+        return None
+    return _Gradient(flow, product, of_value, of_query[0], of_key[0])
+
+
+def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> None:
+    wanted: dict[str, ir.Value] = {}
+    if gradient is not None:
+        for name, maker in (("query", gradient.query), ("key", gradient.key)):
+            scaled = getattr(found, name)
+            following = _scaled_back(maker.outputs[0], scaled) if scaled.is_scaled else None
+            if following is None:  # what reads the gradient of the scaled operand stays
+                setattr(found, name, _Scaled(scaled.result, scaled.result, 1.0))
+            wanted[name] = following or maker.outputs[0]
+        wanted["value"] = gradient.value.outputs[0]
+    scale = found.scale
+    builder = Builder(graph, before=found.product)
+    query, key, value = (builder.tensor(operand) for operand in (found.query.value, found.key.value, found.value))
+    key = builder.op("Transpose", key, perm=LAST_TWO)
+    mask = None if found.mask is None else builder.tensor(found.mask)
+    like = builder.tensor(found.product.outputs[0])
+    result, logarithms = builder.op(
+        "FusedAttention", query, key, value, mask, domain=BURNISH_DOMAIN, outputs=2, like=like, scale=scale
+    )
+    logarithms.value.type = like.value.type
+    if gradient is not None:
+        first = next(node for node in graph if node is gradient.product or node is gradient.value)
+        builder = Builder(graph, before=first)
+        operands = [gradient.flow, query.value, key.value, value.value, result.value, logarithms.value, found.mask]
+        flows = builder.op(
+            "FusedAttentionGrad",
+            *(None if operand is None else builder.tensor(operand) for operand in operands),
+            domain=BURNISH_DOMAIN,
+            outputs=3,
+            scale=scale,
+        )
+        for flow, operand in zip(flows, (query, key, value), strict=True):
+            flow.value.type, flow.value.shape = operand.value.type, operand.value.shape
+        of_key = builder.op("Transpose", flows[1], perm=LAST_TWO)
+        for name, made in {"query": flows[0], "key": of_key, "value": flows[2]}.items():
+            replace_value(wanted[name], made.value)
+    replace_value(found.product.outputs[0], result.value)
+    for node in [found.product, *(output.producer() for output in wanted.values())]:
+        _remove_unread(graph, node)
+
+
+def _scaled_back(value: ir.Value, scaled: _Scaled) -> ir.Value | None:
+    """The gradient of what was scaled: ``value``, that of the result, times the same number, if nothing else reads it."""
+    user = _only_user(value)
+    if user is None:
+        return None
+    again = _Scaled.of(user.outputs[0])
+    return again.result if again.value is value and again.scale == scaled.scale else None
+
+
+def _is_of_heads(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) == RANK
+
+
+def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
+    """Whether [N, H, M, D], [N, H, D, L] and [N, H, L, D] are given, with extents that are known to be the same."""
+    if not all(map(_is_of_heads, (query, key, value))):
+        return False
+    one, two, three = (list(operand.shape or ()) for operand in (query, key, value))
+    pairs = [(one[0], two[0]), (one[0], three[0]), (one[1], two[1]), (one[1], three[1])]
+    pairs += [(one[3], two[2]), (one[3], three[3]), (two[3], three[2])]
+    return all(_are_same(left, right) for left, right in pairs)
+
+
+def _are_same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    return one == other and (isinstance(one, int) or one.value is not None)
+
+
+def _broadcasts(mask: ir.Value, scores: ir.Value) -> bool:
+    """Whether a mask has a shape that the kernels read: on each axis, of all four or the last two, one or the scores' extent."""
+    if mask.shape is None or scores.shape is None or len(mask.shape) not in (2, RANK):
+        return False
+    pairs = zip(mask.shape, scores.shape[-len(mask.shape) :], strict=True)
+    return all(extent == 1 or _are_same(extent, wanted) for extent, wanted in pairs)
+
+
+def _are_transposed(one: ir.Value | None, other: ir.Value) -> bool:
+    """Whether one value is the other with its last two axes exchanged."""
+    if one is None:
+        return False
+    (source, order), (base, expected) = _origin(one), _origin(other)
+    return source is base and order == [*expected[:-2], expected[-1], expected[-2]]
+
+
+def _origin(value: ir.Value) -> tuple[ir.Value, list[int]]:
+    """What a value is a transposition of, and the order of its axes there."""
+    order = list(range(RANK))
+    while (node := value.producer()) is not None and _is(node, "Transpose") and node.inputs[0] is not None:
+        perm = _perm(node)
+        if len(perm) != RANK:
+            break
+        order = [perm[axis] for axis in order]
+        value = node.inputs[0]
+    return value, order
+
+
+def _perm(node: ir.Node) -> list[int]:
+    return [int(axis) for axis in attribute_value(node, "perm", list(range(RANK))[::-1])]
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain == ""
+
+
+def _is_product(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and _is(node, "MatMul")
+
+
+def _is_read_once(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _only_user(value: ir.Value) -> ir.Node | None:
+    return next(iter(value.uses()))[0] if _is_read_once(value) else None
+
+
+def _remove_unread(graph: ir.Graph, node: ir.Node | None) -> None:
+    """Remove a node that nothing reads, and then what it alone read."""
+    if node is None or node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
+        return
+    makers = [value.producer() for value in node.inputs if value is not None]
+    graph.remove(node, safe=True)
+    for maker in makers:
+        _remove_unread(graph, maker)
