@@ -45,18 +45,23 @@ CLUSTERS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to train in parallel: the script of a worker, what it is told, and how many workers (None: as many as asked for)."""
+    """A way to train in parallel: the script of a worker, what it is told, and how many workers (None: as many as asked for).
+
+    Workers that are not joined train each by itself, on its part of every batch: what they lose beside one is not burnish's.
+    """
 
     title: str
     script: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
     keeps_pages: bool = False
+    joined: bool = True
 
 
 OURS = "parallel_with_burnish.py"
 KINDS = {
     "alone": Kind("burnish, one worker", OURS, {"parallel": {}}, 1),
+    "unjoined": Kind("burnish, workers that exchange nothing", OURS, {"parallel": {}}, joined=False),
     "local": Kind("burnish, local statistics", OURS, {"parallel": {"norm": "local"}}),
     "sync": Kind("burnish, synchronized statistics", OURS, {"parallel": {"norm": "sync"}}),
     "sync-apart": Kind("burnish, synchronized, nothing shared", OURS, {"parallel": {"norm": "sync", "share": False}}),
@@ -107,7 +112,7 @@ def start_team(name: str, workers: int, job: Mapping[str, Any], folder: Path) ->
     """Start the workers of a contender, and let them build their step."""
     kind = KINDS[name]
     common = {"OMP_NUM_THREADS": str(job["threads"])}
-    if workers > 1 or kind.script != OURS:
+    if kind.joined and (workers > 1 or kind.script != OURS):
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
     if kind.keeps_pages:
         allocator = environments.keeping_pages()
@@ -119,7 +124,7 @@ def start_team(name: str, workers: int, job: Mapping[str, Any], folder: Path) ->
         for rank in range(workers):
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if "WORLD_SIZE" in common else {}
             log = folder / f"{name}-{workers}-{rank}.log"
-            settings = {**job, **kind.settings}
+            settings = {**job, **kind.settings, **({} if kind.joined else {"part": [rank, workers]})}
             started.append(
                 Contender.start(
                     f"{name} {rank}", f"peers/{kind.script}", settings, sys.executable, common | ranks, log, wait=False

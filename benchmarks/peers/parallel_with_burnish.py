@@ -13,9 +13,8 @@ from job import endless, part_of_worker, read_batches, read_job
 def main() -> None:
     job = read_job()
     group = join(first_contact=600)
-    batches = endless(
-        [{"x": x, "labels": labels} for x, labels in part_of_worker(read_batches(job), group.rank, group.world_size)]
-    )
+    rank, workers = job.get("part", (group.rank, group.world_size))
+    batches = endless([{"x": x, "labels": labels} for x, labels in part_of_worker(read_batches(job), rank, workers)])
     settings = dict(job["optimizer"])
     optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)
 
