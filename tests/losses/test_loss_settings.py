@@ -36,7 +36,7 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
             r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\); there is bce, ",
         ),
         (lambda: losses.get(3), "loss must be a name or a loss object of burnish.losses, not int; there is bce, "),
-        (lambda: losses.get({"name": "mse", "delta": 1}), "loss 'mse': .*'delta'"),
+        (lambda: losses.get({"name": "mse", "delta": 1}), "loss 'mse' has no option 'delta'; it takes reduction"),
         (lambda: losses.get({}), "there is no loss 'None'"),
         (lambda: losses.cross_entropy(reduction="none"), "cross_entropy: reduction must be 'mean' or 'sum', not 'none'"),
         (lambda: losses.mean_squared_error(reduction="max"), "mean_squared_error: reduction must be 'mean' or 'sum', not 'max'"),

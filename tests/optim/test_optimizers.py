@@ -158,7 +158,7 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
             lambda: optim.get("sdg"),
             r"there is no optimizer 'sdg' \(did you mean 'sgd'\?\); there is " + ", ".join(sorted(optim.OPTIMIZERS)),
         ),
-        (lambda: optim.get({"name": "sgd", "beta": 1}), "optimizer 'sgd': .*'beta'"),
+        (lambda: optim.get({"name": "sgd", "beta": 1}), "optimizer 'sgd' has no option 'beta'; it takes lr, momentum"),
         (lambda: optim.get({"lr": 1}), "there is no optimizer 'None'"),
         (lambda: optim.get("ema"), r"optimizer 'ema' goes around another one: give the object, burnish.optim.ema\("),
         (lambda: optim.get("sgd:nesterov"), "optimizer 'sgd:nesterov': settings are written name=value, .* not 'nesterov'"),
