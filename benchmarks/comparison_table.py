@@ -11,8 +11,13 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "comparison.md"
 BEGIN = "<!-- tables: written by benchmarks/compare.py --table -->"
 END = "<!-- end of the tables -->"
 HEADER = ("contender", "step", "lowest to highest", "samples/s", "first step", "peak memory", "time beside burnish's")
-# What makes two comparisons the same one, measured again.
+# What makes two comparisons the same one, measured again, on such a processor.
 IDENTITY = ("batch", "size", "precision", "threads", "warm_caches")
+
+
+def identity(case: dict[str, Any]) -> tuple[Any, ...]:
+    """What another comparison has in common that takes this one's place."""
+    return (*(case[name] for name in IDENTITY), case["machine"]["processor"])
 
 
 def save(case: dict[str, Any], folder: Path = RESULTS) -> Path:
@@ -20,7 +25,7 @@ def save(case: dict[str, Any], folder: Path = RESULTS) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"{case['date']}-{case['model']}.json"
     cases = json.loads(path.read_text())["cases"] if path.exists() else []
-    cases = [other for other in cases if any(other[name] != case[name] for name in IDENTITY)]
+    cases = [other for other in cases if identity(other) != identity(case)]
     path.write_text(json.dumps({"model": case["model"], "cases": [*cases, case]}, indent=1) + "\n")
     return path
 
@@ -39,7 +44,7 @@ def duration(seconds: float) -> str:
 def heading(case: dict[str, Any]) -> str:
     return (
         f"{case['model']}, batch {case['batch']}, size {case['size']}, {case['precision']}, {case['threads']} threads, "
-        f"{case['rounds']} rounds, {case['date']}"
+        f"{case['rounds']} rounds, {case['date']}, {case['machine']['processor']}"
     )
 
 
@@ -108,7 +113,7 @@ def latest_cases(folder: Path = RESULTS) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         saved = json.loads(path.read_text())
         for case in saved.get("cases", []) if isinstance(saved, dict) else []:
-            found[case["model"], *(case[name] for name in IDENTITY)] = case
+            found[case["model"], *identity(case)] = case
     return sorted(found.values(), key=lambda case: case["model"])
 
 

@@ -85,6 +85,15 @@ def test_a_result_replaces_the_one_of_the_same_kind(case, tmp_path):
     assert [(other["batch"], other["rounds"]) for other in saved] == [(8, 2), (4, 9)]
 
 
+def test_a_result_of_another_processor_is_kept_beside_it(case, tmp_path):
+    other = case | {"machine": case["machine"] | {"processor": "another"}}
+    for each in (case, other, case):
+        comparison_table.save(each, tmp_path)
+    processors = [saved["machine"]["processor"] for saved in comparison_table.latest_cases(tmp_path)]
+    assert sorted(processors) == sorted(["another", case["machine"]["processor"]])
+    assert ", another\n" in comparison_table.tables(tmp_path)
+
+
 def test_a_contender_is_left_out_where_memory_would_not_do(monkeypatch, tmp_path):
     class Running:
         def memory(self):
