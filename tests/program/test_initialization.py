@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
-from burnish.program import Entry, GraphSignature, Program, Role, Signature
+from burnish.program import Entry, GraphSignature, Program, Role, Signature, initialization
 from oracles.small_networks import perceptron
 from oracles.tiny_program import tiny_program
 
@@ -218,3 +220,18 @@ def test_arrays_of_a_state_are_apart_from_each_other_and_from_the_program():
     for index, array in enumerate(arrays):
         assert index >= len(arrays) - len(program.weights) or array.flags.writeable
         assert not any(np.may_share_memory(array, other) and np.shares_memory(array, other) for other in arrays[:index])
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -0.0, 1.5, np.int64(0), np.int64(7)])
+def test_fills_of_the_init_graph_are_the_standards(value):
+    attributes = {} if value is None else {"value": onnx.numpy_helper.from_array(np.asarray([value]))}
+    node = onnx.helper.make_node("ConstantOfShape", ["shape"], ["y"], **attributes)
+    shape = onnx.helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2])
+    y = onnx.helper.make_value_info("y", onnx.TypeProto())
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "fill", [shape], [y]))
+    feeds = {"shape": np.array([3, 4])}
+    (found,) = ReferenceEvaluator(model, new_ops=[initialization.ConstantOfShape]).run(None, feeds)
+    (expected,) = ReferenceEvaluator(model).run(None, feeds)
+    assert found.dtype == expected.dtype
+    assert found.tobytes() == expected.tobytes()
+    assert found.shape == expected.shape == (3, 4)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
@@ -76,6 +77,19 @@ def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict
     }
 
 
+class ConstantOfShape(OpRun):
+    """The standard's operator, whose zeros are memory that the system gives when it is written to, if ever.
+
+    An optimizer's slots of zeros are as large as the model, and an engine only reads them once.
+    """
+
+    def _run(self, shape: np.ndarray, value: np.ndarray | None = None) -> tuple[np.ndarray]:
+        filling = np.zeros(1, np.float32) if value is None else value
+        extents = tuple(int(extent) for extent in shape)
+        is_zero = filling.tobytes() == bytes(filling.nbytes)  # by its bits: -0.0 is another number
+        return (np.zeros(extents, filling.dtype) if is_zero else np.full(extents, filling.reshape(())),)
+
+
 def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine."""
     signature = program.signature["init"]
@@ -84,7 +98,9 @@ def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> 
         for entry in signature.inputs
     }
     with np.errstate(all="ignore"):
-        results = ReferenceEvaluator(ir.to_proto(program.init)).run([entry.name for entry in signature.outputs], inputs)
+        results = ReferenceEvaluator(ir.to_proto(program.init), new_ops=[ConstantOfShape]).run(
+            [entry.name for entry in signature.outputs], inputs
+        )
     return {entry.updates or entry.name: result for entry, result in zip(signature.outputs, results, strict=True)}
 
 
