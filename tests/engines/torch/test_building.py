@@ -173,6 +173,7 @@ except RuntimeError as error:
 
 @pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")
 def test_an_unknown_kind_of_processor_is_refused_by_the_installation():
+    pytest.importorskip("setuptools", minversion="77")
     environment = os.environ | {"BURNISH_INSTALLED_KERNELS": "native,x86-64-v9"}
     command = [sys.executable, "setup.py", "--version"]
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
