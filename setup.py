@@ -1,7 +1,8 @@
 """What pyproject.toml cannot say: the PyTorch engine's kernels are compiled where burnish is installed, if there is a compiler.
 
 ``BURNISH_INSTALLED_KERNELS`` in the environment names for what processors, with commas between: ``native`` (the default), levels
-of ``compiling.LEVELS``, or ``none``. What is not built here is built where a program first needs it.
+of ``compiling.LEVELS``, or ``none``. What is not built here is built where a program first needs it: files that include PyTorch's
+headers are, where PyTorch is installed later.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def _compiling() -> ModuleType:
 
 
 compiling = _compiling()
+headers = compiling.find_headers()
 
 
 class Kernel(Extension):
@@ -39,7 +41,8 @@ class Kernel(Extension):
 
     def __init__(self, source: Path, instructions: compiling.Instructions) -> None:
         self.source, self.instructions = source, instructions
-        self.file_name = compiling.library_name(source, instructions)
+        self.headers = headers if source.stem in compiling.NEEDS_HEADERS else None
+        self.file_name = compiling.library_name(source, instructions, *([self.headers.version] if self.headers else []))
         super().__init__(f"{PACKAGE}.{Path(self.file_name).stem}", [str(source)], optional=True)
 
 
@@ -66,7 +69,7 @@ class BuildKernels(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            compiling.compile_ahead(ext.source, target, compiling.find_compiler(), ext.instructions)
+            compiling.compile_ahead(ext.source, target, compiling.find_compiler(), ext.instructions, ext.headers)
         except (OSError, RuntimeError) as error:
             self.warn(f"{ext.source.name} could not be built: {str(error).splitlines()[0]}")
 
@@ -84,7 +87,7 @@ def kernels() -> list[Kernel]:
         sys.exit(f"BURNISH_INSTALLED_KERNELS names {', '.join(sorted(unknown))}: give none, or some of {', '.join(known)}")
     if not sys.platform.startswith("linux"):
         return []
-    sources = [source for source in sorted(KERNELS.glob("*.cpp")) if source.stem not in compiling.NEEDS_HEADERS]
+    sources = [source for source in sorted(KERNELS.glob("*.cpp")) if headers or source.stem not in compiling.NEEDS_HEADERS]
     return [Kernel(source, known[name]) for name in named for source in sources]
 
 

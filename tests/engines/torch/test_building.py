@@ -98,11 +98,11 @@ def test_an_older_pytorch_is_named(folder, monkeypatch):
         building.build_library(folder / "two.cpp")
 
 
-def install(source, instructions):
+def install(source, instructions, headers=None):
     built = source.parent / "built"
     built.mkdir(exist_ok=True)
-    library = built / compiling.library_name(source, instructions)
-    compiling.compile_ahead(source, library, building.find_compiler(), instructions)
+    library = built / compiling.library_name(source, instructions, *([headers.version] if headers else []))
+    compiling.compile_ahead(source, library, building.find_compiler(), instructions, headers)
     return library
 
 
@@ -169,6 +169,39 @@ except RuntimeError as error:
     done = subprocess.run([sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "mat1 and mat2 shapes cannot be multiplied" in done.stdout
+
+
+@needs_linux
+@needs_compiler
+def test_an_installed_library_that_includes_headers_of_pytorchs_is_for_one_release_of_it(tmp_path, monkeypatch):
+    headers = compiling.find_headers()
+    assert headers.version == building.torch.__version__
+    sources = tmp_path / "kernels"
+    shutil.copytree(Path(building.__file__).parent, sources, ignore=shutil.ignore_patterns("built", "*.py", "__pycache__"))
+    library = install(sources / "allocator.cpp", compiling.native(), headers)
+    assert building.build_library(sources / "allocator.cpp") == library
+    program = """
+import sys, torch
+from burnish.engines.torch import kernels
+torch.ops.load_library(sys.argv[1])
+assert torch.ops.burnish.keep_pages()
+address = torch.full((1 << 22,), 3.).data_ptr()
+assert torch.full((1 << 22,), 5.).data_ptr() == address
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(building.torch, "__version__", "2.99.0")
+    assert building.find_installed(sources / "allocator.cpp") is None
+
+
+def test_headers_are_looked_for_in_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    assert compiling.find_headers() is None
+    folder = tmp_path / "platlib" / "torch"
+    (folder / "include").mkdir(parents=True)
+    assert compiling.find_headers() is None
+    (folder / "version.py").write_text("import os\n__all__ = ['__version__']\n__version__ = '3.4.5+cpu'\ncuda = None\n")
+    assert compiling.find_headers() == compiling.Headers("3.4.5+cpu", folder / "include")
 
 
 @pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")

@@ -45,30 +45,27 @@ def build_library(source: Path) -> Path:
     if library.exists():
         return library
     cache.mkdir(parents=True, exist_ok=True)
+    headers = compiling.Headers(torch.__version__, _torch_folder() / "include")
     with _lock(cache / f"{source.stem}.lock"):
         if not library.exists():
-            compiling.compile_library(source, library, compiler, instructions, _preprocessing_flags(), _link_flags())
+            compiling.compile_library(source, library, compiler, instructions, headers.flags, _link_flags())
     return library
 
 
 def find_installed(source: Path) -> Path | None:
-    """The library that the installation has built of a source as it is now, for such a processor; None where it has not."""
+    """The library that the installation has built of a source as it is now, for such a processor, and where it includes PyTorch's
+    headers, for this PyTorch; None where it has not."""
     folder = source.parent / "built"
-    if not folder.is_dir() or source.stem in compiling.NEEDS_HEADERS:
+    if not folder.is_dir():
         return None
+    release = (torch.__version__,) if source.stem in compiling.NEEDS_HEADERS else ()
     possible = (compiling.native(), *(level for level in compiling.LEVELS if level.runs_here()))
-    libraries = (folder / compiling.library_name(source, instructions) for instructions in possible)
+    libraries = (folder / compiling.library_name(source, instructions, *release) for instructions in possible)
     return next((library for library in libraries if library.exists()), None)
 
 
 def _torch_folder() -> Path:
     return Path(torch.__file__).parent
-
-
-def _preprocessing_flags() -> list[str]:
-    include = _torch_folder() / "include"
-    headers = ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
-    return [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *headers]
 
 
 def _link_flags() -> list[str]:

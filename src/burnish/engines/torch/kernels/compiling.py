@@ -5,12 +5,14 @@ Imports nothing of burnish or PyTorch: the installation runs it where neither is
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +21,36 @@ from pathlib import Path
 FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
 NEEDS_HEADERS = frozenset({"allocator"})
 """Files that include headers of PyTorch's, and so are compiled for one release of it, where it is."""
+
+
+@dataclass(frozen=True)
+class Headers:
+    """PyTorch's headers.
+
+    Attributes:
+        version: PyTorch's, with what builds of one release differ in, such as ``2.13.0+cpu``.
+        folder: where they are.
+    """
+
+    version: str
+    folder: Path
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler's, to find them."""
+        return ("-isystem", str(self.folder), "-isystem", str(self.folder / "torch" / "csrc" / "api" / "include"))
+
+
+def find_headers() -> Headers | None:
+    """The headers of the PyTorch in this Python's environment, be it hidden as from an installation; None where there is none."""
+    for name in ("purelib", "platlib"):
+        folder = Path(sysconfig.get_path(name)) / "torch"
+        if (folder / "include").is_dir() and (folder / "version.py").is_file():
+            for statement in ast.parse((folder / "version.py").read_text(encoding="utf-8")).body:
+                match statement:
+                    case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=str(version))):
+                        return Headers(version, folder / "include")
+    return None
 
 
 @dataclass(frozen=True)
@@ -109,8 +141,9 @@ def _run(*command: str) -> None:
         raise RuntimeError("\n".join([errors[0] if errors else f"{command[0]} ended with {done.returncode}", done.stderr]))
 
 
-def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instructions) -> None:
-    """Compile a source on Linux where PyTorch is not: for whatever release of it is there when the library is loaded.
+def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instructions, headers: Headers | None = None) -> None:
+    """Compile a source on Linux without loading PyTorch: for whatever release of it is there when the library is loaded, or for
+    that of the headers.
 
     Raises:
         RuntimeError, OSError: as ``compile_library`` does.
@@ -119,4 +152,5 @@ def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instr
         # The library has to name PyTorch's as one that it needs, or it would not find the functions there.
         linked = Path(scratch) / "libtorch_cpu.so"
         _run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{linked.name}", "-o", str(linked))
-        compile_library(source, target, compiler, instructions, (), ("-Wl,--no-as-needed", str(linked)))
+        preprocessing = headers.flags if headers else ()
+        compile_library(source, target, compiler, instructions, preprocessing, ("-Wl,--no-as-needed", str(linked)))
