@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
@@ -240,12 +241,13 @@ def test_bfloat16_state_and_outputs_are_carried():
     np.testing.assert_array_equal(runner.state()["param/w"].astype(np.float32), values.astype(np.float32))
 
 
-def model_of(nodes, inputs, outputs, opset=18):
+def model_of(nodes, inputs, outputs, opset=18, initializers=()):
     graph = helper.make_graph(
         nodes,
         "graph",
         [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in inputs],
         [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in outputs],
+        list(initializers),
     )
     return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10))
 
@@ -280,6 +282,33 @@ def test_a_failing_node_is_named(capfd):
     with pytest.raises(EngineError, match=r"failed in the model graph at MatMul 'squared': .*dimension mismatch.*smaller batch"):
         OnnxRuntimeEngine().run(model, {"x": np.zeros((2, 3), np.float32)})
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        OnnxRuntimeEngine(),
+        ReferenceEngine(),
+        TorchEngine(),
+        TorchEngine(compile="none"),
+        pytest.param(TorchEngine(compile="inductor"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_failing_step_names_the_node_of_the_model(engine):
+    nodes = [
+        helper.make_node("Add", ["tokens", "tokens"], ["doubled"], name="double"),
+        helper.make_node("Gather", ["table", "doubled"], ["logits"], name="look_up"),
+    ]
+    table = numpy_helper.from_array(np.zeros((4, 2), np.float32), "table")
+    model = model_of(
+        nodes, [("tokens", TensorProto.INT64, ["batch"])], [("logits", TensorProto.FLOAT, ["batch", 2])], initializers=[table]
+    )
+    session = burnish.Session(burnish.compile(model), engine)
+    before = session.state()
+    with pytest.raises(EngineError, match=r"failed in the step graph at Gather 'look_up'.*No state has changed"):
+        session.step({"tokens": np.array([1, 3]), "labels": np.array([0, 1])})
+    for name, array in session.state().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
 from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.errors import EngineError
+from burnish.graph import describe_place
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -154,11 +156,26 @@ def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], g
         with np.errstate(all="ignore"):
             results = evaluator.run(None, dict(inputs))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
+        place = _place_of(error)
+        where = "" if place is None else f" at {place}"
         raise EngineError(
-            f"The reference engine failed in the {graph} graph: {type(error).__name__}: {_reason(error)}. "
-            "Use engine='onnxruntime'"
+            f"The reference engine failed in the {graph} graph{where}: {type(error).__name__}: {_reason(error)}. No state has "
+            "changed. Check the shapes and values that the batch leads to there, or use engine='onnxruntime'"
         ) from error
     return {name: np.asarray(result) for name, result in zip(evaluator.output_names, results, strict=True)}
+
+
+def _place_of(error: BaseException) -> str | None:
+    """Return the node, of a body where one runs, that the evaluator was at when it raised an error; None where it was at none."""
+    place = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        operator = frame.f_locals.get("node")
+        if frame.f_code is ReferenceEvaluator.run.__code__ and isinstance(operator, OpRun):
+            place = describe_place(ir.serde.deserialize_node(operator.onnx_node))
+        traceback = traceback.tb_next
+    return place
 
 
 def _reason(error: Exception) -> str:

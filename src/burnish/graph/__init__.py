@@ -18,7 +18,7 @@ from burnish.graph.builder import (
     zeros_like,
 )
 from burnish.graph.constants import constant_array
-from burnish.graph.describe import describe_node, name_sources, source_of
+from burnish.graph.describe import describe_node, describe_place, name_sources, place, source_of
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
 from burnish.graph.garbage import garbage_kept
 from burnish.graph.inference import infer_outputs, operator_version
@@ -41,12 +41,14 @@ __all__ = [
     "broadcast_shapes",
     "constant_array",
     "describe_node",
+    "describe_place",
     "full_like",
     "garbage_kept",
     "infer_outputs",
     "insert_behind",
     "name_sources",
     "operator_version",
+    "place",
     "remove_unread",
     "replace_node",
     "replace_value",

@@ -15,6 +15,16 @@ def describe_node(node: ir.Node) -> str:
     return f"{operator}{name}" + (f" (output '{output}')" if output else "")
 
 
+def describe_place(node: ir.Node) -> str:
+    """Return how a node of a program is named, and behind it the node of the model that it computes a part of."""
+    return place(describe_node(node), source_of(node))
+
+
+def place(node: str, source: str | None) -> str:
+    """Return ``MatMul 'scores' (output 'y') of the gradient of Gemm 'fc' (output 'logits')``, from the two descriptions."""
+    return node if source is None or source == node else f"{node} of the {source}".replace("the the", "the")
+
+
 def name_sources(graph: ir.Graph) -> None:
     """Let every node of a model, and what replaces it, say which node of the model it is; see ``source_of``."""
     for node in graph:

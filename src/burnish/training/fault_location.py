@@ -17,7 +17,7 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.engines import Arrays, Engine
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN, describe_node, source_of
+from burnish.graph import BURNISH_DOMAIN, describe_node, place, source_of
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program.one_graph import one_graph
 from burnish.program.update import OPTIMIZER
@@ -64,9 +64,7 @@ class Fault:
             shown = " and ".join(f"'{name}'" for name in self.updates[:2])
             more = f" and {len(self.updates) - 2} more" if len(self.updates) > 2 else ""
             return f"{text} of the update of {shown}{more}"
-        return (
-            text if self.source is None or self.source == self.node else f"{text} of the {self.source}".replace("the the", "the")
-        )
+        return text if self.source == self.node else place(text, self.source)
 
 
 @dataclass(frozen=True)

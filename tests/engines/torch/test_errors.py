@@ -77,7 +77,8 @@ def test_running_out_of_memory_says_what_to_do() -> None:
         [("y", TensorProto.FLOAT, ["a", "b"])],
     )
     with pytest.raises(
-        EngineError, match=r"failed in the model graph: .*No state has changed\. Memory ran out: use a smaller batch"
+        EngineError,
+        match=r"failed in the model graph at Add \(output 'y'\): .*No state has changed\. Memory ran out: use a smaller batch",
     ):
         TorchEngine().run(model, {"x": np.zeros((1, 1), np.float32), "shape": np.array([2**30, 2**26])})
 
@@ -85,5 +86,47 @@ def test_running_out_of_memory_says_what_to_do() -> None:
 def test_a_failing_operator_leaves_a_remedy() -> None:
     node = helper.make_node("MatMul", ["x", "x"], ["y"], name="squared")
     model = model_of([node], [("x", TensorProto.FLOAT, ["a", "b"])], [("y", TensorProto.FLOAT, None)])
-    with pytest.raises(EngineError, match=r"failed in the model graph: .*Compare with engine='onnxruntime'"):
+    with pytest.raises(EngineError, match=r"failed in the model graph at MatMul 'squared' \(output 'y'\): .*Check the shapes"):
         TorchEngine().run(model, {"x": np.zeros((2, 3), np.float32)})
+
+
+def test_an_index_out_of_range_names_the_node_that_looks_it_up():
+    nodes = [
+        helper.make_node("Add", ["tokens", "tokens"], ["doubled"], name="double"),
+        helper.make_node("Gather", ["table", "doubled"], ["y"], name="look_up"),
+        helper.make_node("Neg", ["y"], ["z"], name="behind"),
+    ]
+    model = model_of(
+        nodes,
+        [("table", TensorProto.FLOAT, [4, 2]), ("tokens", TensorProto.INT64, ["n"])],
+        [("z", TensorProto.FLOAT, ["n", 2])],
+    )
+    message = r"failed in the model graph at Gather 'look_up' \(output 'y'\): .*correct the values in the batch"
+    with pytest.raises(EngineError, match=message):
+        TorchEngine().run(model, {"table": np.zeros((4, 2), np.float32), "tokens": np.array([1, 5])})
+
+
+def test_a_failure_within_a_body_names_the_node_of_the_body():
+    body = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "iteration"], ["row"], name="look_up"),
+            helper.make_node("Identity", ["going"], ["goes_on"], name="on"),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("iteration", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("row", TensorProto.FLOAT, [2]),
+        ],
+    )
+    loop = helper.make_node("Loop", ["count", ""], ["rows"], name="each", body=body)
+    model = model_of(
+        [loop],
+        [("table", TensorProto.FLOAT, [4, 2]), ("count", TensorProto.INT64, [])],
+        [("rows", TensorProto.FLOAT, ["n", 2])],
+    )
+    with pytest.raises(EngineError, match=r"failed in the model graph at Gather 'look_up' \(output 'row'\)"):
+        TorchEngine().run(model, {"table": np.zeros((4, 2), np.float32), "count": np.int64(7)})

@@ -20,6 +20,7 @@ from burnish.engines.torch import kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
+from burnish.engines.torch.failures import failure, place_of
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
@@ -416,20 +417,11 @@ def _call(executable: Executable, inputs: list[torch.Tensor], graph: str) -> tup
 
 
 def _guarded(graph: str, run: Callable[[], Result]) -> Result:
-    """Run a graph, and say which it was where PyTorch refuses."""
+    """Run a graph, and say which it was, and where, if PyTorch refuses."""
     try:
         return run()
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in reason or "out of memory" in reason:
-            remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
-        elif isinstance(error, NotImplementedError):
-            remedy = "This device has no kernel for these elements: use a float32 model, another device, or engine='onnxruntime'"
-        else:
-            remedy = "Compare with engine='onnxruntime'"
-        raise EngineError(
-            f"PyTorch {torch.__version__} failed in the {graph} graph: {reason}. No state has changed. {remedy}"
-        ) from error
+    except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
+        raise failure(graph, error, place_of(error)) from error
 
 
 def _placed(array: np.ndarray, dtype: ir.DataType | None, device: torch.device) -> torch.Tensor:

@@ -29,6 +29,7 @@ class CompiledGraph:
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Entry], graph: str):
         self._graph = graph
+        self._module = module
         self._call: Call = torch.compile(module, fullgraph=True)
         self._open = [
             (position, [axis for axis, extent in enumerate(entry.extents) if not isinstance(extent, int)])
@@ -48,7 +49,13 @@ class CompiledGraph:
         try:
             with torch.no_grad():
                 return self._call(*inputs)
-        except _compiler_errors() as error:
+        except Exception as error:
+            # What is compiled does not say at which node it fails, or fails as if the compiler had: the graph as it was
+            # translated does say it.
+            with torch.no_grad():
+                self._module.forward(*inputs)
+            if not isinstance(error, _compiler_errors()):
+                raise
             reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
             raise EngineError(
                 f"Inductor of PyTorch {torch.__version__} cannot compile the {self._graph} graph: {reason}. No state has "

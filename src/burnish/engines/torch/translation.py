@@ -17,6 +17,7 @@ from torch import fx
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch import host
 from burnish.engines.torch.dtypes import tensor_of, torch_dtype
+from burnish.engines.torch.failures import note_place
 from burnish.engines.torch.host import Host, Number
 from burnish.engines.torch.rules import Call, NotKnownYet, Rule, find_rule
 from burnish.errors import EngineError
@@ -76,6 +77,7 @@ class Translator:
             self._values[value] = self._proxy(self.graph.placeholder(_identifier(value.name or "input")))
         for node in self.source:
             self._translate(node)
+            note_place(self.graph, node)
         outputs = tuple(self.tensor(value).node for value in self.source.outputs)
         self.graph.output(outputs)
         self.graph.owning_module = cast(fx.GraphModule, self._root)

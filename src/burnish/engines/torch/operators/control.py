@@ -1,4 +1,7 @@
-"""If, Loop and Scan: bodies are modules of their own, and Python decides at run time which runs, and how often."""
+"""If, Loop and Scan: bodies are modules of their own, and Python decides at run time which runs, and how often.
+
+A body's ``forward`` is called itself: a call of the module would print an error's place, and hide it from the traceback.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Branches(torch.nn.Module):
         self.then, self.otherwise = then, otherwise
 
     def forward(self, condition: torch.Tensor, *captured: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (self.then if condition.item() else self.otherwise)(*captured)
+        return (self.then if condition.item() else self.otherwise).forward(*captured)
 
 
 class Repetition(torch.nn.Module):
@@ -55,7 +58,7 @@ class Repetition(torch.nn.Module):
         rows: list[list[torch.Tensor]] = [[] for _ in self.empty]
         iteration = 0
         while (limit is None or iteration < limit) and condition.item():
-            condition, *results = self.body(torch.tensor(iteration), condition, *state, *captured)
+            condition, *results = self.body.forward(torch.tensor(iteration), condition, *state, *captured)
             state = results[: self.carried]
             for row, result in zip(rows, results[self.carried :], strict=True):
                 row.append(result)
@@ -93,7 +96,7 @@ class Sweep(torch.nn.Module):
         ]
         rows: list[list[torch.Tensor]] = [[] for _ in self.outputs]
         for parts in zip(*slices, strict=True):
-            results = self.body(*state, *parts, *captured)
+            results = self.body.forward(*state, *parts, *captured)
             state = list(results[: self.carried])
             for row, result in zip(rows, results[self.carried :], strict=True):
                 row.append(result)

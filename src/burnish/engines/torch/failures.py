@@ -1,0 +1,69 @@
+"""Where in a model a graph failed: found out when it has failed, at no cost to a graph that runs.
+
+Each call that a translation records says which node it is for. The code that PyTorch generates of the calls has one line for
+each, which begins with the call's name, so that the traceback of an error leads back to the node.
+"""
+
+from __future__ import annotations
+
+import linecache
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from burnish.errors import EngineError
+from burnish.graph import describe_place
+
+PLACE = "burnish.place"
+"""What a recorded call's ``meta`` says it is for: a node, and the node of the model that it computes a part of."""
+
+
+def note_place(graph: fx.Graph, node: ir.Node) -> None:
+    """Let the calls at the end of the graph that say nothing yet be for this node."""
+    place = None
+    for call in reversed(graph.nodes):
+        if PLACE in call.meta or call.op == "placeholder":
+            break
+        place = place or describe_place(node)
+        call.meta[PLACE] = place
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the node at which a translated graph raised an error, or None where it was not raised inside one.
+
+    Of a body within a node, such as that of ``Loop``, it is the node of the body.
+    """
+    place = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        module = traceback.tb_frame.f_locals.get("self")
+        if isinstance(module, fx.GraphModule) and code.co_name == "forward":
+            line = linecache.getline(code.co_filename, traceback.tb_lineno)
+            name = line.split("=", 1)[0].split(":", 1)[0].strip()
+            place = next((call.meta.get(PLACE) for call in module.graph.nodes if call.name == name), None) or place
+        traceback = traceback.tb_next
+    return place
+
+
+def failure(graph: str, error: Exception, place: str | None) -> EngineError:
+    """Return what is said of an error that PyTorch raised while it ran a graph.
+
+    Args:
+        graph: its name.
+        error: what PyTorch raised.
+        place: the node at which it did; None where that is not known.
+    """
+    reason = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in reason or "out of memory" in reason:
+        remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
+    elif isinstance(error, NotImplementedError):
+        remedy = "This device has no kernel for these elements: use a float32 model, another device, or engine='onnxruntime'"
+    elif isinstance(error, IndexError) or "out of range" in reason or "out of bounds" in reason:
+        remedy = "An index lies outside of what this node reads: correct the values in the batch that it comes from, or the model"
+    else:
+        remedy = "Check the shapes and values that the batch leads to there, or compare with engine='onnxruntime'"
+    where = "" if place is None else f" at {place}"
+    failed = f"PyTorch {torch.__version__} failed in the {graph} graph{where}: {reason}"
+    return EngineError(f"{failed}. No state has changed. {remedy}")
