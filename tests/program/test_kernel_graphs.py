@@ -64,7 +64,15 @@ def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypat
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"recompute": "layers"}])
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", burnish.optim.adam(lr=burnish.optim.schedules.cosine(0.1, steps=10))])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "sgd",
+        "adafactor",
+        burnish.optim.adam(lr=burnish.optim.schedules.cosine(0.1, steps=10)),
+        burnish.optim.groups(burnish.optim.sgd(lr=0.1, momentum=0.9), {"stem*": "frozen"}),
+    ],
+)
 def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, options):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=optimizer, **options)
     for name, model in program.graphs.items():
@@ -74,6 +82,7 @@ def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, 
         ):
             assert [value.name for value in values] == [entry.name for entry in entries]
             assert [(value.dtype, shape_of(value)) for value in values] == [(entry.dtype, entry.extents) for entry in entries]
+    assert program.with_optimizer(optimizer).signature == program.signature
 
 
 def test_without_them_the_standard_graphs_serve(program):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,18 +52,27 @@ class Draft:
 
     def add_input(self, entry: Entry) -> Tensor:
         """Add an input, or return it where the draft has this very entry."""
+        return self.add_inputs((entry,))[0]
+
+    def add_inputs(self, entries: Iterable[Entry]) -> list[Tensor]:
+        """Add inputs, or find those that the draft has already."""
         graph = self.model.graph
-        found = next((known for known in self.inputs if known.name == entry.name), None)
-        if found == entry:
-            return self.builder.tensor(next(value for value in graph.inputs if value.name == entry.name))
-        if any(value.name == entry.name for value in graph.inputs):
-            raise ConfigurationError(
-                f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
-            )
-        self.inputs.append(entry)
-        value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
-        graph.inputs.append(value)
-        return self.builder.tensor(value)
+        known = {entry.name: entry for entry in self.inputs}
+        values = {value.name: value for value in graph.inputs}
+        found = []
+        for entry in entries:
+            if entry.name not in values:
+                known[entry.name] = entry
+                self.inputs.append(entry)
+                value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
+                values[entry.name] = value
+                graph.inputs.append(value)
+            elif known.get(entry.name) != entry:
+                raise ConfigurationError(
+                    f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
+                )
+            found.append(self.builder.tensor(values[entry.name]))
+        return found
 
     def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
         """Note a value as an output; it gets its name when the graph is finished (``set_outputs``)."""

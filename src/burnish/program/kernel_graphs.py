@@ -22,7 +22,7 @@ from burnish.passes import recompute_activations
 from burnish.passes.recompute_request import Recompute
 from burnish.program.draft import settle
 from burnish.program.signature import GraphSignature, Role
-from burnish.program.update import update_graphs
+from burnish.program.update import joined_signature, update_graphs
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
 
@@ -65,13 +65,12 @@ def lowered_graphs(
         updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
         return {**forward, **updates, "grad": graph}, signatures
     apart, signatures = update_graphs(semantic["grad"], grad, forward.values(), optimizer, target, ("init", "apply"))
-    _, joined = update_graphs(semantic["grad"], grad, forward.values(), optimizer, semantic_target(target), ("step",))
     gradients = functools.cache(functools.partial(lowered, "grad"))
 
     def step() -> ir.Model:
         return update_graphs(gradients(), grad, forward.values(), optimizer, target, ("step",))[0]["step"]
 
-    return {**forward, **apart, "grad": gradients, "step": step}, {**signatures, **joined}
+    return {**forward, **apart, "grad": gradients, "step": step}, {**signatures, "step": joined_signature(grad, signatures["apply"])}
 
 
 def kernel_graphs(

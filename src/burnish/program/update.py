@@ -73,6 +73,14 @@ def update_graphs(
     return models, signatures
 
 
+def joined_signature(grad: GraphSignature, apply: GraphSignature) -> GraphSignature:
+    """The signature of ``step``, which is ``grad`` with ``apply`` behind it."""
+    known = {entry.name for entry in grad.inputs}
+    added = tuple(entry for entry in apply.inputs if entry.role is not Role.GRADIENT and entry.name not in known)
+    kept = tuple(entry for entry in grad.outputs if entry.role is not Role.GRADIENT)
+    return GraphSignature(grad.inputs + added, kept + apply.outputs, grad.extents, apply.end)
+
+
 @dataclass
 class _Update:
     grad: ir.Model
@@ -81,6 +89,10 @@ class _Update:
     parameters: dict[str, Entry]  # those that are updated, in the order of their gradients
 
     def init(self) -> Draft:
+        return self._init
+
+    @cached_property
+    def _init(self) -> Draft:
         draft = self._empty()
         seed = draft.add_input(Entry("seed", Role.SEED, ir.DataType.INT64, ()))
         for name, value in self.optimizer.init(draft.builder, self._add_parameters(draft)).items():
@@ -92,9 +104,8 @@ class _Update:
     def apply(self) -> Draft:
         draft = self._empty()
         parameters = self._add_parameters(draft)
-        gradients = {
-            name: draft.add_input(replace(self.parameters[name], name=f"grad:{name}", role=Role.GRADIENT)) for name in parameters
-        }
+        entries = [replace(self.parameters[name], name=f"grad:{name}", role=Role.GRADIENT) for name in parameters]
+        gradients = dict(zip(parameters, draft.add_inputs(entries), strict=True))
         self._add_update(draft, parameters, gradients)
         return draft
 
@@ -116,7 +127,7 @@ class _Update:
         """What the optimizer keeps, as state entries."""
         return tuple(
             replace(entry, name=entry.updates or "", updates=None)
-            for _, entry in self.init().outputs
+            for _, entry in self._init.outputs
             if entry.role is Role.OPTIMIZER
         )
 
@@ -125,7 +136,7 @@ class _Update:
         return Draft(ir.Model(ir.Graph([], [], nodes=[], opset_imports=opset), ir_version=self.grad.ir_version))
 
     def _add_parameters(self, draft: Draft) -> dict[str, Tensor]:
-        return {name: draft.add_input(entry) for name, entry in self.parameters.items()}
+        return dict(zip(self.parameters, draft.add_inputs(self.parameters.values()), strict=True))
 
     def _add_update(
         self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], finite: Tensor | None = None
@@ -134,7 +145,8 @@ class _Update:
 
         ``finite`` says whether the gradients of a scaled loss are finite, where the graph has found that already.
         """
-        state = {entry.name.removeprefix("opt/"): draft.add_input(entry) for entry in self.slots}
+        slots = draft.add_inputs(self.slots)
+        state = {entry.name.removeprefix("opt/"): slot for entry, slot in zip(self.slots, slots, strict=True)}
         step = draft.add_input(STEP)
         hyperparameters = {
             name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
@@ -145,15 +157,15 @@ class _Update:
             next_step = step + 1
             if isinstance(self.optimizer, LossScaled):
                 finite = all_finite(draft.builder, gradients, parts_of) if finite is None else finite
-                following, slots = self.optimizer.update_where(finite, *given)
+                following, next_state = self.optimizer.update_where(finite, *given)
                 next_step = where(finite, next_step, step)
             else:
-                following, slots = self.optimizer.update(*given)
+                following, next_state = self.optimizer.update(*given)
             if isinstance(self.optimizer, Scheduled):
                 for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
                     draft.add_output(tensor, name, Role.RATE)
         for name, tensor in following.items():
             draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
-        for name, tensor in slots.items():
+        for name, tensor in next_state.items():
             draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
         draft.add_output(next_step, "next:step", Role.STEP, updates="step")
