@@ -7,6 +7,7 @@ shape in the copy.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import onnx
 import onnx_ir as ir
@@ -20,8 +21,12 @@ SERIALIZABLE = 2**31 - 1
 """The most bytes a serialized proto can have."""
 
 
-def without_payloads(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_payloads(proto: onnx.ModelProto, apart: Collection[str] = ()) -> onnx.ModelProto:
     """Return a copy of a proto in which the initializers that are large or external are graph inputs.
+
+    Args:
+        proto: the model.
+        apart: the initializers whose data is not in the proto.
 
     Raises:
         ModelError: what is left does not fit into one proto.
@@ -36,8 +41,8 @@ def without_payloads(proto: onnx.ModelProto) -> onnx.ModelProto:
     light.graph.SetInParent()
     inputs = {value.name for value in proto.graph.input}
     for tensor in proto.graph.initializer:
-        external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if not external and tensor.ByteSize() <= SMALL:
+        elsewhere = tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.name in apart
+        if not elsewhere and tensor.ByteSize() <= SMALL:
             light.graph.initializer.append(tensor)
         elif tensor.name not in inputs:
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))

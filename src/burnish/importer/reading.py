@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
@@ -14,9 +18,18 @@ from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.external_data import check_external_tensor
 from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
-from burnish.importer.tensors import check_tensors, own_tensors
+from burnish.importer.payloads import take_payloads
+from burnish.importer.tensors import check_tensors, fits, own_tensors
 
 _AGAIN = "Export the model again, or check that the file was copied whole"
+
+
+@dataclass(frozen=True)
+class _Read:
+    proto: onnx.ModelProto
+    folder: Path | None  # where its external data lies; None when it did not come from a file
+    name: str  # what it is called
+    payloads: Mapping[str, bytes] = field(default_factory=dict)  # raw data of initializers, by name, that is not in the proto
 
 
 def read_model(source: object) -> ir.Model:
@@ -27,14 +40,14 @@ def read_model(source: object) -> ir.Model:
     """
     if isinstance(source, ir.Model):
         return _read_ir(source)
-    proto, folder, name = read_proto(source)
-    _refuse_maps(proto, name)
+    read = _read_apart(Path(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else _Read(*read_proto(source))
+    _refuse_maps(read.proto, read.name)
     try:
-        model = ir.from_proto(proto)
-        ir.external_data.set_base_dir(model.graph, folder or "")
-        own_tensors(model)
+        model = ir.from_proto(read.proto)
+        ir.external_data.set_base_dir(model.graph, read.folder or "")
+        own_tensors(model, read.payloads)
     except Exception as error:
-        raise ModelError(f"{name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
+        raise ModelError(f"{read.name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
     return model
 
 
@@ -45,35 +58,60 @@ def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
         ModelError: see ``burnish.importer.load``.
     """
     if isinstance(source, onnx.ModelProto):
-        return _checked(source, None, "the ModelProto")
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _checked(_parse(bytes(source), "the bytes"), None, "the bytes")
-    if isinstance(source, (str, os.PathLike)):
-        return _read_path(Path(os.fspath(source)))
-    raise ModelError(
-        f"a model cannot be loaded from {type(source).__name__}: give the path of an ONNX file, its bytes, "
-        "an onnx.ModelProto or an onnx_ir.Model"
-    )
+        read = _Read(source, None, "the ModelProto")
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        read = _Read(_parse(bytes(source), "the bytes"), None, "the bytes")
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(os.fspath(source))
+        with _opened(path) as (file, _):
+            content = file.read()
+        read = _Read(_parse(content, f"'{path}'"), path.parent, f"'{path}'")
+        del content
+    else:
+        raise ModelError(
+            f"a model cannot be loaded from {type(source).__name__}: give the path of an ONNX file, its bytes, "
+            "an onnx.ModelProto or an onnx_ir.Model"
+        )
+    _check_read(read)
+    return read.proto, read.folder, read.name
 
 
-def _read_path(path: Path) -> tuple[onnx.ModelProto, Path | None, str]:
+def _read_apart(path: Path) -> _Read:
+    """Read a file without large copies: the raw data of large initializers is not in the proto."""
+    with _opened(path) as (file, size):
+        taken = take_payloads(file, size)
+    if taken is not None:
+        light, payloads = taken
+        proto = _parse(light, f"'{path}'")
+        names = Counter(tensor.name for tensor in proto.graph.initializer)
+        if all(names[name] == 1 for name in payloads):
+            for tensor in proto.graph.initializer:
+                if tensor.name in payloads and not fits(tensor, payloads[tensor.name]):
+                    tensor.raw_data = payloads.pop(tensor.name)
+            read = _Read(proto, path.parent, f"'{path}'", payloads)
+            _check_read(read)
+            return read
+    return _Read(*read_proto(path))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A file that may be a model, and its size."""
     try:
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
-        if path.stat().st_size > SERIALIZABLE:
-            raise ModelError(
-                f"'{path}' is larger than {SERIALIZABLE / 2**30:.0f} GiB, where an ONNX file ends: "
-                "save the model with external data"
-            )
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > SERIALIZABLE:
+                raise ModelError(
+                    f"'{path}' is larger than {SERIALIZABLE / 2**30:.0f} GiB, where an ONNX file ends: "
+                    "save the model with external data"
+                )
+            yield file, size
     except FileNotFoundError as error:
         raise ModelError(f"there is no file '{path}': check the path") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"'{path}' cannot be read: {error}. Check the path and its permissions") from error
-    name = f"'{path}'"
-    proto = _parse(content, name)
-    del content
-    return _checked(proto, path.parent, name)
 
 
 def _parse(content: bytes, name: str) -> onnx.ModelProto:
@@ -86,14 +124,13 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     return proto
 
 
-def _checked(proto: onnx.ModelProto, folder: Path | None, name: str) -> tuple[onnx.ModelProto, Path | None, str]:
-    if not _is_text(proto):
-        raise ModelError(f"{name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
-    if not proto.HasField("graph"):
-        raise ModelError(f"{name}: not an ONNX model (it holds no graph). {_AGAIN}")
-    check_tensors(proto, folder)
-    _check(without_payloads(proto), name)
-    return proto, folder, name
+def _check_read(read: _Read) -> None:
+    if not _is_text(read.proto):
+        raise ModelError(f"{read.name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
+    if not read.proto.HasField("graph"):
+        raise ModelError(f"{read.name}: not an ONNX model (it holds no graph). {_AGAIN}")
+    check_tensors(read.proto, read.folder, read.payloads)
+    _check(without_payloads(read.proto, read.payloads), read.name)
 
 
 def _is_text(message: Any) -> bool:

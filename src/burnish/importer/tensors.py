@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -27,18 +30,19 @@ _ELEMENT_FIELDS = {
 _OTHER_FIELD = "int32_data"
 
 
-def check_tensors(proto: onnx.ModelProto, folder: Path | None) -> None:
+def check_tensors(proto: onnx.ModelProto, folder: Path | None, apart: Collection[str] = ()) -> None:
     """Check every tensor of a model before memory is taken for it.
 
     Args:
         proto: the model.
         folder: where its external data may lie; None when the model did not come from a file.
+        apart: the graph's initializers whose data is not in the proto, and fits them.
 
     Raises:
         ModelError: a tensor whose data does not fit its dims, or whose external data is missing, too short or elsewhere.
     """
-    for graph in _graphs(proto):
-        for tensor in _tensors_of_graph(graph):
+    for index, graph in enumerate(_graphs(proto)):
+        for tensor in _tensors_of_graph(graph, apart if index == 0 else ()):
             _check_tensor(tensor, folder)
     for function in proto.functions:
         for tensor in _tensors_of_nodes(function.node):
@@ -62,12 +66,27 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
         yield from (info.initialization, info.algorithm)
 
 
-def own_tensors(model: ir.Model) -> None:
-    """Replace, in place, every tensor by one that shares no mutable object with where it came from."""
+def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
+    """Whether these are the bytes of the tensor's elements, each of them a whole number of bytes."""
+    known = tensor.data_type in ir.DataType.__members__.values() and all(extent >= 0 for extent in tensor.dims)
+    dtype = ir.DataType(tensor.data_type) if known else ir.DataType.UNDEFINED
+    if dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING) or dtype.bitwidth % 8:
+        return False
+    return payload_bytes(dtype, list(tensor.dims)) == len(payload)
+
+
+def own_tensors(model: ir.Model, payloads: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    """Replace, in place, every tensor by one that shares no mutable object with where it came from.
+
+    Args:
+        model: the model.
+        payloads: the data, by name, of the graph's initializers that have none themselves.
+    """
     for graph in model.graphs():
         for value in graph.initializers.values():
             if value.const_value is not None:
-                value.const_value = _own(value.const_value)
+                payload = payloads.get(value.name or "") if graph is model.graph else None
+                value.const_value = _own(value.const_value) if payload is None else _filled(value.const_value, payload)
                 value.type = ir.TensorType(value.const_value.dtype)
                 value.shape = ir.Shape(value.const_value.shape.numpy())
     for node in model.graph.all_nodes():
@@ -75,6 +94,13 @@ def own_tensors(model: ir.Model) -> None:
     for function in model.functions.values():
         for node in function.all_nodes():
             _own_attributes(node)
+
+
+def _filled(tensor: ir.TensorProtocol, payload: bytes) -> ir.Tensor:
+    """The tensor with its data, little-endian as in all ONNX files."""
+    dtype = tensor.dtype.numpy()
+    elements = np.frombuffer(payload, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
+    return ir.Tensor(elements.astype(dtype, copy=False).reshape(tensor.shape.numpy()), tensor.dtype, name=tensor.name)
 
 
 def _own_attributes(node: ir.Node) -> None:
@@ -99,8 +125,8 @@ def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
 
 
-def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
+def _tensors_of_graph(graph: onnx.GraphProto, apart: Collection[str] = ()) -> Iterator[onnx.TensorProto]:
+    yield from (tensor for tensor in graph.initializer if tensor.name not in apart)
     for sparse in graph.sparse_initializer:
         name = sparse.values.name
         raise ModelError(f"initializer '{name}' is sparse: store it as a dense tensor, which is what training needs")

@@ -69,7 +69,8 @@ class Draft:
                 graph.inputs.append(value)
             elif known.get(entry.name) != entry:
                 raise ConfigurationError(
-                    f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
+                    f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: "
+                    "rename that input"
                 )
             found.append(self.builder.tensor(values[entry.name]))
         return found

@@ -70,7 +70,8 @@ def lowered_graphs(
     def step() -> ir.Model:
         return update_graphs(gradients(), grad, forward.values(), optimizer, target, ("step",))[0]["step"]
 
-    return {**forward, **apart, "grad": gradients, "step": step}, {**signatures, "step": joined_signature(grad, signatures["apply"])}
+    signatures["step"] = joined_signature(grad, signatures["apply"])
+    return {**forward, **apart, "grad": gradients, "step": step}, signatures
 
 
 def kernel_graphs(
