@@ -68,10 +68,7 @@ class Draft:
                 values[entry.name] = value
                 graph.inputs.append(value)
             elif known.get(entry.name) != entry:
-                raise ConfigurationError(
-                    f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: "
-                    "rename that input"
-                )
+                raise name_taken(entry)
             found.append(self.builder.tensor(values[entry.name]))
         return found
 
@@ -100,6 +97,20 @@ def entry_of(value: ir.Value, role: Role) -> Entry:
     return Entry(value.name or "", role, value.dtype, shape, minimum=minimum, maximum=maximum)
 
 
+def name_taken(entry: Entry) -> ConfigurationError:
+    """The error of a model with an input of a name that a program gives an input of its own."""
+    return ConfigurationError(
+        f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
+    )
+
+
+def name_taken_twice(name: str, graph: str | None) -> ConfigurationError:
+    """The error of an output of a program with the name of an input that it is not."""
+    return ConfigurationError(
+        f"'{name}' would be both an input and an output of the program's {graph} graph: rename it in the model"
+    )
+
+
 def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:
     """Make values the graph's outputs under given names; whatever else had such a name, or that of an input, gets another.
 
@@ -115,9 +126,7 @@ def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> Non
     builder = Builder(graph)
     for value, name in outputs:
         if inputs.get(name, value) is not value:
-            raise ConfigurationError(
-                f"'{name}' would be both an input and an output of the program's {graph.name} graph: rename it in the model"
-            )
+            raise name_taken_twice(name, graph.name)
         is_passed_through = name in inputs
         if not is_passed_through and (value.is_graph_input() or value.is_graph_output() or value.is_initializer()):
             value = builder.op("Identity", builder.tensor(value)).value

@@ -19,7 +19,7 @@ from burnish.lowering import Target
 from burnish.ops.collectives import parts_of
 from burnish.optim.base import Scheduled
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
-from burnish.program.draft import Draft, finish
+from burnish.program.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.program.parameter_roles import parameter_infos
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
@@ -74,11 +74,23 @@ def update_graphs(
 
 
 def joined_signature(grad: GraphSignature, apply: GraphSignature) -> GraphSignature:
-    """The signature of ``step``, which is ``grad`` with ``apply`` behind it."""
-    known = {entry.name for entry in grad.inputs}
-    added = tuple(entry for entry in apply.inputs if entry.role is not Role.GRADIENT and entry.name not in known)
+    """The signature of ``step``, which is ``grad`` with ``apply`` behind it.
+
+    Raises:
+        ConfigurationError: a name of one stands for something else in the other.
+    """
+    known = {entry.name: entry for entry in grad.inputs}
+    read = [entry for entry in apply.inputs if entry.role is not Role.GRADIENT]
+    for entry in read:
+        if known.get(entry.name, entry) != entry:
+            raise name_taken(entry)
+    added = {entry.name: entry for entry in read if entry.name not in known}
     kept = tuple(entry for entry in grad.outputs if entry.role is not Role.GRADIENT)
-    return GraphSignature(grad.inputs + added, kept + apply.outputs, grad.extents, apply.end)
+    for entries, inputs in ((apply.outputs, known), (kept, added)):
+        for entry in entries:
+            if entry.name in inputs:
+                raise name_taken_twice(entry.name, "step")
+    return GraphSignature(grad.inputs + tuple(added.values()), kept + apply.outputs, grad.extents, apply.end)
 
 
 @dataclass
