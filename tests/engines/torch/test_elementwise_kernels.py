@@ -101,6 +101,17 @@ def test_masks_select_and_compare():
 
 
 @needs_kernels
+@pytest.mark.parametrize("count", [1, 7, 259, 1030])
+@pytest.mark.parametrize("repeated", [(), (0,), (1, 2)])
+def test_what_is_joined_with_a_product_rounds_as_the_operations_do_one_by_one(count, repeated):
+    a, b, c = (random_tensor((1 if place in repeated else count,), place) for place in range(3))
+    expected = {"MulAdd": a * b + c, "MulSub": a * b - c, "SubMul": c - a * b}
+    for name, wanted in expected.items():
+        (found,) = torch.ops.burnish.elementwise([a, b, c], [], [OPERATIONS[name], 3, 0, 1, 2], [FLOAT])
+        assert torch.equal(found, wanted), name
+
+
+@needs_kernels
 def test_bfloat16_is_computed_in_float32_and_rounded_as_pytorch_rounds():
     every = torch.arange(0, 2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     scale = random_tensor((1,), 0).item()
@@ -339,3 +350,35 @@ graph (float[batch, 20, 64] x) => (float[batch, 20, 64] y, float[batch, 20, 64] 
     found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+@needs_kernels
+def test_a_product_is_joined_with_the_sum_or_difference_that_alone_reads_it():
+    text = """
+<ir_version: 10, opset_import: ["": 18]>
+graph (float[batch, 20, 64] a, float[batch, 20, 64] b, float[batch, 20, 64] c)
+    => (float[batch, 20, 64] r, float[batch, 20, 64] w, float[batch, 20, 64] z) {
+    p = Mul (a, b)
+    q = Add (c, p)
+    r = Mul (b, q)
+    s = Sub (r, c)
+    t = Mul (s, a)
+    u = Sub (b, t)
+    v = Mul (u, u)
+    w = Add (v, v)
+    x = Mul (a, c)
+    y = Mul (c, s)
+    z = Sub (x, y)
+}"""
+    plain, model = fused(text)
+    (node,) = [node for node in model.graph if node.op_type == "FusedElementwise"]
+    program = list(node.attributes["program"].as_ints())
+    names = {number: name for name, number in OPERATIONS.items()}
+    # r is a result, and v is read twice.
+    operations = [names[operation] for operation in program[::5]]
+    assert sorted(operations) == sorted(["MulAdd", "Mul", "Sub", "SubMul", "Mul", "Add", "Mul", "MulSub"])
+    random = np.random.default_rng(0)
+    inputs = {name: random.normal(size=(3, 20, 64)).astype(np.float32) for name in "abc"}
+    found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -42,7 +43,18 @@ OPERATIONS = {
     "Where": 25,
     "ReluGrad": 26,
     "NotZero": 27,
+    "MulAdd": 28,
+    "MulSub": 29,
+    "SubMul": 30,
 }
+_JOINED = {
+    (OPERATIONS["Add"], 0): OPERATIONS["MulAdd"],
+    (OPERATIONS["Add"], 1): OPERATIONS["MulAdd"],
+    (OPERATIONS["Sub"], 0): OPERATIONS["MulSub"],
+    (OPERATIONS["Sub"], 1): OPERATIONS["SubMul"],
+}
+"""What a sum or difference becomes, one of whose operands, by its place, is a product."""
+
 OPERANDS = 3
 NONE = -1
 
@@ -88,6 +100,7 @@ class Program:
 
     def assemble(self, results: list[ir.Value]) -> list[int]:
         """The instructions as the kernel reads them; registers of what is not read any more are used again."""
+        self._join({self._values[value] for value in results})
         inputs = len(self.tensors) + len(self.constants)
         written: set[Register] = set()
         for value in results:
@@ -112,6 +125,24 @@ class Program:
             program += [operation, place[register], *numbers, *[NONE] * (OPERANDS - len(numbers))]
             free += [place[operand] for operand in set(operands) - fixed if last_read[operand] == index]
         return program
+
+    def _join(self, results: set[Register]) -> None:
+        """Make one instruction of a product and the sum or difference that alone reads it: each is a pass over a block."""
+        reads = Counter(operand for _, _, operands in self._instructions for operand in operands)
+        products = {
+            register: operands
+            for operation, register, operands in self._instructions
+            if operation == OPERATIONS["Mul"] and reads[register] == 1 and register not in results
+        }
+        joined = []
+        taken = set()
+        for operation, register, operands in self._instructions:
+            place = next((index for index, operand in enumerate(operands) if operand in products), None)
+            if place is not None and (operation, place) in _JOINED:
+                taken.add(operands[place])
+                operation, operands = _JOINED[operation, place], (*products[operands[place]], operands[1 - place])
+            joined.append((operation, register, operands))
+        self._instructions = [instruction for instruction in joined if instruction[1] not in taken]
 
     def _operand(self, value: ir.Value) -> Register:
         if value in self._values:

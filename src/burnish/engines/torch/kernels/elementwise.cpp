@@ -24,7 +24,8 @@ constexpr int64_t kInstruction = 5;  // integers of one
 
 enum Operation : int64_t {
   kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kSqrt, kReciprocal, kAbs, kRelu, kCopy,
-  kExp, kLog, kTanh, kErf, kSigmoid, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kEqual, kAnd, kOr, kNot, kWhere, kReluGrad, kNotZero
+  kExp, kLog, kTanh, kErf, kSigmoid, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kEqual, kAnd, kOr, kNot, kWhere, kReluGrad, kNotZero,
+  kMulAdd, kMulSub, kSubMul
 };
 
 // What an instruction reads: a block of values, or one that is repeated over a vector.
@@ -34,9 +35,9 @@ struct Operand {
 };
 
 // Functions of their own for every operation: as a part of a large one, GCC gives up inlining, and with it vector code.
-// A result may lie where an operand does, element on element.
+// A result may lie where an operand does, element on element. Operands are taken by value: what is written might be a part of them else.
 template <typename Function>
-[[gnu::noinline]] void map(const Operand& a, float* out, int64_t count, Function function) {
+[[gnu::noinline]] void map(Operand a, float* out, int64_t count, Function function) {
   const float* x = a.data;
   if (a.step) {
 #pragma omp simd
@@ -48,14 +49,34 @@ template <typename Function>
 
 // `function` takes vectors and, for the elements that fill none, numbers.
 template <typename Function>
-[[gnu::noinline]] void map(const Operand& a, const Operand& b, float* out, int64_t count, Function function) {
+[[gnu::noinline]] void map(Operand a, Operand b, float* out, int64_t count, Function function) {
   const float *x = a.data, *y = b.data;
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth, x += a.step * kWidth, y += b.step * kWidth) store(out + i, function(load(x), load(y)));
   for (; i < count; ++i, x += a.step, y += b.step) out[i] = function(*x, *y);
 }
 
-void select(const Operand& a, const Operand& b, const Operand& c, float* out, int64_t count) {
+// A product that is rounded before anything is added to it: results do not depend on which instructions are joined.
+template <typename V>
+[[gnu::always_inline]] inline V rounded(V product) {
+#if defined(__x86_64__)
+  asm("" : "+v"(product));
+#elif defined(__aarch64__)
+  asm("" : "+w"(product));
+#endif
+  return product;
+}
+
+template <typename Function>
+[[gnu::noinline]] void map(Operand a, Operand b, Operand c, float* out, int64_t count, Function function) {
+  const float *x = a.data, *y = b.data, *z = c.data;
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth, x += a.step * kWidth, y += b.step * kWidth, z += c.step * kWidth)
+    store(out + i, function(load(x), load(y), load(z)));
+  for (; i < count; ++i, x += a.step, y += b.step, z += c.step) out[i] = function(*x, *y, *z);
+}
+
+void select(Operand a, Operand b, Operand c, float* out, int64_t count) {
   const float *condition = a.data, *x = b.data, *y = c.data;
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth, condition += a.step * kWidth, x += b.step * kWidth, y += c.step * kWidth)
@@ -104,6 +125,9 @@ void execute(int64_t operation, const Operand& a, const Operand& b, const Operan
     case kWhere: return select(a, b, c, out, count);
     // (dy, x): what is not at most zero lets its gradient through, NaN too, as in ATen.
     case kReluGrad: return map(a, b, out, count, [](auto x, auto y) { return y <= zero(y) ? zero(x) : x; });
+    case kMulAdd: return map(a, b, c, out, count, [](auto x, auto y, auto z) { return rounded(x * y) + z; });
+    case kMulSub: return map(a, b, c, out, count, [](auto x, auto y, auto z) { return rounded(x * y) - z; });
+    case kSubMul: return map(a, b, c, out, count, [](auto x, auto y, auto z) { return z - rounded(x * y); });
     case kNotZero: return map(a, out, count, [](float x) { return x != 0.f ? 1.f : 0.f; });
     default: BURNISH_CHECK(false, "elementwise: no operation ", operation);
   }
