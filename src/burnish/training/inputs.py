@@ -96,10 +96,13 @@ class BatchCheck:
         """What is asked of arrays beside their values; None where something is no array, or there is more than is used."""
         if type(batch) is not dict or len(batch) != len(self._entries):
             return None
-        arrays = [batch.get(entry.name) for entry in self._entries]
-        if any(type(array) is not np.ndarray for array in arrays):
-            return None
-        return [(array.shape, array.dtype, array.flags.c_contiguous) for array in arrays]  # type: ignore[union-attr]
+        forms = []
+        for entry in self._entries:
+            array = batch.get(entry.name)
+            if type(array) is not np.ndarray:
+                return None
+            forms.append((array.shape, array.dtype, array.flags.c_contiguous))
+        return forms
 
 
 class HyperparameterCheck:
@@ -121,7 +124,7 @@ class HyperparameterCheck:
             ConfigurationError: as ``check_hyperparameters``.
         """
         # True equals 1.0, and is no number to give.
-        if given != self._given or any(type(value) is not float for value in given.values()):
+        if given != self._given or (given and any(type(value) is not float for value in given.values())):
             self._arrays = check_hyperparameters(self._signature, given)
             self._given = dict(given)
         return self._arrays

@@ -234,3 +234,30 @@ def test_gradients_of_operands_that_do_not_fit_are_refused():
         gradients(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.float64), None, False, False, False, False)
     with pytest.raises(RuntimeError, match="of the shape of x"):
         gradients(torch.ones(3, 2), torch.ones(3, 5), torch.ones(2, 4), False, False, True, False)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_small_layer_lets_nan_through_its_relu(transposed, has_bias, rows):
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((rows, 7), (7, 11), (11,)))
+    x[:, 3] = torch.where(torch.arange(rows) == 2, torch.nan, x[:, 3])
+    exact = x.double() @ weight.double() + (bias.double() if has_bias else 0.0)
+    given = weight.t().contiguous() if transposed else weight
+    with torch.inference_mode():
+        found = [linear(x, given, bias if has_bias else None, transposed, relu) for relu in (False, True)]
+    for result, expected in zip(found, (exact, torch.relu(exact)), strict=True):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert found[1].isnan().sum() == (11 if rows > 2 else 0)
+
+
+@pytest.mark.skipif(not kernels.available("linear"), reason="needs a C++ compiler for the engine's kernels")
+def test_a_small_layer_of_operands_that_do_not_fit_is_refused():
+    small = torch.ops.burnish.linear
+    with pytest.raises(RuntimeError, match="W that fit expected"):
+        small(torch.ones(3, 2), torch.ones(3, 2), None, False, False)
+    with pytest.raises(RuntimeError, match="float32 expected"):
+        small(torch.ones(3, 2), torch.ones(2, 4, dtype=torch.float64), None, False, False)
+    with pytest.raises(RuntimeError, match="one element per column"):
+        small(torch.ones(3, 2), torch.ones(2, 4), torch.ones(3), False, False)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -49,6 +49,8 @@ Tensors = dict[str, torch.Tensor]
 Executable = Callable[..., tuple[torch.Tensor, ...]]
 Compilation = Literal["regions", "inductor", "none"]
 Result = TypeVar("Result")
+
+_AS_IT_IS = nullcontext()
 
 FREED_AT_ONCE = 1 << 26
 """Bytes of a state that is handed over, after which what was freed is given back to the system."""
@@ -149,7 +151,7 @@ class TorchEngine:
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
             tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()]
-            results = _call(module, tensors, "model")
+            results = _guarded("model", module, *tensors)
             outputs = {}
             for value, tensor in zip(model.graph.outputs, results, strict=True):
                 assert value.dtype is not None
@@ -173,10 +175,11 @@ class _Fed(NamedTuple):
     name: str
     dtype: ir.DataType
     is_state: bool
+    is_image: bool
 
     @classmethod
     def of(cls, entry: Entry) -> _Fed:
-        return cls(entry.name, entry.dtype, entry.is_state)
+        return cls(entry.name, entry.dtype, entry.is_state, len(entry.extents) == 4)
 
 
 class TorchRunner:
@@ -235,7 +238,7 @@ class TorchRunner:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
         update, left = self._update
         # One call moves the state on; where it takes two, no interrupt may come between.
-        with torch.inference_mode(), uninterrupted() if update is not None and left else nullcontext():
+        with _inference_mode(), uninterrupted() if update is not None and left else _AS_IT_IS:
             if update is not None and self._may_share:
                 apart_from((self._state[entry] for entry in update.entries), results, self._may_share)
             for name in self._lent:
@@ -360,37 +363,39 @@ class TorchRunner:
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
         executable = self._executable(graph)
         state, device = self._state, self._device
-        fed = [
-            state[instead.get(name, name) if instead else name]
-            if is_state
-            else self._laid_out(_placed(inputs[name], dtype, device))
-            for name, dtype, is_state in self._inputs[graph]
-        ]
+        fed = []
+        for name, dtype, is_state, is_image in self._inputs[graph]:
+            if is_state:
+                fed.append(state[instead.get(name, name) if instead else name])
+            else:
+                tensor = _placed(inputs[name], dtype, device)
+                fed.append(self._laid_out(tensor) if is_image else tensor)
         with self._settings():
-            results = _call(executable, fed, graph)
+            results = _guarded(graph, executable, *fed)
         return dict(zip(self._output_names[graph], results, strict=True))
 
-    @garbage_kept()
     def _executable(self, graph: str) -> Executable:
         """A graph as something to call; translated when it is first asked for."""
-        found = self._executables.get(graph)
-        if found is None:
-            module = self._translated.pop(graph, None) or self._translate(graph, self._fused)
-            called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
-            if self._fused and called and not kernels.available(*called):
-                module = self._translate(graph, fused=False)
-            whole = self._engine.compile == "inductor"
-            inputs = self._program.signature[graph].inputs
-            found = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
-            self._executables[graph] = found
-            memory.release_unused()
-        return found
+        return self._executables.get(graph) or self._made_executable(graph)
+
+    @garbage_kept()
+    def _made_executable(self, graph: str) -> Executable:
+        module = self._translated.pop(graph, None) or self._translate(graph, self._fused)
+        called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
+        if self._fused and called and not kernels.available(*called):
+            module = self._translate(graph, fused=False)
+        whole = self._engine.compile == "inductor"
+        inputs = self._program.signature[graph].inputs
+        made = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
+        self._executables[graph] = made
+        memory.release_unused()
+        return made
 
     def _settings(self) -> AbstractContextManager[None]:
         """The settings of the process that a graph runs under."""
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        return tensor_float(self._engine.tf32) if self._device.type == "cuda" else nullcontext()
+        return tensor_float(self._engine.tf32) if self._device.type == "cuda" else _AS_IT_IS
 
 
 def _kernels_of_layers(program: Program) -> tuple[str, ...]:
@@ -402,24 +407,25 @@ def _kernels_of_layers(program: Program) -> tuple[str, ...]:
     return f"batch_norm_gradient{suffix}", f"batch_norm{suffix}"
 
 
+def _inference_mode() -> AbstractContextManager[None]:
+    """``torch.inference_mode()``, without the six calls in Python that it takes."""
+    return torch._C._InferenceMode(True)
+
+
 def _without_autograd(module: fx.GraphModule) -> Executable:
     forward = module.forward  # nothing hooks into the module
 
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.inference_mode():
+        with _inference_mode():
             return forward(*inputs)
 
     return call
 
 
-def _call(executable: Executable, inputs: list[torch.Tensor], graph: str) -> tuple[torch.Tensor, ...]:
-    return _guarded(graph, lambda: executable(*inputs))
-
-
-def _guarded(graph: str, run: Callable[[], Result]) -> Result:
+def _guarded(graph: str, run: Callable[..., Result], *inputs: Any) -> Result:
     """Run a graph, and say which it was, and where, if PyTorch refuses."""
     try:
-        return run()
+        return run(*inputs)
     except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
         raise failure(graph, error, place_of(error)) from error
 

@@ -31,14 +31,13 @@ LARGE_WEIGHT = 1 << 18
 """Elements of a weight whose products are expected to be large."""
 
 SMALL_ROWS = 1 << 16
-"""Elements of a layer's results, and of what it was given, up to which its gradients are computed in one call: what is beside the
-products runs on one thread."""
+"""Elements of a layer's results, and of what it was given, up to which it is computed in one call, and its gradients in another:
+what is beside the products runs on one thread."""
 
 MOST_PIXELS = 4096
 """Results of a convolution up to which a product was measured to be as fast or faster: by up to 1.9 times with the fewest."""
 
 Product = Callable[..., torch.Tensor]
-Gradients = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
@@ -47,8 +46,8 @@ def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
         kernels.request("products")
 
 
-def expect_gradients() -> None:
-    """Have the kernel for the gradients of small layers built meanwhile."""
+def expect_small() -> None:
+    """Have the kernel for small layers and their gradients built meanwhile."""
     kernels.request("linear")
 
 
@@ -59,6 +58,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tra
     """
     if has_torch_function((x, weight, bias)):  # a graph that is being made: one call in it
         return handle_torch_function(linear, (x, weight, bias), x, weight, bias, transposed, relu)
+    if x.dim() == 2 and x.dtype == torch.float32 and _is_small(x, weight, transposed) and (own := _small("linear")) is not None:
+        return own(x, weight, bias, transposed, relu)
     columns = weight.t() if transposed else weight
     if x.dim() == 2:
         return _product(x, columns, bias, relu)
@@ -93,7 +94,7 @@ def linear_gradients(
     operands = (dy, x, weight)
     if has_torch_function(operands):
         return handle_torch_function(linear_gradients, operands, *operands, transposed, swapped, relu, bias)
-    if dy.numel() <= SMALL_ROWS and x.numel() <= SMALL_ROWS and (together := _together()) is not None:
+    if dy.numel() <= SMALL_ROWS and x.numel() <= SMALL_ROWS and (together := _small("linear_gradient")) is not None:
         return together(dy, x, weight, transposed, swapped, relu, bias)
     nothing = dy.new_empty(0)
     dx = nothing if weight is None else linear(dy, weight, None, transposed, False)
@@ -181,12 +182,18 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
     return torch._addmm_activation(bias, x, columns) if relu else torch.addmm(bias, x, columns)
 
 
+def _is_small(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> bool:
+    """Whether a layer has few rows, and its product is none for the engine's own kernel."""
+    elements, columns = x.numel(), weight.shape[0 if transposed else 1]
+    return elements <= SMALL_ROWS and x.shape[0] * columns <= SMALL_ROWS and elements * columns <= LARGE
+
+
 @functools.cache
-def _together() -> Gradients | None:
-    """The engine's kernel for the gradients of small layers, or None where it is not there."""
+def _small(name: str) -> Callable[..., Any] | None:
+    """The engine's kernel for small layers, or for their gradients, or None where it is not there."""
     if not kernels.available("linear"):
         return None
-    found: Gradients = torch.ops.burnish.linear_gradient.default
+    found: Callable[..., Any] = getattr(torch.ops.burnish, name).default
     return found
 
 

@@ -1,4 +1,4 @@
-// The gradients of a small linear layer in one call: where products take microseconds, so does every call.
+// A small linear layer in one call, and its gradients in another: where products take microseconds, so does every call.
 
 #include <optional>
 #include <tuple>
@@ -16,6 +16,25 @@ Tensor swapped_axes(const Tensor& matrix) {
 Tensor product(const Tensor& left, const Tensor& right) {
   Tensor result = make_tensor({left.size(0), right.size(1)});
   check_call(aoti_torch_cpu_mm_out(result.get(), left.get(), right.get()));
+  return result;
+}
+
+// x [M, K] times W, [N, K] where `transposed` and [K, N] else, plus the bias [N]; where `relu`, negative elements become 0.
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, bool transposed, bool relu) {
+  BURNISH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(transposed ? 1 : 0), "linear: x [M, K] and W that fit expected");
+  BURNISH_CHECK(x.scalar_type() == kFloat && weight.scalar_type() == kFloat, "linear: float32 expected");
+  Tensor result = product(x, transposed ? swapped_axes(weight) : weight);
+  int64_t rows = result.size(0), columns = result.size(1);
+  Tensor added = bias ? to_contiguous(*bias) : Tensor();
+  BURNISH_CHECK(!bias || added.numel() == columns, "linear: a bias of one element per column expected");
+  float* to = result.mutable_data_ptr<float>();
+  if (bias) {
+    const float* __restrict from = added.const_data_ptr<float>();
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = 0; i < columns; ++i) to[row * columns + i] += from[i];
+  }
+  if (relu)  // NaN comes through, as in ATen
+    for (int64_t i = 0; i < rows * columns; ++i) to[i] = to[i] < 0.f ? 0.f : to[i];
   return result;
 }
 
@@ -60,6 +79,9 @@ std::tuple<Tensor, Tensor, Tensor> linear_gradient(const Tensor& dy, const Tenso
 
 }  // namespace
 
-BURNISH_OPERATORS(CPU) { operators.implement<&linear_gradient>("linear_gradient"); }
+BURNISH_OPERATORS(CPU) {
+  operators.implement<&linear>("linear");
+  operators.implement<&linear_gradient>("linear_gradient");
+}
 
 }  // namespace burnish

@@ -50,6 +50,7 @@ SCHEMAS = {
         "batched_product(Tensor left, Tensor right, int[] order) -> Tensor",
     ),
     "linear": (
+        "linear(Tensor x, Tensor weight, Tensor? bias, bool transposed, bool relu) -> Tensor",
         "linear_gradient(Tensor dy, Tensor x, Tensor? weight, bool transposed, bool swapped, bool relu, bool bias)"
         " -> (Tensor, Tensor, Tensor)",
     ),

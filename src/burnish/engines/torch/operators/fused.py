@@ -204,6 +204,8 @@ def cross_entropy_gradient(op: Call) -> Any:
 @translates("FusedLinear", domain=BURNISH_DOMAIN)
 def linear(op: Call) -> Any:
     products.expect(op.extents(1), TORCH_DTYPES[op.dtype(0)])
+    if op.rank(0) == 2 and op.dtype(0) == ir.DataType.FLOAT:
+        products.expect_small()
     flags = [bool(op.attribute(name)) for name in ("transposed", "relu")]
     return products.linear(op.tensor(0), op.tensor(1), op.optional(2), *flags)
 
@@ -216,7 +218,7 @@ def linear_weight_gradient(op: Call) -> Any:
 @translates("FusedLinearGrad", domain=BURNISH_DOMAIN)
 def linear_gradients(op: Call) -> Any:
     """(dy, x, weight or nothing) -> dx, dw, db."""
-    products.expect_gradients()
+    products.expect_small()
     flags = [bool(op.attribute(name)) for name in ("transposed", "swapped", "relu", "bias")]
     results = products.linear_gradients(op.tensor(0), op.tensor(1), op.optional(2), *flags)
     return tuple(results[index] if op.is_read(index) else None for index in range(3))
