@@ -12,7 +12,8 @@ import typer
 from rich.table import Table
 
 from burnish.cli.console import counted, errors, output, split
-from burnish.cli.options import Compilation, takes_compilation
+from burnish.cli.data_options import check_data_options
+from burnish.cli.options import Compilation, ModelArgument, takes_compilation
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -22,9 +23,9 @@ COMPARISON = "Comparison"
 SHOWN = 12
 
 
-@takes_compilation("schedule", "warmup", "weight_decay", "recompute")
+@takes_compilation("schedule", "warmup", "recompute")
 def compare(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or a program's folder.", show_default=False)],
+    model: ModelArgument,
     engines: Annotated[
         list[str],
         typer.Option(
@@ -79,18 +80,14 @@ def compare(
     *,
     compilation: Compilation,
 ) -> None:
-    """Run the same steps on several engines and name the node where they part; exits with 1 where they do.
-
-    A program's folder is compared as it was compiled, whatever the options of compilation say.
-    """
-    from burnish.program import Program
-    from burnish.program.persistence import MANIFEST
+    """Run the same steps on several engines and name the node where they part; exits with 1 where they do."""
     from burnish.training import compare_engines
 
     extents = _extents(extent or [])
     if extents and data is not None:
         raise typer.BadParameter("--extent is for random data; with --data, leave it out")
-    program = Program.load(model) if (model / MANIFEST).is_file() else compilation.program(model)
+    check_data_options(data, label=label)
+    program = compilation.program(model)
     comparison = compare_engines(
         program,
         split(engines),

@@ -9,12 +9,13 @@ import typer
 
 from burnish.cli.console import counted, output
 from burnish.cli.course import check_schedule, has_end, with_schedule
-from burnish.cli.options import COMPILATION, Compilation, ModelArgument, planned_line, takes_compilation
+from burnish.cli.options import COMPILATION, Compilation, is_program, planned_line, takes_compilation
+from burnish.errors import ModelError
 
 
 @takes_compilation()
 def compile(
-    model: ModelArgument,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)],
     folder: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to write the program to, or one .onnx file.", show_default=False)
     ],
@@ -32,6 +33,11 @@ def compile(
     check_schedule(compilation.schedule, compilation.warmup, compilation.lr)
     if steps is not None and not has_end(compilation.schedule):
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
+    if is_program(model):
+        raise ModelError(
+            f"'{model}' is a program that is compiled already: train it (burnish train {model}), look at it "
+            f"(burnish inspect {model}), or compile the ONNX file that it was made from"
+        )
     program = compilation.program(model)
     program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)

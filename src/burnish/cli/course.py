@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from burnish.cli.optimizer_options import accumulated
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.settings import read_settings, suggestion
 
 if TYPE_CHECKING:
-    from burnish.optim import Schedule
+    from burnish.optim import Optimizer, Schedule
     from burnish.program import Program
+    from burnish.training.checkpoint import Checkpoint
 
 CONSTANT, ONE_CYCLE = "constant", "one_cycle"
 
@@ -84,7 +86,8 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         program: compiled with a number as its rate.
         schedule: as ``check_schedule`` lets through.
         warmup: steps of a linear rise before it.
-        steps: steps of the whole, the rise included; None where they are not known.
+        steps: steps of the whole, the rise included; None where they are not known. Where the optimizer accumulates, steps of the
+            schedule are updates.
         remedy: what to do where steps are missing or too few.
         taken: steps that the state to begin with has taken already; the schedule begins behind them.
 
@@ -92,16 +95,56 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         typer.BadParameter: too few steps.
     """
     from burnish import optim
-    from burnish.optim.base import RatedOptimizer
 
     if schedule == CONSTANT and not warmup:
         return program
+    options = program.options["optimizer"]
+    steps = None if steps is None else -(-steps // accumulated(options))
     if has_end(schedule) and (steps is None or steps <= warmup):
-        has = "needs to know its steps" if steps is None else f"has {steps:,} steps, {warmup:,} of them for the warm-up"
+        what = "updates" if accumulated(options) > 1 else "steps"
+        has = f"needs to know its {what}" if steps is None else f"has {steps:,} {what}, {warmup:,} of them for the warm-up"
         raise typer.BadParameter(f"--schedule {schedule} {has}: {remedy}")
-    optimizer = optim.get(program.options["optimizer"])
-    assert isinstance(optimizer, RatedOptimizer)
-    return program.with_optimizer(replace(optimizer, lr=_built(schedule, optimizer.lr, warmup, steps, taken)))
+
+    def follow(rate: Any) -> Schedule:
+        return _built(schedule, rate, warmup, steps, taken)
+
+    return program.with_optimizer(_scheduled(optim.get(options), follow, schedule))
+
+
+def updates_of(checkpoint: Checkpoint, program: Program) -> int:
+    """Return how many updates the state of a checkpoint has behind it, as the optimizer of a program will count on from there."""
+    if accumulated(program.options["optimizer"]) == 1:
+        return checkpoint.step
+    return int(checkpoint.state.get("opt/update_count", 0))
+
+
+def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule: str) -> Optimizer:
+    """Return an optimizer whose rates, those of its groups too, each follow a schedule.
+
+    Raises:
+        typer.BadParameter: a group has a rate of its own, and the schedule has no place for it.
+    """
+    from burnish.optim import Groups
+    from burnish.optim.base import RatedOptimizer
+
+    if isinstance(optimizer, RatedOptimizer):
+        return replace(optimizer, lr=follow(optimizer.lr))
+    changes: dict[str, Any] = {"optimizer": _scheduled(optimizer.optimizer, follow, schedule)}  # type: ignore[attr-defined]
+    if isinstance(optimizer, Groups):
+        patterns = []
+        for pattern, overrides in optimizer.patterns:
+            own = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
+            if own and "lr" not in _parameters(read_settings("schedule", schedule)[0]):
+                raise typer.BadParameter(
+                    f"--schedule {schedule} has rates of its own, and so has --group '{pattern}': give the group an lr_scale"
+                )
+            if isinstance(overrides, RatedOptimizer):
+                overrides = replace(overrides, lr=follow(overrides.lr))
+            elif own and isinstance(overrides, Mapping):
+                overrides = {**overrides, "lr": follow(overrides["lr"])}
+            patterns.append((pattern, overrides))
+        changes["patterns"] = tuple(patterns)
+    return replace(optimizer, **changes)  # type: ignore[type-var]
 
 
 def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Schedule:
@@ -157,4 +200,17 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
 
 
 def _without_rate(options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "optimizer": {name: value for name, value in options["optimizer"].items() if name != "lr"}}
+    return {**options, "optimizer": _unrated(options["optimizer"])}
+
+
+def _unrated(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Options of an optimizer without the rates in them."""
+    rest = {name: value for name, value in optimizer.items() if name != "lr"}
+    if "optimizer" in rest:
+        rest["optimizer"] = _unrated(rest["optimizer"])
+    if optimizer["name"] == "groups":
+        rest["patterns"] = [
+            [pattern, _unrated({"name": None, **overrides}) if isinstance(overrides, dict) else overrides]
+            for pattern, overrides in optimizer["patterns"]
+        ]
+    return rest

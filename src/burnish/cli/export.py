@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from burnish.cli.console import counted, output
-from burnish.cli.options import FoldOption, export_line
+from burnish.cli.optimizer_options import AVERAGE
+from burnish.cli.options import FoldOption, export_line, is_program
 
 
 def export(
@@ -18,6 +20,13 @@ def export(
     path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
     best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False,
     fold: FoldOption = True,
+    average: Annotated[
+        bool | None,
+        typer.Option(
+            "--average/--no-average",
+            help="Write the average of the weights that the optimizer keeps, or not; by default as the run did.",
+        ),
+    ] = None,
     training: Annotated[
         bool, typer.Option("--training", help="Write the training and its state too, as training_info in the same file.")
     ] = False,
@@ -37,6 +46,11 @@ def export(
         raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
     else:
         checkpoint = source
+    if not checkpoint.exists() and is_program(source):
+        raise CheckpointError(
+            f"'{source}' is a program that is compiled and not trained: train it (burnish train {source}) and export the "
+            f"folder of the run; its model as it is stands in '{source / 'predict.onnx'}'"
+        )
     if not checkpoint.exists():
         raise CheckpointError(f"'{source}' holds no {checkpoint.name}: the run has not saved anything yet")
     program = next((folder / "program" for folder in checkpoint.absolute().parents[:2] if (folder / "program").is_dir()), None)
@@ -52,5 +66,16 @@ def export(
         line = f"{path}: the model and its training after {counted(session.step_count, 'step')}"
         output().print(line, markup=False)
         return
-    session.export(path, fold_norm=fold)
-    output().print(export_line(path, "the model", session.step_count, session.program, fold), markup=False)
+    parameters = _exported(program.parent) if average is None else AVERAGE if average else None
+    session.export(path, fold_norm=fold, parameters=parameters)
+    what = "the model" if parameters is None else "the average of the model's weights"
+    output().print(export_line(path, what, session.step_count, session.program, fold), markup=False)
+
+
+def _exported(folder: Path) -> str | None:
+    """Return what the run in a folder exported: the parameters (None, also where it does not say), or their ``average``."""
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))["parameters"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return AVERAGE if found == AVERAGE else None

@@ -14,7 +14,22 @@ import typer
 
 from burnish.cli.console import counted, split
 from burnish.cli.course import CONSTANT
-from burnish.errors import GradientError
+from burnish.cli.optimizer_options import (
+    AccumulateOption,
+    AverageOption,
+    DecayOnOption,
+    DecayOption,
+    FreezeOption,
+    GroupOption,
+    LayerDecayOption,
+    MomentumOption,
+    OptimizerOption,
+    RateOption,
+    TransformOption,
+    build_optimizer,
+    with_updates,
+)
+from burnish.errors import GradientError, ModelError
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer
@@ -22,7 +37,9 @@ if TYPE_CHECKING:
 
 COMPILATION = "Compilation"
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+ModelArgument = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="An ONNX file, or the folder of a compiled program.", show_default=False)
+]
 LossOption = Annotated[
     str,
     typer.Option(
@@ -31,17 +48,6 @@ LossOption = Annotated[
         "loss; or output:output=NAME where the model computes it.",
         rich_help_panel=COMPILATION,
     ),
-]
-OptimizerOption = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        help="sgd, adamw or another name of docs/optimizers.md; settings behind a colon (rmsprop:centered=true).",
-        rich_help_panel=COMPILATION,
-    ),
-]
-RateOption = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=COMPILATION)
 ]
 ScheduleOption = Annotated[
     str,
@@ -55,13 +61,6 @@ ScheduleOption = Annotated[
 WarmupOption = Annotated[
     int,
     typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.", rich_help_panel=COMPILATION),
-]
-MomentumOption = Annotated[
-    float | None,
-    typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.", rich_help_panel=COMPILATION),
-]
-DecayOption = Annotated[
-    float | None, typer.Option("--weight-decay", help="By default the optimizer's.", rich_help_panel=COMPILATION)
 ]
 TrainableOption = Annotated[
     list[str] | None,
@@ -127,7 +126,10 @@ FoldOption = Annotated[
 
 @dataclass(frozen=True)
 class Compilation:
-    """How a model is compiled, as the command line says it: an option for each field, by ``takes_compilation``."""
+    """How a model is compiled, as the command line says it: an option for each field, by ``takes_compilation``.
+
+    ``given`` is none of them: the options that the command line has, where others are at their defaults.
+    """
 
     loss: LossOption = "cross_entropy"
     optimizer: OptimizerOption = "sgd"
@@ -136,21 +138,35 @@ class Compilation:
     warmup: WarmupOption = 0
     momentum: MomentumOption = None
     weight_decay: DecayOption = None
+    decay_on: DecayOnOption = "all"
+    transform: TransformOption = None
+    group: GroupOption = None
+    freeze: FreezeOption = None
+    layer_decay: LayerDecayOption = None
+    accumulate: AccumulateOption = 1
+    average: AverageOption = None
     trainable: TrainableOption = None
     norm: NormOption = None
     metrics: MetricsOption = None
     outputs: OutputsOption = None
     precision: PrecisionOption = "float32"
     recompute: RecomputeOption = None
+    given: tuple[str, ...] = ()
 
     def program(self, model: Path, batch_size: int | None = None) -> Program:
-        """Compile a model, at a constant rate; ``batch_size`` is that of its steps, where it is known.
+        """Compile a model, at a constant rate, or load a program from its folder.
+
+        Args:
+            model: an ONNX file, or the folder of a program, which stays as it was compiled.
+            batch_size: of the steps, where it is known.
 
         Raises:
-            typer.BadParameter: options that contradict each other.
+            typer.BadParameter: options that contradict each other, or options of compilation for a program.
             BurnishError: what compilation raises.
         """
-        optimizer = build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
+        if is_program(model):
+            return self._load(model)
+        optimizer = self.whole_optimizer()
         policies = norm_policies(self.norm or [])
         from burnish.program.compile import compile
 
@@ -167,26 +183,91 @@ class Compilation:
                 recompute=read_recompute(self.recompute or [], batch_size),
             )
 
+    def whole_optimizer(self) -> Optimizer:
+        """The optimizer with what goes around it.
 
-def takes_compilation(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options in the place of its parameter ``compilation``: the fields of ``Compilation`` but those left out."""
+        Raises:
+            typer.BadParameter, ConfigurationError: as ``build_optimizer`` and ``with_updates``.
+        """
+        optimizer = build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
+        return with_updates(
+            optimizer,
+            transforms=self.transform or [],
+            groups=self.group or [],
+            frozen=split(self.freeze or []),
+            decay_on=self.decay_on,
+            layer_decay=self.layer_decay,
+            average=self.average,
+            accumulate=self.accumulate,
+        )
+
+    def _load(self, folder: Path) -> Program:
+        if self.given:
+            option = f"--{self.given[0].replace('_', '-')}"
+            raise typer.BadParameter(
+                f"{option} says how a model is compiled, and '{folder}' is a program that is compiled already: leave it out, or "
+                "give the ONNX file that it was made from"
+            )
+        from burnish.program import Program
+
+        return Program.load(folder)
+
+
+def is_program(source: Path) -> bool:
+    """Whether a path is the folder of a compiled program.
+
+    Raises:
+        ModelError: it is the folder of a run, which holds one.
+    """
+    from burnish.program.persistence import MANIFEST
+
+    if not source.is_dir():
+        return False
+    if (source / "checkpoints").is_dir() and (source / "program").is_dir():
+        raise ModelError(
+            f"'{source}' is the folder of a run: go on with the run by its own command and --resume, begin another in its state "
+            f"with the model and --start-from {source}, or give the model that it has trained, '{source / 'tuned.onnx'}'"
+        )
+    return (source / MANIFEST).is_file()
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has an option, where it may be at its default otherwise."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def takes_compilation(*left_out: str, only: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options in the place of its parameter ``compilation``: the fields of ``Compilation``.
+
+    Args:
+        left_out: all fields but these.
+        only: these fields alone.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = inspect.signature(Compilation, eval_str=True).parameters
-        options = {name: option for name, option in fields.items() if name not in left_out}
+        taken = [name for name in fields if name != "given" and name not in left_out and (not only or name in only)]
+        options = {name: fields[name] for name in taken}
         parameters: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             parameters += options.values() if name == "compilation" else [parameter]
 
+        takes_context = any(parameter.name == "context" for parameter in parameters)
+        if not takes_context:
+            parameters.insert(0, inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
         @functools.wraps(command)
         def expanded(**given: Any) -> None:
-            compilation = Compilation(**{name: given.pop(name) for name in options})
+            context = given["context"] if takes_context else given.pop("context")
+            named = tuple(name for name in options if was_given(context, name))
+            compilation = Compilation(**{name: given.pop(name) for name in options}, given=named)
             command(**given, compilation=compilation)
 
         # Typer reads a command's options from these two, and calls it with names alone.
         expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-        expanded.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        expanded.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return expanded
 
     return decorate
@@ -243,32 +324,6 @@ def export_line(path: Path, what: str, steps: int, program: Program, fold: bool)
     if fold and program.signature["predict"].inputs_of(Role.STATISTIC):
         line += "; batch normalization is folded: to train it further, export with --no-fold"
     return line
-
-
-def build_optimizer(text: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:
-    """Return the optimizer of a name, with settings behind a colon or without; sgd has a momentum of 0.9 unless another is given.
-
-    Raises:
-        typer.BadParameter: a momentum or a weight decay for an optimizer that has none, or a setting that is given twice.
-    """
-    from burnish import optim
-    from burnish.settings import read_settings
-
-    name, settings = read_settings("optimizer", text)
-    known = optim.get(name).options()
-    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    for key, value in options.items():
-        if value is None:
-            continue
-        option = f"--{key.replace('_', '-')}"
-        if key not in known:
-            raise typer.BadParameter(f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd")
-        if key in settings:
-            raise typer.BadParameter(f"{option} and '{text}' both give the {key} of {name}: give one of them")
-        settings[key] = value
-    if name == "sgd":
-        settings.setdefault("momentum", 0.9)
-    return optim.get({"name": name, **settings})
 
 
 def metric_names(given: list[str]) -> list[str]:

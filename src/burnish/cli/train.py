@@ -14,15 +14,19 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.console import counted, output
-from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, with_schedule
+from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, updates_of, with_schedule
+from burnish.cli.data_options import check_data_options
+from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.options import (
     Compilation,
     FoldOption,
     ModelArgument,
     export_line,
+    is_program,
     norm_policies,
     planned_line,
     takes_compilation,
+    was_given,
 )
 from burnish.errors import ConfigurationError
 
@@ -192,15 +196,22 @@ def train(
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if start_from is not None and (resume or reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
+    from_program = is_program(model)
     schedule, warmup = compilation.schedule, compilation.warmup
     check_schedule(schedule, warmup, compilation.lr)
     if worker_timeout <= 0:
         raise typer.BadParameter(f"--worker-timeout {worker_timeout:g}: give a number of seconds above 0")
+    if count == 1 and not launch.is_worker() and was_given(context, "worker_timeout"):
+        raise typer.BadParameter(
+            "--worker-timeout says how long workers wait for each other, and one alone trains here: give --workers 2 or more, "
+            "start with torchrun, or leave it out"
+        )
     if max_restarts and count == 1:
         raise typer.BadParameter(
             "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its own "
             "for its workers"
         )
+    check_data_options(data, eval_data, label=label, image_size=image_size)
     exchange = exchange_options(
         count,
         deterministic=deterministic,
@@ -250,7 +261,8 @@ def train(
 
         begin = time.monotonic()
         program = compilation.program(model, batch_size)
-        console.print(f"{model}: compiled in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
+        done = "loaded" if from_program else "compiled"
+        console.print(f"{model}: {done} in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
         if compilation.recompute:
             console.print(planned_line(program, batch_size), markup=False)
         wanted = Wanted.by(program)
@@ -264,10 +276,12 @@ def train(
 
     program, train_set, eval_set = on_all(group, prepared, "compile the model and read the data")
     classes = getattr(train_set, "classes", None)
-    rate = program.options["optimizer"]["lr"]
+    rate = rate_of(program.options["optimizer"])
     steps = epochs * batches_per_epoch(program, len(train_set), batch_size)
     start = start_from if not resume else None
-    taken = 0 if start is None else on_first(group, lambda: read_checkpoint(start).step, f"the checkpoint '{start}'")
+    taken = (
+        0 if start is None else on_first(group, lambda: updates_of(read_checkpoint(start), program), f"the checkpoint '{start}'")
+    )
     program = with_schedule(program, schedule, warmup, steps, "give fewer --warmup steps, or more --epochs", taken)
     if resume:
         on_first(group, lambda: take_over_checkpoints(folder, program), "the checkpoints")
@@ -288,6 +302,7 @@ def train(
         device=device,
         threads=threads,
         parallel=parallel,
+        parameters=kept_average(program),
         state=program.initial_state(seed, reinitialize) if reinitialize and not resume else None,
     )
     if start is not None:
@@ -316,6 +331,7 @@ def train(
                     "classes": classes,
                     "course": course,
                     "launch": launch.run_id(),
+                    "parameters": kept_average(program),
                 },
                 indent=1,
             )
@@ -329,7 +345,7 @@ def train(
     if group.rank:
         trainer.session.take_part()
         return
-    trainer.session.export(tuned, fold_norm=fold)
+    trainer.session.export(tuned, fold_norm=fold, parameters=kept_average(program))
     if result.best is not None and eval_set is not None:
         best = result.best
         console.print(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}", markup=False)

@@ -52,6 +52,11 @@ class ImageFolder:
                     "say which one to resize to (--image-size HEIGHT WIDTH)"
                 )
             height, width = (height or size[0]), (width or size[1])
+        elif size is not None and size != (height, width):
+            raise DataError(
+                f"{path}: the model's input '{self._entry.name}' takes images of {height} x {width}, and --image-size says "
+                f"{size[0]} x {size[1]}: leave it out"
+            )
         self._size = (height, width)
         found = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
         self.classes = tuple(classes) if classes is not None else tuple(found)

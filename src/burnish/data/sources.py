@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 DataSource = Dataset | str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]
+
+Kind = Literal["digits", "npz", "images", "csv", "parquet"]
+
+FILES: dict[str, Kind] = {".npz": "npz", ".csv": "csv", ".parquet": "parquet"}
 
 FORMATS = (
     "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
@@ -44,24 +49,35 @@ def open_dataset(
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program.
     """
-    text = str(source)
-    if text in ("digits", "digits:train"):
-        return open_digits(wanted, "train")
-    if text == "digits:test":
-        return open_digits(wanted, "test")
+    kind, path = data_kind(source), Path(source)
+    if kind == "digits":
+        return open_digits(wanted, "test" if str(source) == "digits:test" else "train")
+    if kind == "images":
+        return ImageFolder(path, wanted, classes, image_size)
+    if kind == "npz":
+        return open_npz(path, wanted, classes)
+    if kind == "csv":
+        return open_csv(path, wanted, label, classes)
+    return open_parquet(path, wanted, label, classes)
+
+
+def data_kind(source: str | Path) -> Kind:
+    """Return what kind of data a text or a path stands for.
+
+    Raises:
+        DataError: nothing there, or an unknown format.
+    """
+    if str(source) in ("digits", "digits:train", "digits:test"):
+        return "digits"
     path = Path(source)
     if not path.exists():
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
     if path.is_dir():
-        return ImageFolder(path, wanted, classes, image_size)
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
-        return open_npz(path, wanted, classes)
-    if suffix == ".csv":
-        return open_csv(path, wanted, label, classes)
-    if suffix == ".parquet":
-        return open_parquet(path, wanted, label, classes)
-    raise DataError(f"{source}: burnish does not read '{suffix or path.name}' files; data are {FORMATS}")
+        return "images"
+    found = FILES.get(path.suffix.lower())
+    if found is None:
+        raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {FORMATS}")
+    return found
 
 
 def as_dataset(source: DataSource, wanted: Wanted, classes: Sequence[str] | None = None) -> Dataset:

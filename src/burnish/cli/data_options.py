@@ -1,0 +1,53 @@
+"""Options of the command line that have a meaning for some kinds of data alone."""
+
+from __future__ import annotations
+
+import typer
+
+NAMES = {
+    "digits": "scikit-learn's digits",
+    "npz": "an .npz file",
+    "images": "a folder of images",
+    "csv": "a .csv file",
+    "parquet": "a .parquet file",
+}
+LABELS = {
+    "digits": "which know theirs",
+    "npz": "whose labels are the array y, or that of the loss's input",
+    "images": "whose classes are its subfolders",
+}
+
+
+def check_data_options(*sources: str | None, label: str | None = None, image_size: tuple[int, int] | None = None) -> None:
+    """Refuse options that have no meaning for any of the data that are given.
+
+    Args:
+        sources: the data to train and to evaluate on, as ``burnish.data.open_dataset`` takes them; None where there are none.
+        label: of ``--label``.
+        image_size: of ``--image-size``.
+
+    Raises:
+        DataError: there are no such data.
+        typer.BadParameter: an option without a meaning; the message names it, the data, and what it is for.
+    """
+    if label is None and image_size is None:
+        return
+    from burnish.data.sources import data_kind
+
+    kinds = {data_kind(source): source for source in sources if source is not None}
+    if not kinds:
+        raise typer.BadParameter(
+            f"--label {label} names the column of a table that holds the labels, and no data are given: leave it out, or give "
+            "--data"
+        )
+    kind, source = next(iter(kinds.items()))
+    if label is not None and not kinds.keys() & {"csv", "parquet"}:
+        raise typer.BadParameter(
+            f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
+            f"{NAMES[kind]}, {LABELS[kind]}: leave it out"
+        )
+    if image_size is not None and "images" not in kinds:
+        raise typer.BadParameter(
+            f"--image-size is what the files in a folder of images are resized to, and '{source}' is {NAMES[kind]}, whose "
+            "samples have a shape already: leave it out"
+        )
