@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.errors import BurnishError, ModelError
-from burnish.importer.payloads import LARGE, take_payloads
+from burnish.importer.payloads import LARGE, Payload, take_payloads
 
 ROWS = LARGE // 4 // 8
 
@@ -53,12 +53,13 @@ def weights(model: ir.Model) -> dict[str, np.ndarray]:
 
 def test_large_data_is_taken_and_all_else_is_left_as_it_is():
     model = linear_model()
-    light, payloads = take(model.SerializeToString())
-    assert payloads == {"weight": model.graph.initializer[0].raw_data}
+    content, data = model.SerializeToString(), model.graph.initializer[0].raw_data
+    light, payloads = take(content)
+    assert payloads == {"weight": Payload(data, content.index(data))}
     assert len(light) < LARGE
     parsed = onnx.ModelProto.FromString(light)
     assert not parsed.graph.initializer[0].HasField("raw_data")
-    parsed.graph.initializer[0].raw_data = payloads["weight"]
+    parsed.graph.initializer[0].raw_data = payloads["weight"].data
     assert parsed == model
 
 

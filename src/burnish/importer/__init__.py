@@ -7,12 +7,14 @@ gradients) lives elsewhere.
 """
 
 from burnish.importer.classify import InitializerKind, classify_initializers, perhaps_merged, untrained_scalars
+from burnish.importer.file_tensors import FileTensor
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
 from burnish.importer.reading import read_proto
 from burnish.importer.tensors import load_external_data
 
 __all__ = [
+    "FileTensor",
     "InitializerKind",
     "Source",
     "classify_initializers",

@@ -32,7 +32,8 @@ def load(source: Source) -> ir.Model:
 
     Args:
         source: the path of an ONNX file, its bytes, a ``ModelProto`` or an ``onnx_ir.Model``. Objects are left as they are.
-            Large weights of a file with external data stay on disk, mapped into memory when they are read.
+            Large weights of a file with external data stay on disk, mapped into memory when they are read; those in the file
+            itself are read again after a session took them over (``Program.release_weights``).
 
     Raises:
         ModelError: the source is missing, corrupt, not valid ONNX, of an opset before 7 or newer than the installed ``onnx``

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 LARGE = 1 << 16
 """Bytes of raw data from which on they are taken apart."""
@@ -18,6 +18,13 @@ LARGE = 1 << 16
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 8, 9, 13, 14
 # How a field is encoded: the kinds that ONNX uses.
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+
+
+class Payload(NamedTuple):
+    """Raw data of an initializer, and where it begins in the file."""
+
+    data: bytes
+    offset: int
 
 
 class _Unknown(Exception):
@@ -33,7 +40,7 @@ class _Field:
     end: int
 
 
-def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, bytes]] | None:
+def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Payload]] | None:
     """Read a file as a model without the raw data of its large initializers, and that data by the initializers' names.
 
     Args:
@@ -46,7 +53,7 @@ def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, bytes]] |
     Raises:
         OSError: the file cannot be read.
     """
-    payloads: dict[str, bytes] = {}
+    payloads: dict[str, Payload] = {}
     try:
         fields = list(_fields(file, 0, size))
         (graph,) = (field for field in fields if field.number == _GRAPH and field.kind == _LENGTH)
@@ -63,7 +70,7 @@ def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, bytes]] |
     return b"".join(parts), payloads
 
 
-def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, bytes]) -> bytes:
+def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, Payload]) -> bytes:
     """An encoded tensor without its raw data, which goes to ``payloads`` if it is large."""
     fields = list(_fields(file, tensor.content, tensor.end))
     numbers = [field.number for field in fields]
@@ -74,7 +81,7 @@ def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, bytes]) -> bytes:
     name = _bytes(file, named.content, named.end).decode("utf-8")
     if name in payloads or numbers.count(_RAW_DATA) > 1:
         raise _Unknown
-    payloads[name] = _bytes(file, raw.content, raw.end)
+    payloads[name] = Payload(_bytes(file, raw.content, raw.end), raw.content)
     return b"".join(_bytes(file, field.start, field.end) for field in fields if field is not raw)
 
 

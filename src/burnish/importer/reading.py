@@ -16,9 +16,10 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.external_data import check_external_tensor
+from burnish.importer.file_tensors import SourceFile
 from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
-from burnish.importer.payloads import take_payloads
+from burnish.importer.payloads import Payload, take_payloads
 from burnish.importer.tensors import check_tensors, fits, own_tensors
 
 _AGAIN = "Export the model again, or check that the file was copied whole"
@@ -29,7 +30,8 @@ class _Read:
     proto: onnx.ModelProto
     folder: Path | None  # where its external data lies; None when it did not come from a file
     name: str  # what it is called
-    payloads: Mapping[str, bytes] = field(default_factory=dict)  # raw data of initializers, by name, that is not in the proto
+    payloads: Mapping[str, Payload] = field(default_factory=dict)  # raw data of initializers, by name, that is not in the proto
+    file: SourceFile | None = None  # where these can be read again
 
 
 def read_model(source: object) -> ir.Model:
@@ -45,7 +47,7 @@ def read_model(source: object) -> ir.Model:
     try:
         model = ir.from_proto(read.proto)
         ir.external_data.set_base_dir(model.graph, read.folder or "")
-        own_tensors(model, read.payloads)
+        own_tensors(model, read.payloads, read.file)
     except Exception as error:
         raise ModelError(f"{read.name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
     return model
@@ -79,6 +81,7 @@ def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
 def _read_apart(path: Path) -> _Read:
     """Read a file without large copies: the raw data of large initializers is not in the proto."""
     with _opened(path) as (file, size):
+        again = SourceFile.of(path, file)
         taken = take_payloads(file, size)
     if taken is not None:
         light, payloads = taken
@@ -86,9 +89,9 @@ def _read_apart(path: Path) -> _Read:
         names = Counter(tensor.name for tensor in proto.graph.initializer)
         if all(names[name] == 1 for name in payloads):
             for tensor in proto.graph.initializer:
-                if tensor.name in payloads and not fits(tensor, payloads[tensor.name]):
-                    tensor.raw_data = payloads.pop(tensor.name)
-            read = _Read(proto, path.parent, f"'{path}'", payloads)
+                if tensor.name in payloads and not fits(tensor, payloads[tensor.name].data):
+                    tensor.raw_data = payloads.pop(tensor.name).data
+            read = _Read(proto, path.parent, f"'{path}'", payloads, again)
             _check_read(read)
             return read
     return _Read(*read_proto(path))

@@ -13,7 +13,9 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.importer.external_data import check_external_proto
+from burnish.importer.file_tensors import FileTensor, SourceFile
 from burnish.importer.lightweight import payload_bytes
+from burnish.importer.payloads import Payload
 
 _REMEDY = "The file is damaged or was written wrongly: export the model again"
 
@@ -75,18 +77,19 @@ def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
     return payload_bytes(dtype, list(tensor.dims)) == len(payload)
 
 
-def own_tensors(model: ir.Model, payloads: Mapping[str, bytes] = MappingProxyType({})) -> None:
+def own_tensors(model: ir.Model, payloads: Mapping[str, Payload] = MappingProxyType({}), file: SourceFile | None = None) -> None:
     """Replace, in place, every tensor by one that shares no mutable object with where it came from.
 
     Args:
         model: the model.
         payloads: the data, by name, of the graph's initializers that have none themselves.
+        file: where these can be read again.
     """
     for graph in model.graphs():
         for value in graph.initializers.values():
             if value.const_value is not None:
                 payload = payloads.get(value.name or "") if graph is model.graph else None
-                value.const_value = _own(value.const_value) if payload is None else _filled(value.const_value, payload)
+                value.const_value = _own(value.const_value) if payload is None else _filled(value.const_value, payload, file)
                 value.type = ir.TensorType(value.const_value.dtype)
                 value.shape = ir.Shape(value.const_value.shape.numpy())
     for node in model.graph.all_nodes():
@@ -96,11 +99,14 @@ def own_tensors(model: ir.Model, payloads: Mapping[str, bytes] = MappingProxyTyp
             _own_attributes(node)
 
 
-def _filled(tensor: ir.TensorProtocol, payload: bytes) -> ir.Tensor:
+def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None) -> ir.TensorProtocol:
     """The tensor with its data, little-endian as in all ONNX files."""
     dtype = tensor.dtype.numpy()
-    elements = np.frombuffer(payload, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
-    return ir.Tensor(elements.astype(dtype, copy=False).reshape(tensor.shape.numpy()), tensor.dtype, name=tensor.name)
+    elements = np.frombuffer(payload.data, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
+    array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())
+    if file is None or sys.byteorder == "big":
+        return ir.Tensor(array, tensor.dtype, name=tensor.name)
+    return FileTensor(array, tensor.dtype, tensor.name, file, payload.offset)
 
 
 def _own_attributes(node: ir.Node) -> None:

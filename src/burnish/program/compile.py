@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
@@ -46,6 +45,7 @@ from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.shards import over_all, terms_of_shard
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP
+from burnish.program.weights import Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 DEFAULT_LOSS = "cross_entropy"
@@ -180,7 +180,7 @@ class _Compilation:
     running_variance: RunningVariance
     target: Target
     data: tuple[str, ...]
-    weights: dict[str, np.ndarray]
+    weights: Weights
     recompute: Recompute | None
     coefficients: dict[str, float] = field(default_factory=dict)
     """Of each figure that the loss is added up from; known once a graph has been built."""

@@ -15,6 +15,7 @@ from burnish.importer import InitializerKind, classify_initializers
 from burnish.losses import Activation, Reading
 from burnish.norm_policies import Frozen, NormPolicy, layer_name
 from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
+from burnish.program.weights import Weights
 from burnish.settings import matches_pattern, nearest
 
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
@@ -285,31 +286,32 @@ def _before(value: ir.Value, activation: Activation) -> ir.Value:
     return source if is_same_axis else value
 
 
-def lift_state(model: ir.Model, state: ModelState) -> dict[str, np.ndarray]:
+def lift_state(model: ir.Model, state: ModelState) -> Weights:
     """Turn the initializers of ``state`` into graph inputs named ``param/...`` and ``stat/...``, in place.
 
     Returns:
         Their arrays, by state name.
     """
     graph = model.graph
-    arrays: dict[str, np.ndarray] = {}
+    tensors: dict[str, ir.TensorProtocol] = {}
     for name, state_name in state.state_names.items():
         value = graph.initializers[name]
-        array = _array(value)
-        arrays[state_name] = array
+        assert value.const_value is not None
+        tensors[state_name] = value.const_value
         if value.is_graph_output():
             raise ConfigurationError(f"the initializer '{name}' is an output of the model; remove that output to train it")
         if any(other.name == state_name for other in graph.inputs):
             raise ConfigurationError(
                 f"the model has an input '{state_name}', a name the program needs for its state: rename that input"
             )
+        array = _array(value)
         replacement = ir.Value(
             name=state_name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape)
         )
         value.replace_all_uses_with(replacement)
         del graph.initializers[name]
         graph.inputs.append(replacement)
-    return arrays
+    return Weights(tensors)
 
 
 def _array(value: ir.Value) -> np.ndarray:

@@ -27,6 +27,7 @@ from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.training_file import load_training_model
 from burnish.program.training_info import to_training_model, write_training_model
 from burnish.program.update import update_graphs
+from burnish.program.weights import Weights
 
 __all__ = ["GRAPH_NAMES", "Program"]
 
@@ -62,7 +63,7 @@ class Program:
             from which a data set's figures are added up exactly.
         predict: (data, param/*, stat/*) -> the outputs of the model, under their own names.
         signature: every input and output of every graph.
-        weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``).
+        weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``); see ``release_weights``.
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
         semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again, for
             engines with kernels of their own (``kernel_graphs``); empty where there are none.
@@ -127,6 +128,15 @@ class Program:
                 how to draw it.
         """
         return initial_state(self, seed, reinitialize)
+
+    def release_weights(self) -> None:
+        """Let the memory of ``weights`` go, where they can be read again from the ONNX file that the program was compiled from.
+
+        A session does so when it has taken them over. What needs them again, such as ``initial_state``, reads them there: the
+        file may have been moved or replaced, and is refused where it was written to in place.
+        """
+        if isinstance(self.weights, Weights):
+            self.weights.release()
 
     def with_optimizer(self, optimizer: str | Mapping[str, Any] | Optimizer) -> Program:
         """Return a program that trains in the same way with another optimizer, or with other parameters frozen.

@@ -68,6 +68,7 @@ class Session:
         if state is None:
             state = program.initial_state(seed)
             state = HandedOver(state) if parallel is None else state
+        program.release_weights()
         self._check_state(state)
         self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)
         step = program.signature["step"]

@@ -1,0 +1,39 @@
+"""The weights that a program starts from, as the tensors of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.importer import FileTensor
+
+
+class Weights(Mapping[str, np.ndarray]):
+    """Arrays by state name; those that lie in a file too need no memory once it was let go, and are then read there.
+
+    Args:
+        tensors: by state name.
+
+    Raises:
+        ModelError: from what reads an array whose memory was let go: the file has been written to.
+    """
+
+    def __init__(self, tensors: Mapping[str, ir.TensorProtocol]):
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tensors[name].numpy()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def release(self) -> None:
+        """Let the memory of arrays go that can be read again."""
+        for tensor in self._tensors.values():
+            if isinstance(tensor, FileTensor):
+                tensor.release()
