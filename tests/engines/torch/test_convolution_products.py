@@ -138,6 +138,14 @@ def test_convolutions_of_one_pixel(channels, count, side, strides, most, monkeyp
         assert error(found, expected) < 1e-6
 
 
+def test_a_bias_with_strides():
+    x, weight, _ = operands((3, 16, 32, 5, 5, (1, 1), [1, 1], (0, 0)))
+    numbers = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    for bias in (numbers[:1].expand(32), numbers[::2]):
+        found = products.pointwise_convolution(x, weight, bias, [1, 1])
+        assert torch.equal(found, products.pointwise_convolution(x, weight, bias.contiguous(), [1, 1]))
+
+
 def test_an_empty_batch_of_one_pixel_kernels():
     x, weight = torch.empty(0, 16, 4, 4), torch.ones(32, 16, 1, 1)
     assert products.pointwise_convolution(x, weight, None, [1, 1]).shape == (0, 32, 4, 4)

@@ -132,6 +132,10 @@ def pointwise_convolution(
     multiply = _of_pixels(seen)
     if multiply is None:
         return functional.conv2d(x, weight, bias, list(strides))
+    if bias is not None:
+        bias = (
+            bias.contiguous()
+        )  # oneDNN reads one number after another, whatever the strides: of a broadcast bias, what lies behind
     return multiply(seen.permute(0, 2, 3, 1), weight.flatten(1), bias, "none", [], "").permute(0, 3, 1, 2)
 
 
