@@ -17,6 +17,7 @@ from burnish.importer.initializers import gather_initializers
 from burnish.importer.names import name_everything
 from burnish.importer.opset import check_opset, upgrade_opset
 from burnish.importer.reading import read_model
+from burnish.importer.sequences import resolve_sequences
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, require_dtypes
 from burnish.importer.untie import untie_parameters
@@ -70,10 +71,11 @@ def _canonicalize(model: ir.Model) -> None:
     name_everything(model)
     infer_shapes(model)
     for _ in range(FOLDING_ROUNDS):
-        folded = fold_shape_constants(model)
+        changed = fold_shape_constants(model)
+        changed |= resolve_sequences(model)
         if take_decided_branches(model):
             gather_initializers(model)
-        elif not folded:
+        elif not changed:
             break
         name_everything(model)
         infer_shapes(model)

@@ -1,0 +1,175 @@
+"""Sequences of tensors whose elements are known become the tensors themselves.
+
+PyTorch's exporters, unless they are told to optimize, write ``chunk``, ``split`` and ``unbind`` as SplitToSequence with a
+SequenceAt for every piece, and lists as SequenceConstruct. Split, Slice, Gather and Concat compute the same, and gradients flow
+through.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor, constant_array, replace_node, replace_value
+
+MOST_PIECES = 4096
+"""Pieces of a split that are written one by one; a recurrence over more is no list that somebody wrote."""
+
+_MADE = frozenset({"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SplitToSequence"})
+
+
+def resolve_sequences(model: ir.Model) -> bool:
+    """Replace, in place, what reads a sequence of known elements in the main graph; whether anything was.
+
+    A position has to be a constant. Where it is not, or a sequence comes from elsewhere, nodes stay as they are.
+    """
+    return _Resolution(model.graph, model.opset_imports[""]).run()
+
+
+class _Resolution:
+    def __init__(self, graph: ir.Graph, opset: int):
+        self.graph = graph
+        self.graph.opset_imports.setdefault("", opset)
+        self.elements: dict[ir.Value, list[ir.Value] | None] = {}
+
+    def run(self) -> bool:
+        resolved = False
+        for node in list(self.graph):
+            if node.domain == "" and node.inputs and node.inputs[0] is not None:
+                match node.op_type:
+                    case "SequenceAt":
+                        resolved |= self.take_element(node, node.inputs[0])
+                    case "ConcatFromSequence":
+                        resolved |= self.concatenate(node, node.inputs[0])
+                    case "SequenceLength":
+                        resolved |= self.count(node, node.inputs[0])
+        if resolved:
+            for node in reversed(list(self.graph)):
+                if node.op_type in _MADE and node.domain == "" and not _is_read(node.outputs[0]):
+                    self.graph.remove(node, safe=True)
+        return resolved
+
+    def take_element(self, node: ir.Node, sequence: ir.Value) -> bool:
+        position = _integer(node.inputs[1])
+        if position is None:
+            return False
+        elements = self.elements_of(sequence)
+        if elements is None:
+            piece = self.cut(node, sequence, position)
+            if piece is not None:
+                replace_node(node, piece)
+            return piece is not None
+        if not -len(elements) <= position < len(elements):
+            return False  # whoever runs it says so
+        replace_value(node.outputs[0], elements[position])
+        self.graph.remove(node, safe=True)
+        return True
+
+    def concatenate(self, node: ir.Node, sequence: ir.Value) -> bool:
+        elements = self.elements_of(sequence)
+        if not elements:
+            return False
+        builder = Builder(self.graph, before=node)
+        tensors = [builder.tensor(element) for element in elements]
+        axis = node.attributes["axis"].as_int()
+        if "new_axis" in node.attributes and node.attributes["new_axis"].as_int():
+            tensors = [builder.op("Unsqueeze", tensor, builder.integers([axis])) for tensor in tensors]
+        replace_node(node, builder.op("Concat", *tensors, axis=axis))
+        return True
+
+    def count(self, node: ir.Node, sequence: ir.Value) -> bool:
+        elements = self.elements_of(sequence)
+        if elements is None:
+            return False
+        builder = Builder(self.graph, before=node)
+        replace_node(node, builder.op("Squeeze", builder.integers([len(elements)]), builder.integers([0])))
+        return True
+
+    def elements_of(self, sequence: ir.Value) -> list[ir.Value] | None:
+        """The elements, as values that are there before the sequence is made; None where they are not known."""
+        if sequence not in self.elements:
+            self.elements[sequence] = self._find_elements(sequence)
+        return self.elements[sequence]
+
+    def _find_elements(self, sequence: ir.Value) -> list[ir.Value] | None:
+        node = sequence.producer()
+        if node is None or node.domain != "" or node.graph is not self.graph:
+            return None
+        if node.op_type == "SplitToSequence":
+            return self._split(node)
+        if node.op_type in ("SequenceConstruct", "SequenceEmpty"):
+            return [value for value in node.inputs if value is not None]
+        if node.op_type not in ("SequenceInsert", "SequenceErase") or node.inputs[0] is None:
+            return None
+        elements = self.elements_of(node.inputs[0])
+        inserts = node.op_type == "SequenceInsert"
+        given = node.inputs[-1] if len(node.inputs) == (3 if inserts else 2) else None
+        if elements is None:
+            return None
+        end = len(elements) - (0 if inserts else 1)
+        position = end if given is None else _integer(given)
+        if position is None or not -len(elements) <= position <= end:
+            return None
+        position += len(elements) if position < 0 else 0
+        added = [node.inputs[1]] if inserts and node.inputs[1] is not None else []
+        return [*elements[:position], *added, *elements[position + (0 if inserts else 1) :]]
+
+    def _split(self, node: ir.Node) -> list[ir.Value] | None:
+        """The pieces of a split whose sizes are known."""
+        x, axis, chunk = _operands(node)
+        sizes = None
+        if x is None or x.dtype is None:
+            return None
+        given = node.inputs[1] if len(node.inputs) > 1 else None
+        if given is not None and chunk is None:
+            array = constant_array(given)
+            sizes = array.tolist() if array is not None and array.ndim == 1 else None
+        elif chunk is not None and chunk > 0 and x.shape is not None and isinstance(extent := x.shape.dims[axis], int):
+            sizes = [min(chunk, extent - start) for start in range(0, extent, chunk)]
+        if not sizes or len(sizes) > MOST_PIECES:
+            return None
+        builder = Builder(self.graph, before=node)
+        made = builder.op("Split", builder.tensor(x), builder.integers(sizes), axis=axis, outputs=len(sizes))
+        pieces = made if isinstance(made, tuple) else (made,)
+        if _drops_axis(node):
+            pieces = tuple(builder.op("Squeeze", piece, builder.integers([axis])) for piece in pieces)
+        return [piece.value for piece in pieces]
+
+    def cut(self, node: ir.Node, sequence: ir.Value, position: int) -> Tensor | None:
+        """One piece of a split of an axis whose extent is not known."""
+        split = sequence.producer()
+        if split is None or split.op_type != "SplitToSequence" or split.domain != "" or split.graph is not self.graph:
+            return None
+        x, axis, chunk = _operands(split)
+        if x is None or chunk is None:
+            return None
+        builder = Builder(self.graph, before=node)
+        if _drops_axis(split):
+            index = builder.op("Squeeze", builder.integers([position]), builder.integers([0]))
+            return builder.op("Gather", builder.tensor(x), index, axis=axis)
+        if position < 0:
+            return None
+        bounds = (builder.integers([number]) for number in (position * chunk, (position + 1) * chunk, axis))
+        return builder.op("Slice", builder.tensor(x), *bounds)
+
+
+def _operands(split: ir.Node) -> tuple[ir.Value | None, int, int | None]:
+    """What is split, along which axis, and the size of the pieces where all but the last have the same."""
+    axis = split.attributes["axis"].as_int() if "axis" in split.attributes else 0
+    given = split.inputs[1] if len(split.inputs) > 1 else None
+    return split.inputs[0], axis, 1 if given is None else _integer(given)
+
+
+def _drops_axis(split: ir.Node) -> bool:
+    """Whether the pieces are of extent one and come without their axis; sizes that are given keep it."""
+    without_sizes = len(split.inputs) < 2 or split.inputs[1] is None
+    return without_sizes and "keepdims" in split.attributes and split.attributes["keepdims"].as_int() == 0
+
+
+def _integer(value: ir.Value | None) -> int | None:
+    """A constant scalar."""
+    array = constant_array(value)
+    return int(array.item()) if array is not None and array.ndim == 0 else None
+
+
+def _is_read(value: ir.Value) -> bool:
+    return value.is_graph_output() or bool(value.uses())

@@ -1,0 +1,169 @@
+"""Sequences whose elements are known: the same results without them, and gradients through what stood behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import burnish
+
+X = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+SEQUENCE_OPERATORS = {"SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength"}
+
+
+def number(name: str, value: int | list[int]) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(value, np.int64), name)
+
+
+def model(*nodes: onnx.NodeProto, columns: int | str = 5, **numbers: int | list[int]) -> onnx.ModelProto:
+    """x [rows, columns] to y, by nodes that read constants by name."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", columns])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [number(name, value) for name, value in numbers.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def node(op_type: str, inputs: str, output: str, **attributes: int) -> onnx.NodeProto:
+    return helper.make_node(
+        op_type, [name if name != "-" else "" for name in inputs.split()], [output], name=f"{op_type}_{output}", **attributes
+    )
+
+
+def operators(loaded) -> set[str]:
+    return {each.op_type for each in loaded.graph}
+
+
+def check(source: onnx.ModelProto) -> set[str]:
+    """Compare what is loaded with its source, and its gradient with differences; returns the operators that are left."""
+    loaded = burnish.load(source)
+    expected = onnxruntime.InferenceSession(source.SerializeToString()).run(["y"], {"x": X})[0]
+    engine = burnish.engines.get("onnxruntime")
+    np.testing.assert_array_equal(engine.run(loaded, {"x": X})["y"], expected)
+    with_gradient = burnish.grad(source, wrt=["x"])
+    cotangent = {"cotangent:y": np.ones_like(expected)} if expected.ndim else {}
+    found = engine.run(with_gradient, {"x": X, **cotangent})
+    gradient = next(array for name, array in found.items() if "grad" in name and array.shape == X.shape)
+    session = onnxruntime.InferenceSession(source.SerializeToString())
+    for place in np.ndindex(X.shape):
+        moved = X.copy()
+        moved[place] += 1
+        difference = session.run(["y"], {"x": moved})[0].astype(np.float64).sum() - expected.astype(np.float64).sum()
+        assert abs(gradient[place] - difference) < 1e-5
+    return operators(loaded)
+
+
+def pieces(*, split: int | list[int] | None, at: list[int], columns: int | str = 5, **attributes: int) -> onnx.ModelProto:
+    """The pieces of x at some positions, added up as their sums."""
+    numbers = {f"at{index}": position for index, position in enumerate(at)} | ({} if split is None else {"split": split})
+    nodes = [node("SplitToSequence", "x" if split is None else "x split", "s", **attributes)]
+    for index in range(len(at)):
+        nodes += [
+            node("SequenceAt", f"s at{index}", f"p{index}"),
+            node("ReduceSum", f"p{index}", f"r{index}", keepdims=0),
+        ]
+    nodes.append(node("Sum", " ".join(f"r{index}" for index in range(len(at))), "y"))
+    return model(*nodes, columns=columns, **numbers)
+
+
+@pytest.mark.parametrize("at", [[0], [1, 2], [-1, 0, 0]], ids=str)
+@pytest.mark.parametrize("split", [2, [2, 2, 1], [0, 4, 1]], ids=str)
+def test_pieces_of_known_sizes_are_a_split(split, at):
+    left = check(pieces(split=split, at=at, axis=1))
+    assert "Split" in left
+    assert not left & {"SplitToSequence", "SequenceAt"}
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("at", [[0, 4], [-2, 1]], ids=str)
+def test_rows_and_columns_of_their_own(at, keepdims):
+    assert not check(pieces(split=None, at=at, axis=1, keepdims=keepdims)) & {"SplitToSequence", "SequenceAt"}
+
+
+@pytest.mark.parametrize(("split", "keepdims"), [(2, 1), (None, 0), (None, 1)])
+def test_pieces_of_an_axis_of_unknown_extent(split, keepdims):
+    source = pieces(split=split, at=[0, 1], axis=0, **({"keepdims": keepdims} if split is None else {}))
+    left = check(source)
+    assert not left & {"SplitToSequence", "SequenceAt", "Split"}
+
+
+def test_a_negative_position_in_pieces_of_an_unknown_number_stays():
+    loaded = burnish.load(pieces(split=2, at=[-1], axis=0))
+    assert {"SplitToSequence", "SequenceAt"} <= operators(loaded)
+
+
+@pytest.mark.parametrize(("axis", "new_axis"), [(0, 0), (1, 0), (-1, 1), (0, 1)])
+def test_a_sequence_that_is_joined_is_a_concatenation(axis, new_axis):
+    source = model(
+        node("Neg", "x", "a"),
+        node("SequenceConstruct", "x a x", "s"),
+        node("ConcatFromSequence", "s", "y", axis=axis, new_axis=new_axis),
+    )
+    left = check(source)
+    assert "Concat" in left
+    assert not left & SEQUENCE_OPERATORS
+
+
+def test_a_list_that_was_put_together_one_by_one():
+    source = model(
+        helper.make_node("SequenceEmpty", [], ["s0"]),
+        node("SequenceInsert", "s0 x", "s1"),
+        node("Neg", "x", "a"),
+        node("SequenceInsert", "s1 a zero", "s2"),
+        node("Exp", "x", "b"),
+        node("SequenceInsert", "s2 b", "s3"),
+        node("SequenceErase", "s3 one", "s4"),
+        node("SequenceLength", "s4", "count"),
+        node("Cast", "count", "factor", to=TensorProto.FLOAT),
+        node("SequenceAt", "s4 zero", "first"),
+        node("Mul", "first factor", "y"),
+        zero=0,
+        one=1,
+    )
+    assert not check(source) & SEQUENCE_OPERATORS
+
+
+def test_a_position_that_is_computed_stays():
+    source = model(
+        node("SequenceConstruct", "x x", "s"),
+        node("Shape", "x", "shape"),
+        node("Gather", "shape zero", "rows"),
+        node("Sub", "rows rows1", "position"),
+        node("SequenceAt", "s position", "y"),
+        zero=0,
+        rows1=3,
+    )
+    loaded = burnish.load(source)
+    assert {"SequenceConstruct", "SequenceAt"} <= operators(loaded)
+
+
+def test_a_position_that_is_not_there_is_left_to_who_runs_it():
+    loaded = burnish.load(pieces(split=[2, 3], at=[2], axis=1))
+    assert "SequenceAt" in operators(loaded)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_layers_behind_pieces_train(engine):
+    source = model(
+        node("MatMul", "x w", "h"),
+        node("SplitToSequence", "h split", "s", axis=1),
+        node("SequenceAt", "s zero", "a"),
+        node("SequenceAt", "s one", "b"),
+        node("Sigmoid", "b", "gate"),
+        node("Mul", "a gate", "y"),
+        zero=0,
+        one=1,
+        split=2,
+    )
+    weight = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    source.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    session = burnish.Session(burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=0.1)), engine=engine)
+    losses = [session.step({"x": X, "targets": np.ones((3, 2), np.float32)})["loss"] for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
