@@ -22,6 +22,7 @@ from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.failures import failure, place_of
 from burnish.engines.torch.fusions import FUSED, fuse
+from burnish.engines.torch.fusions.widened_products import narrow_dtypes, widened
 from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.interrupts import uninterrupted
 from burnish.engines.torch.rules import translated_operators
@@ -147,7 +148,7 @@ class TorchEngine:
         for name, value in fed.items():
             if value.dtype is not None:
                 torch_dtype(value.dtype, f"The input '{name}'")
-        module = _without_autograd(translate(model, device))
+        module = _without_autograd(translate(widened(model, device), device))
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
             tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()]
@@ -330,7 +331,7 @@ class TorchRunner:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
         arranged = wait_by_selection if self._engine.compile == "inductor" else run_in_order
-        model = fuse(arranged(graphs[name]), fused, winograd, channels_last)
+        model = fuse(arranged(graphs[name]), fused, winograd, channels_last, narrow_dtypes(self._device))
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)

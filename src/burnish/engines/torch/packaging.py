@@ -29,6 +29,7 @@ from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.dtypes import torch_dtype
 from burnish.engines.torch.fusions import fuse
+from burnish.engines.torch.fusions.widened_products import narrow_dtypes, widened
 from burnish.engines.torch.inductor import check_compiler
 from burnish.engines.torch.rules import translated_operators
 from burnish.engines.torch.translation import translate
@@ -74,7 +75,9 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
 def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphModule:
     semantic = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) - COLLECTIVES)
     model = wait_by_selection(semantic[graph] if graph in semantic else program.graphs[graph].clone())
-    return translate(fuse(model, False) if graph in semantic else model, device)
+    if graph in semantic:
+        return translate(fuse(model, kernels=False, narrow=narrow_dtypes(device)), device)
+    return translate(widened(model, device), device)
 
 
 def _contiguous(module: fx.GraphModule) -> fx.GraphModule:

@@ -146,11 +146,13 @@ def pointwise_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Te
     multiply = _of_pixels(dy)
     if multiply is None:
         ones, zeros, wanted = [1, 1], [0, 0], [True, False, False]
+        if x.dtype != dy.dtype:
+            x = torch.empty_like(x, dtype=dy.dtype)
         return torch.ops.aten.convolution_backward.default(dy, x, weight, None, strides, zeros, ones, False, zeros, 1, wanted)[0]
     seen = multiply(dy.permute(0, 2, 3, 1), weight.flatten(1).t(), None, "none", [], "").permute(0, 3, 1, 2)
     if seen.shape == x.shape:
         return seen
-    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device).to(memory_format=torch.channels_last)
+    dx = torch.zeros(x.shape, dtype=dy.dtype, device=x.device).to(memory_format=torch.channels_last)
     dx[:, :, :: strides[0], :: strides[1]] = seen
     return dx
 

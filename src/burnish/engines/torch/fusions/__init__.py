@@ -6,6 +6,8 @@ kernels in ``kernels``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from burnish.engines.torch.fusions.attention import fuse_attention
@@ -21,6 +23,7 @@ from burnish.engines.torch.fusions.max_pooling import fuse_max_pooling
 from burnish.engines.torch.fusions.row_normalization import STANDARDIZED, fuse_normalization
 from burnish.engines.torch.fusions.softmax import fuse_softmax
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED, fuse_synchronized
+from burnish.engines.torch.fusions.widened_products import CONVOLUTIONS, PRODUCTS, widen
 from burnish.engines.torch.fusions.winograd import use_winograd
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
@@ -29,7 +32,13 @@ FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | SYNCHRONIZED | STAND
 """The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
 
 
-def fuse(model: ir.Model, kernels: bool, winograd: bool = False, channels_last: bool = True) -> ir.Model:
+def fuse(
+    model: ir.Model,
+    kernels: bool,
+    winograd: bool = False,
+    channels_last: bool = True,
+    narrow: Collection[ir.DataType] = (),
+) -> ir.Model:
     """Rewrite a graph, in place.
 
     Args:
@@ -37,6 +46,7 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False, channels_last: 
         kernels: whether the engine's own kernels are there; ATen's are.
         winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
         channels_last: whether images have their channels last in memory.
+        narrow: dtypes of sixteen bits whose products are computed in float32: those that the device is slow in.
 
     Returns:
         The same model. Batch normalization that no kernel takes is lowered.
@@ -48,10 +58,12 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False, channels_last: 
         fuse_batch_normalization(graph)
         fuse_synchronized(graph)
         fuse_normalization(graph)
-        if winograd:
-            use_winograd(graph)
-        if channels_last:
-            use_products(graph)
+        fuse_depthwise(graph)
+    widen(graph, CONVOLUTIONS, narrow)
+    if kernels and winograd:
+        use_winograd(graph)
+    if kernels and channels_last:
+        use_products(graph)
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
@@ -63,6 +75,7 @@ def fuse(model: ir.Model, kernels: bool, winograd: bool = False, channels_last: 
         fuse_attention(graph)
         fuse_linear(graph)
         fuse_batched_products(graph)
-        fuse_depthwise(graph)
+    widen(graph, PRODUCTS, narrow)
+    if kernels:
         fuse_elementwise(graph)
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -70,7 +69,7 @@ def _is_product(op: Call, images: int, weight: int, largest: int) -> bool:
 
     oneDNN reorders the weights of a convolution before it and after, which takes its time where maps are small and channels many.
     """
-    if op.device.type != "cpu" or op.dtype(images) != ir.DataType.BFLOAT16:
+    if op.device.type != "cpu" or op.dtype() != ir.DataType.BFLOAT16:
         return False
     extents, kernel = op.extents(images), op.extents(weight)
     if len(extents) != 4 or kernel[2:] != [1, 1] or not all(isinstance(extent, int) for extent in extents[2:]):
@@ -78,21 +77,6 @@ def _is_product(op: Call, images: int, weight: int, largest: int) -> bool:
     _, strides, _, pads, group = _window(op, weight)
     automatic = op.attribute("auto_pad", "NOTSET") == "NOTSET"
     return strides == [1, 1] and not any(pads) and group == 1 and automatic and math.prod(extents[2:]) <= largest
-
-
-def _lacks_kernels(op: Call, index: int) -> bool:
-    """Whether the operand is bfloat16 on a CPU for which oneDNN has no convolutions of that: PyTorch's own round their sums."""
-    return op.device.type == "cpu" and op.dtype(index) == ir.DataType.BFLOAT16 and not _has_narrow_convolutions()
-
-
-@functools.cache
-def _has_narrow_convolutions() -> bool:
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(available and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _widened(tensor: Any, narrow: bool) -> Any:
-    return tensor.to(torch.float32) if narrow and tensor is not None else tensor
 
 
 def _skips_pixels_of_few_channels(op: Call, weight: int) -> bool:
@@ -126,10 +110,7 @@ def convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
     x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
     function: Any = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
-    narrow = _lacks_kernels(op, 0)
-    operands = [_widened(operand, narrow) for operand in (x, op.tensor(1), op.optional(2))]
-    y = function(*operands, strides, padding, dilations, group)
-    return y.to(torch.bfloat16) if narrow else y
+    return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
 
 
 @translates("ConvTranspose")
@@ -179,7 +160,7 @@ def convolution_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
     if _is_product(op, 2, 1, LARGEST_MAP):
         return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1)))
-    return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), op.value(2), weight_index=1, wanted=0)
+    return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), weight_index=1, wanted=0)
 
 
 @translates("ConvWeightGrad", domain=BURNISH_DOMAIN)
@@ -193,21 +174,25 @@ def convolution_weight_gradient(op: Call) -> Any:
         seen = op.tensor(1)[(slice(None), slice(None), *(slice(None, None, step) for step in strides))]
         dy, x = (torch.flatten(torch.movedim(images, 1, -1), 0, -2) for images in (op.tensor(0), seen))
         return torch.reshape(torch.mm(dy.t(), x), [*op.extents(2)[:2], *[1] * len(strides)])
-    return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), op.value(1), weight_index=2, wanted=1)
+    return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), weight_index=2, wanted=1)
 
 
-def _backward(op: Call, dy: Any, x: Any, weight: Any, source: ir.Value, weight_index: int, wanted: int) -> Any:
+def _backward(op: Call, dy: Any, x: Any, weight: Any, weight_index: int, wanted: int) -> Any:
     _, strides, dilations, pads, group = _window(op, weight_index)
     rank = len(strides)
     padded, padding = _padded_evenly(x, pads)
+    is_padded = padded is not x
     mask = [wanted == 0, wanted == 1, False]
-    narrow = _lacks_kernels(op, 0)
-    operands = [_widened(operand, narrow) for operand in (dy, padded, weight)]
+    if op.dtype(2) != op.dtype(0):  # of the third operand the shape alone is read
+        if wanted == 0:
+            padded = torch.empty_like(padded, dtype=op.torch_dtype(0))
+        else:
+            weight = torch.empty_like(weight, dtype=op.torch_dtype(0))
     gradients = torch.ops.aten.convolution_backward.default(
-        *operands, None, strides, padding, dilations, False, [0] * rank, group, mask
+        dy, padded, weight, None, strides, padding, dilations, False, [0] * rank, group, mask
     )
-    gradient = gradients[wanted].to(torch.bfloat16) if narrow else gradients[wanted]
-    if wanted == 0 and padded is not x:
+    gradient = gradients[wanted]
+    if wanted == 0 and is_padded:
         amounts = [-amount for axis in reversed(range(rank)) for amount in (pads[axis], pads[axis + rank])]
         gradient = functional.pad(gradient, amounts)
     return gradient

@@ -1,0 +1,92 @@
+"""Convolutions and products of sixteen bits in float32, where PyTorch has no fast kernels for them.
+
+PyTorch hands them to oneDNN where the processor has vectors for it; elsewhere its own loops multiply, many times slower than
+those for float32, and round between terms. There the operands are cast in front of a product, which adds up in float32 as the
+program has it, and its result is rounded behind it. What lies in memory from the forward to the backward pass keeps sixteen bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import onnx_ir as ir
+import torch
+
+from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
+
+CONVOLUTIONS = frozenset(
+    {("", "Conv"), ("", "ConvTranspose"), (BURNISH_DOMAIN, "ConvInputGrad"), (BURNISH_DOMAIN, "ConvWeightGrad")}
+)
+PRODUCTS = frozenset(
+    {("", name) for name in ("MatMul", "Gemm", "Einsum")}
+    | {(BURNISH_DOMAIN, name) for name in ("FusedLinear", "FusedLinearWeightGrad", "FusedBatchedProduct")}
+)
+"""What is widened, by domain and operator."""
+
+READ = {"ConvInputGrad": 2, "ConvWeightGrad": 2}
+"""How many operands are read where not all of them are: of a third the shape is all that matters."""
+
+NEAR = 8
+"""Nodes between two products up to which they share a cast of what both read, as the two gradients of a convolution do. Between
+more of them the cast, twice as wide, would take memory."""
+
+
+def narrow_dtypes(device: torch.device) -> frozenset[ir.DataType]:
+    """The types of sixteen bits that products of a device are slow in."""
+    if device.type != "cpu":
+        return frozenset()
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    supported: dict[ir.DataType, Callable[[], bool]] = {
+        ir.DataType.BFLOAT16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        ir.DataType.FLOAT16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return frozenset(dtype for dtype, is_supported in supported.items() if not (onednn and is_supported()))
+
+
+def widened(model: ir.Model, device: torch.device) -> ir.Model:
+    """A model as it is best run on a device: itself where that is quick in all its dtypes, else a copy."""
+    narrow = narrow_dtypes(device)
+    if not any(output.dtype in narrow for node in model.graph.all_nodes() for output in node.outputs):
+        return model
+    model = model.clone()
+    widen(model.graph, CONVOLUTIONS | PRODUCTS, narrow)
+    return model
+
+
+def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Collection[ir.DataType]) -> None:
+    """Let every node of these operators that computes in one of these dtypes compute in float32, in place.
+
+    Args:
+        graph: the bodies of its control operators, too.
+        operators: by domain and name.
+        narrow: the dtypes.
+    """
+    casts: dict[tuple[ir.Graph, ir.Value], tuple[ir.Value, int]] = {}
+    for place, node in enumerate(list(graph.all_nodes()) if narrow else ()):
+        owner = node.graph
+        if (node.domain, node.op_type) not in operators or not isinstance(owner, ir.Graph):
+            continue
+        if node.outputs[0].dtype not in narrow:
+            continue
+        builder = Builder(owner, before=node)
+        for index, value in enumerate(node.inputs[: READ.get(node.op_type)]):
+            if value is None or value.dtype not in narrow:
+                continue
+            cast, last = casts.get((owner, value), (None, 0))
+            if cast is None or place - last > NEAR:
+                cast = builder.cast(builder.tensor(value), ir.DataType.FLOAT).value
+            casts[owner, value] = cast, place
+            node.replace_input_with(index, cast)
+        _round_behind(owner, node)
+
+
+def _round_behind(graph: ir.Graph, node: ir.Node) -> None:
+    """Let a node that reads float32 give float32, which is cast to what it gave."""
+    result = node.outputs[0]
+    wide = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), name=node.name, num_outputs=1)
+    wide.outputs[0].type, wide.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), result.shape
+    wide.metadata_props.update(node.metadata_props)
+    graph.insert_before(node, wide)
+    builder = Builder(graph, before=node)
+    assert result.dtype is not None
+    replace_node(node, builder.cast(builder.tensor(wide.outputs[0]), result.dtype))
