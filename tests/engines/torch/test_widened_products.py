@@ -137,16 +137,28 @@ def test_a_model_that_is_loaded_is_not_changed(dtype: str, monkeypatch: pytest.M
     assert widened(single, CPU) is single
 
 
-def test_a_gpu_and_a_processor_with_sixteen_bit_vectors_keep_their_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("features", "slow"),
+    [
+        ("", {"bfloat16", "float16"}),
+        ("onednn", {"bfloat16", "float16"}),
+        ("onednn avx512", {"bfloat16", "float16"}),
+        ("onednn bf16 avx512", {"bfloat16", "float16"}),  # imitated
+        ("onednn bf16 avx512 avx512_bf16", {"float16"}),
+        ("onednn bf16 fp16 avx512 avx512_bf16", set()),
+        ("onednn bf16 fp16", set()),  # AVX-NE-CONVERT, or no x86
+        ("onednn bf16", {"float16"}),
+    ],
+)
+def test_what_is_slow_depends_on_the_processor(features: str, slow: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    has = set(features.split())
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: "onednn" in has)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: "bf16" in has)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: "fp16" in has)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: "avx512" in has)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512_bf16" in has)
+    assert narrow_dtypes(CPU) == {NARROW[name] for name in slow}
     assert not narrow_dtypes(torch.device("cuda"))
-    for bfloat16 in (True, False):
-        for float16 in (True, False):
-            monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda answer=bfloat16: answer)
-            monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda answer=float16: answer)
-            slow = {ir.DataType.BFLOAT16: not bfloat16, ir.DataType.FLOAT16: not float16}
-            assert narrow_dtypes(CPU) == {kind for kind, is_slow in slow.items() if is_slow}
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert narrow_dtypes(CPU) == set(NARROW.values())
 
 
 NETWORKS: dict[str, Callable[[], ir.Model]] = {

@@ -1,13 +1,14 @@
 """Convolutions and products of sixteen bits in float32, where PyTorch has no fast kernels for them.
 
-PyTorch hands them to oneDNN where the processor has vectors for it; elsewhere its own loops multiply, many times slower than
-those for float32, and round between terms. There the operands are cast in front of a product, which adds up in float32 as the
-program has it, and its result is rounded behind it. What lies in memory from the forward to the backward pass keeps sixteen bits.
+PyTorch hands them to oneDNN where the processor has vectors for it. Elsewhere oneDNN imitates these, or loops of PyTorch's own
+multiply, which are many times slower than those for float32 and round between terms. There the operands are cast in front of a
+product, which adds up in float32 as the program has it, and its result is rounded behind it. What lies in memory from the forward
+to the backward pass keeps sixteen bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import onnx_ir as ir
 import torch
@@ -35,12 +36,15 @@ def narrow_dtypes(device: torch.device) -> frozenset[ir.DataType]:
     """The types of sixteen bits that products of a device are slow in."""
     if device.type != "cpu":
         return frozenset()
-    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    supported: dict[ir.DataType, Callable[[], bool]] = {
-        ir.DataType.BFLOAT16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        ir.DataType.FLOAT16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return frozenset({ir.DataType.BFLOAT16, ir.DataType.FLOAT16})
+    # With AVX-512 but no instructions for bfloat16 oneDNN imitates them, which takes longer than float32.
+    imitated = torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported()
+    quick = {
+        ir.DataType.BFLOAT16: torch.ops.mkldnn._is_mkldnn_bf16_supported() and not imitated,
+        ir.DataType.FLOAT16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
-    return frozenset(dtype for dtype, is_supported in supported.items() if not (onednn and is_supported()))
+    return frozenset(dtype for dtype, is_quick in quick.items() if not is_quick)
 
 
 def widened(model: ir.Model, device: torch.device) -> ir.Model:
