@@ -37,6 +37,14 @@ what is beside the products runs on one thread."""
 MOST_PIXELS = 4096
 """Results of a convolution up to which a product was measured to be as fast or faster: by up to 1.9 times with the fewest."""
 
+MOST_WEIGHTS = 1 << 18
+LEAST_OF_WIDER = 64
+"""Weights of a convolution up to which both its gradients were measured to be faster together, by 1.0 to 1.9 times: with every block
+of pixels all sums are gone through. And channels of its wider side from which on they were."""
+
+LEAST_OF_NARROWER = 64
+"""Channels of its narrower side from which on the gradient of the weights alone is faster as a product than oneDNN's."""
+
 Product = Callable[..., torch.Tensor]
 
 
@@ -155,6 +163,37 @@ def pointwise_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Te
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=x.device).to(memory_format=torch.channels_last)
     dx[:, :, :: strides[0], :: strides[1]] = seen
     return dx
+
+
+def expect_pointwise_gradients() -> None:
+    """Have the kernels for both gradients of such convolutions built meanwhile."""
+    kernels.request("pointwise_gradient", "winograd_weights")
+
+
+def pointwise_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both gradients of such a convolution with a stride of 1, dx and dw, from dy [N, K, H, W], x [N, C, H, W] and [K, C, 1, 1]."""
+    if has_torch_function((dy, x, weight)):
+        return handle_torch_function(pointwise_gradients, (dy, x, weight), dy, x, weight)
+    outputs, channels = weight.shape[:2]
+    if outputs * channels <= MOST_WEIGHTS and max(outputs, channels) >= LEAST_OF_WIDER:
+        own = _of_convolutions("pointwise_gradient")
+        if own is not None:
+            return own(dy, x, weight)
+    dx = pointwise_input_gradient(dy, weight, x, [1, 1])
+    own = _of_convolutions("convolution_weight_gradient") if min(outputs, channels) >= LEAST_OF_NARROWER else None
+    if own is not None:
+        return dx, own(dy, x, [1, 1], [1, 1], [0, 0])
+    ones, zeros, wanted = [1, 1], [0, 0], [False, True, False]
+    return dx, torch.ops.aten.convolution_backward.default(dy, x, weight, None, ones, zeros, ones, False, zeros, 1, wanted)[1]
+
+
+@functools.cache
+def _of_convolutions(name: str) -> Callable[..., Any] | None:
+    """The engine's kernel for gradients of convolutions, or None where it is not there."""
+    if not kernels.available(kernels.schemas.KERNEL_OF[name]):
+        return None
+    found: Callable[..., Any] = getattr(torch.ops.burnish, name).default
+    return found
 
 
 def _of_pixels(results: torch.Tensor) -> Product | None:

@@ -67,6 +67,7 @@ SCHEMAS = {
         "winograd_weight_gradient(Tensor dy, Tensor x, int[] padding) -> Tensor",
         "convolution_weight_gradient(Tensor dy, Tensor x, int[] extents, int[] strides, int[] padding) -> Tensor",
     ),
+    "pointwise_gradient": ("pointwise_gradient(Tensor dy, Tensor x, Tensor weight) -> (Tensor, Tensor)",),
     "depthwise": _named(_DEPTHWISE, ""),
     "standardize": (
         "standardize(Tensor x, Tensor? scale, Tensor? bias, int axis, float epsilon, float offset, bool centered)"

@@ -282,6 +282,14 @@ def pointwise_input_gradient(op: Call) -> Any:
     return products.pointwise_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
 
+@translates("PointwiseConvGrad", domain=BURNISH_DOMAIN)
+def pointwise_gradients(op: Call) -> Any:
+    """(dy, x, w) -> dx, dw."""
+    products.expect_pointwise_gradients()
+    results = products.pointwise_gradients(*op.tensors())
+    return results[0], results[1]
+
+
 @translates("ConvWeightGradProducts", domain=BURNISH_DOMAIN)
 def convolution_weight_gradient(op: Call) -> Any:
     """(dy, x) -> dw."""
