@@ -39,8 +39,8 @@ MOST_PIXELS = 4096
 
 MOST_WEIGHTS = 1 << 18
 LEAST_OF_WIDER = 64
-"""Weights of a convolution up to which both its gradients were measured to be faster together, by 1.0 to 1.9 times: with every block
-of pixels all sums are gone through. And channels of its wider side from which on they were."""
+"""Weights of a convolution up to which both its gradients were measured to be faster together, by 1.0 to 1.9 times: all sums are
+gone through with every block of pixels. And channels of its wider side from which on they were."""
 
 LEAST_OF_NARROWER = 64
 """Channels of its narrower side from which on the gradient of the weights alone is faster as a product than oneDNN's."""
@@ -171,7 +171,7 @@ def expect_pointwise_gradients() -> None:
 
 
 def pointwise_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both gradients of such a convolution with a stride of 1, dx and dw, from dy [N, K, H, W], x [N, C, H, W] and [K, C, 1, 1]."""
+    """Both gradients of such a convolution with a stride of 1: dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1, 1] to dx, dw."""
     if has_torch_function((dy, x, weight)):
         return handle_torch_function(pointwise_gradients, (dy, x, weight), dy, x, weight)
     outputs, channels = weight.shape[:2]
