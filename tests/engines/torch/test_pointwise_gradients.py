@@ -117,16 +117,18 @@ def test_operands_that_do_not_fit_are_refused():
 
 @needs_kernels
 @pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize(("count", "channels"), [(64, 64), (20, 80), (16, 16), (1024, 300)])
-def test_gradients_whichever_way_they_are_computed(count, channels, built, monkeypatch):
-    """Together, apart where there are many weights or few channels, and by PyTorch where the kernels are not there."""
-    given = operands((2, count, channels, 5, 6))
-    if not built:
-        monkeypatch.setattr(products, "_of_convolutions", lambda name: None)
+@pytest.mark.parametrize(("count", "channels", "side"), [(64, 64, 15), (20, 80, 15), (16, 16, 15), (1024, 300, 15), (64, 64, 5)])
+def test_gradients_whichever_way_they_are_computed(count, channels, side, built, monkeypatch, threads):
+    """Together; apart where there are many weights, few channels or few pixels; by PyTorch where there are no kernels."""
+    given = operands((2, count, channels, side, side))
+    asked, found_kernel = [], products._of_convolutions
+    monkeypatch.setattr(products, "_of_convolutions", lambda name: asked.append(name) or (found_kernel(name) if built else None))
     exact = of_pytorch(*(tensor.double() for tensor in given))
     for found, expected in zip(products.pointwise_gradients(*given), exact, strict=True):
         assert found.shape == expected.shape
         assert error(found, expected) < 1e-6
+    together = side == 15 and (count, channels) in ((64, 64), (20, 80))
+    assert ("pointwise_gradient" in asked) == together
 
 
 def layer(weight=(32, 16, 1, 1), dtype=ir.DataType.FLOAT, kinds=("ConvInputGrad", "ConvWeightGrad"), **attributes) -> list[str]:
@@ -182,6 +184,7 @@ def test_layers_that_share_kernels_and_a_gradient_are_told_apart():
 @pytest.mark.parametrize("recompute", [None, "layers"])
 def test_a_network_trains_alike_with_and_without(recompute, monkeypatch):
     monkeypatch.setattr(products, "LEAST_OF_WIDER", 1)
+    monkeypatch.setattr(products, "LEAST_PIXELS", 0)
     monkeypatch.setattr(convolution_products, "LEAST_CHANNELS_OF_BOTH", 8)
     model = mobile()
     program = burnish.compile(model, optimizer=burnish.optim.sgd(lr=0.01, momentum=0.9), recompute=recompute)

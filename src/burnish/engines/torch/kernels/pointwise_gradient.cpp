@@ -2,8 +2,8 @@
 //
 //   dx = dy W,   dw = dy^T x,
 //
-// where the rows of dy [pixels, K] and of x [pixels, C] are pixels. With few channels on one side the products are small, and what
-// takes the time is reading the other side from memory: here it is read once. Each worker goes over pixels of its own, some at a time.
+// where the rows of dy [pixels, K] and of x [pixels, C] are pixels. Each worker goes over pixels of its own, some at a time, which it
+// packs once for both products, and adds up dw by itself; in the end these sums are added.
 
 #include <algorithm>
 #include <tuple>
@@ -60,12 +60,14 @@ void gradients(int64_t pixels, int64_t outputs, int64_t channels, const float* d
       }
     }
   });
-  for (int64_t k = 0; k < outputs; ++k)
-    for (int64_t c = 0; c < channels; c += kLanes) {
-      Vector sum{};
-      for (int64_t worker = 0; worker < workers; ++worker) sum += load(work + worker * room + k * wide + c);
-      store_some(dw + k * channels + c, sum, channels - c);
-    }
+  parallel_for(0, outputs, std::max<int64_t>(1, (1 << 14) / wide), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      for (int64_t c = 0; c < channels; c += kLanes) {
+        Vector sum{};
+        for (int64_t worker = 0; worker < workers; ++worker) sum += load(work + worker * room + k * wide + c);
+        store_some(dw + k * channels + c, sum, channels - c);
+      }
+  });
 }
 
 // (dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1, 1]) -> dx, dw, of a convolution without strides and padding.
