@@ -168,23 +168,12 @@ network (float[batch, 2, {sizes}] x) => (float[batch, features] y)
         "targets": generator.normal(size=(16, 6 * int(np.prod(extents)))).astype(np.float32),
     }
     states = []
-    single = burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
-    for compiled, kind in ((single, "none"), (program, "none"), (program, "regions")):
-        session = burnish.Session(compiled, TorchEngine(compile=kind))
+    for kind in ("none", "regions"):
+        session = burnish.Session(program, TorchEngine(compile=kind))
         session.step(batch)
         states.append(session.state())
-    # Chains of elementwise operators may round less often: they are no farther from float32 for it.
-    for name, exact in states[0].items():
-        plain, fused = (np.abs(state[name].astype(np.float64) - exact).max() for state in states[1:])
-        assert fused <= 1.5 * plain + 1e-6, name
-    # A mean of what is rounded is as sure as its number of terms makes it; a mean that is rounded itself is not.
-    start = program.initial_state(0)
-    x, w = (torch.from_numpy(array).bfloat16().double() for array in (batch["x"], start["param/w"]))
-    terms = torch.einsum("nc..., kc -> k...n", x, w.flatten(1)).flatten(1)
-    sure = 2.0**-9 * terms.abs().amax(1) / np.sqrt(terms.shape[1])
-    for state in states[1:]:
-        mean = (torch.from_numpy(state["stat/mean"]).double() - 0.9 * torch.from_numpy(start["stat/mean"])) / 0.1
-        assert ((mean - terms.mean(1)).abs() <= 2 * sure + 1e-5).all()
+    for name, expected in states[0].items():
+        np.testing.assert_allclose(states[1][name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @needs_kernels

@@ -4,6 +4,9 @@ PyTorch hands them to oneDNN where the processor has vectors for it. Elsewhere o
 multiply, which are many times slower than those for float32 and round between terms. There the operands are cast in front of a
 product, which adds up in float32 as the program has it, and its result is rounded behind it. What lies in memory from the forward
 to the backward pass keeps sixteen bits.
+
+These casts are ``burnish.CastApart``, which no chain of elementwise operators takes in: it would leave out the rounding, here and
+there, and a layer that is computed again would not come to the same bits.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 import torch
 
-from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, replace_node
 
 CONVOLUTIONS = frozenset(
     {("", "Conv"), ("", "ConvTranspose"), (BURNISH_DOMAIN, "ConvInputGrad"), (BURNISH_DOMAIN, "ConvWeightGrad")}
@@ -78,7 +81,7 @@ def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Colle
                 continue
             cast, last = casts.get((owner, value), (None, 0))
             if cast is None or place - last > NEAR:
-                cast = builder.cast(builder.tensor(value), ir.DataType.FLOAT).value
+                cast = _cast(builder, value, ir.DataType.FLOAT).value
             casts[owner, value] = cast, place
             node.replace_input_with(index, cast)
         _round_behind(owner, node)
@@ -93,4 +96,10 @@ def _round_behind(graph: ir.Graph, node: ir.Node) -> None:
     graph.insert_before(node, wide)
     builder = Builder(graph, before=node)
     assert result.dtype is not None
-    replace_node(node, builder.cast(builder.tensor(wide.outputs[0]), result.dtype))
+    replace_node(node, _cast(builder, wide.outputs[0], result.dtype))
+
+
+def _cast(builder: Builder, value: ir.Value, dtype: ir.DataType) -> Tensor:
+    cast = builder.op("CastApart", builder.tensor(value), domain=BURNISH_DOMAIN, to=int(dtype))
+    cast.value.type, cast.value.shape = ir.TensorType(dtype), value.shape
+    return cast
