@@ -24,3 +24,12 @@ def inductor() -> None:
         check_compiler(torch.device("cpu"), "this test")
     except EngineError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """PyTorch's threads, 1 and 2: a kernel cuts its work by them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

@@ -27,14 +27,6 @@ SHAPES = [  # images, channels, kernels, height, width, extents, strides, paddin
 ]
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def operands(shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, weight and dy."""
     images, channels, count, height, width, extents, strides, padding = shape

@@ -21,14 +21,6 @@ PADS = [(1, 1, 1, 1), (0, 0, 0, 0), (2, 2, 2, 2), (0, 1, 1, 2), (3, 0, 0, 4)]
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def images(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
     return tensor.contiguous(memory_format=torch.channels_last)

@@ -28,14 +28,6 @@ SHAPES = [  # images, kernels, channels, height, width: whole blocks and tails o
 ]
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def operands(shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dy, x and the weight."""
     images, count, channels, height, width = shape

@@ -64,14 +64,6 @@ def exact(x, weight, dy, padding, bias=None) -> Results:
     return direct(x.double(), weight.double(), dy.double(), padding, bias)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape[:5])))
 def test_errors_are_near_those_of_direct_convolution(shape, threads):
     x, weight, dy = operands(shape)
