@@ -112,11 +112,12 @@ def test_operands_that_do_not_fit_are_refused():
 
 
 @needs_kernels
-@pytest.mark.parametrize("most", [0, products.MOST_PIXELS])
+@pytest.mark.parametrize("way", ["convolution", "linear", "product"])
 @pytest.mark.parametrize("strides", [[1, 1], [2, 1], [2, 2]])
 @pytest.mark.parametrize(("channels", "count", "side"), [(16, 17, 5), (512, 640, 9)])
-def test_convolutions_of_one_pixel(channels, count, side, strides, most, monkeypatch, threads):
-    monkeypatch.setattr(products, "MOST_PIXELS", most)
+def test_convolutions_of_one_pixel(channels, count, side, strides, way, monkeypatch, threads):
+    monkeypatch.setattr(products, "MOST_PIXELS", 0 if way == "convolution" else products.MOST_PIXELS)
+    monkeypatch.setattr(products, "_has_fast_pixels", lambda *_: way == "product")
     shape = (3, channels, count, side, side + 1, (1, 1), strides, (0, 0))
     x, weight, dy = operands(shape)
     bias = torch.randn(count, generator=torch.Generator().manual_seed(0))

@@ -7,13 +7,25 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from burnish.engines.torch import kernels
+from burnish.engines.torch import kernels, products
 
 pytestmark = pytest.mark.skipif(not kernels.available("products"), reason="the engine's kernels cannot be built here")
 
 DTYPES = [torch.float32, torch.bfloat16]
-# Below a tile, a tile, one more than tiles; sums of less and of more than one block; columns of more than one block.
-SHAPES = [(1, 1, 1), (8, 384, 48), (9, 385, 49), (7, 769, 47), (17, 1000, 433), (100, 1537, 50), (3, 2, 800), (65, 1541, 391)]
+# Below a tile, a tile, one more than tiles; sums of less and of more than one block; columns, and rows, of more than one block.
+SHAPES = [
+    (1, 1, 1),
+    (8, 384, 48),
+    (9, 385, 49),
+    (7, 769, 47),
+    (17, 1000, 433),
+    (100, 1537, 50),
+    (3, 2, 800),
+    (65, 1541, 391),
+    (401, 513, 66),
+    (13, 300, 3091),
+    (203, 260, 3079),
+]
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -45,6 +57,16 @@ def test_a_product_keeps_its_digits(dtype, transposed, shape, threads):
         # Of a sum of n products of normal numbers, as in float32; bfloat16 is rounded once, at the end.
         torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=4e-6 * depth**0.5)
         assert torch.equal(found, torch.ops.burnish.product(left, right, added))
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="the kernel is chosen on processors with AVX2 or AVX-512")
+@pytest.mark.parametrize(("rows", "taken"), [(256, True), (16, torch.cpu._is_avx512_supported()), (1, False)])
+def test_large_products_take_the_kernel(rows, taken, threads):
+    x, weight = torch.ones(rows, 2048), torch.ones(1024, 2048)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = products.linear(x, weight, None, True, False)
+    assert torch.equal(found, torch.full((rows, 1024), 2048.0))
+    assert ("burnish::product" in {event.key for event in profile.key_averages()}) == taken
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,10 +1,10 @@
 """Products with a weight, the weight's gradient, and products of batches, by the engine's own kernel where it is the fastest.
 
-Large products on a processor with vectors of 512 bits are the kernel's (``kernels/products.cpp``), which reads strided operands
-as they lie; all others are PyTorch's. The functions are called as a graph runs, when the sizes are known.
+Large products are the kernel's (``kernels/products.cpp``), which reads strided operands as they lie, where the processor has vectors
+of 256 or 512 bits; all others are PyTorch's. The functions are called as a graph runs, when the sizes are known.
 
-Convolutions of one pixel are products, too: where there are few pixels, oneDNN's products of matrices beat its convolutions,
-which reorder their kernels each time.
+Convolutions of one pixel are products, too: where there are few pixels, products of matrices beat oneDNN's convolutions, which
+reorder their kernels each time; the kernel's do so with many pixels and enough channels of the result.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ from burnish.engines.torch import kernels
 LARGE = 1 << 24
 """Multiplications of a product; below, packing of the operands costs more than the kernel gains."""
 
+LEAST_REUSE = 56
+"""Multiplications for each element of the operands from which on the kernel was measured to win with vectors of 256 bits; with
+those of 512 bits it did with fewer."""
+
 NARROWEST = 16
 SMALL = 1 << 16
-"""Extent of a result's matrices, and multiplications of a batch for one of its inner axis; below, PyTorch's products do."""
+"""Extent of a result's matrices, and multiplications of a batch for one of its inner axis; below, PyTorch's products do, and with
+vectors of 256 bits where there is one of that axis: matrices that lie side by side."""
 
 LARGE_WEIGHT = 1 << 18
 """Elements of a weight whose products are expected to be large."""
@@ -36,6 +41,12 @@ what is beside the products runs on one thread."""
 
 MOST_PIXELS = 4096
 """Results of a convolution up to which a product was measured to be as fast or faster: by up to 1.9 times with the fewest."""
+
+FEWEST_PIXELS = 96
+FEWEST_CHANNELS = 32
+ENOUGH_CHANNELS = 512
+"""Results, and channels of them, from which on the kernel's product was measured to be the fastest with vectors of 256 bits; of
+more pixels than ``MOST_PIXELS`` it is where there are no fewer channels of the results than of what they are of, or enough."""
 
 MOST_WEIGHTS = 1 << 18
 LEAST_OF_WIDER = 64
@@ -52,6 +63,12 @@ Product = Callable[..., torch.Tensor]
 def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
     """Have the kernel built meanwhile, where products with a weight of these extents will ask for it."""
     if all(isinstance(extent, int) for extent in weight) and math.prod(weight) >= LARGE_WEIGHT and _suits(dtype):
+        kernels.request("products")
+
+
+def expect_pointwise() -> None:
+    """Have the kernel built meanwhile, where convolutions of one pixel will ask for it."""
+    if _suits(torch.float32) and not torch.cpu._is_avx512_supported():
         kernels.request("products")
 
 
@@ -123,8 +140,7 @@ def batched(left: torch.Tensor, right: torch.Tensor, order: list[int]) -> torch.
     """
     if has_torch_function((left, right)):
         return handle_torch_function(batched, (left, right), left, right, order)
-    rows, depth, columns = left.shape[2], left.shape[3], right.shape[3]
-    if left.shape[:2] == right.shape[:2] and min(rows, columns) >= NARROWEST and left.shape[0] * rows * depth * columns > SMALL:
+    if left.shape[:2] == right.shape[:2] and _is_batch_large(left.shape, right.shape[3]):
         own = _own(left.dtype, "batched_product")
         if own is not None:
             return own(left, right, order)
@@ -138,27 +154,20 @@ def pointwise_convolution(
     if has_torch_function((x, weight, bias)):
         return handle_torch_function(pointwise_convolution, (x, weight, bias), x, weight, bias, strides)
     seen = x[:, :, :: strides[0], :: strides[1]]
-    multiply = _of_pixels(seen)
-    if multiply is None:
-        return functional.conv2d(x, weight, bias, list(strides))
-    if bias is not None:
-        bias = (
-            bias.contiguous()
-        )  # oneDNN reads one number after another, whatever the strides: of a broadcast bias, what lies behind
-    return multiply(seen.permute(0, 2, 3, 1), weight.flatten(1), bias, "none", [], "").permute(0, 3, 1, 2)
+    result = _pixel_product(seen, weight.flatten(1), bias)
+    return functional.conv2d(x, weight, bias, list(strides)) if result is None else result
 
 
 def pointwise_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The gradient of the images of such a convolution, from that of its results; of x the shape is read."""
     if has_torch_function((dy, weight, x)):
         return handle_torch_function(pointwise_input_gradient, (dy, weight, x), dy, weight, x, strides)
-    multiply = _of_pixels(dy)
-    if multiply is None:
+    seen = _pixel_product(dy, weight.flatten(1).t(), None)
+    if seen is None:
         ones, zeros, wanted = [1, 1], [0, 0], [True, False, False]
         if x.dtype != dy.dtype:
             x = torch.empty_like(x, dtype=dy.dtype)
         return torch.ops.aten.convolution_backward.default(dy, x, weight, None, strides, zeros, ones, False, zeros, 1, wanted)[0]
-    seen = multiply(dy.permute(0, 2, 3, 1), weight.flatten(1).t(), None, "none", [], "").permute(0, 3, 1, 2)
     if seen.shape == x.shape:
         return seen
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=x.device).to(memory_format=torch.channels_last)
@@ -199,10 +208,30 @@ def _of_convolutions(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _of_pixels(results: torch.Tensor) -> Product | None:
-    """What multiplies the pixels of a convolution, where it has so few results that this is faster; else None."""
-    pixels = results.shape[0] * results.shape[2] * results.shape[3]
-    return _pointwise() if 0 < pixels <= MOST_PIXELS and torch.backends.mkldnn.enabled else None
+def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """Each pixel of images [N, C, H, W] times kernel' [C, K], plus bias [K], where a product is the fastest way; else None."""
+    outputs, inputs = kernel.shape
+    pixels = images.shape[0] * images.shape[2] * images.shape[3]
+    channels_last = images.permute(0, 2, 3, 1)
+    if images.dtype == torch.float32 and _has_fast_pixels(pixels, inputs, outputs):
+        own = _own(images.dtype, "product")
+        if own is not None:
+            result = own(channels_last.reshape(-1, inputs), kernel.t(), bias).view(*channels_last.shape[:3], outputs)
+            return result.permute(0, 3, 1, 2)
+    multiply = _pointwise() if 0 < pixels <= MOST_PIXELS and torch.backends.mkldnn.enabled else None
+    if multiply is None:
+        return None
+    if bias is not None:
+        # oneDNN reads one number after another, whatever the strides: of a broadcast bias, what lies behind.
+        bias = bias.contiguous()
+    return multiply(channels_last, kernel, bias, "none", [], "").permute(0, 3, 1, 2)
+
+
+def _has_fast_pixels(pixels: int, inputs: int, outputs: int) -> bool:
+    """Whether the engine's own kernel multiplies the pixels of a convolution the fastest."""
+    if torch.cpu._is_avx512_supported() or pixels < FEWEST_PIXELS or outputs < FEWEST_CHANNELS:
+        return False
+    return pixels <= MOST_PIXELS or outputs >= min(inputs, ENOUGH_CHANNELS)
 
 
 @functools.cache
@@ -219,7 +248,7 @@ def _pointwise() -> Product | None:
 
 def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, relu: bool = False) -> torch.Tensor:
     """x [M, K] times columns [K, N], plus bias [N], and its ReLU where ``relu``."""
-    if x.numel() * columns.shape[1] > LARGE:
+    if _is_large(x.shape[0], x.shape[1], columns.shape[1]):
         own = _own(x.dtype, "product")
         if own is not None:
             result = own(x, columns, bias)
@@ -228,6 +257,21 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
         result = torch.mm(x, columns)
         return torch.relu_(result) if relu else result
     return torch._addmm_activation(bias, x, columns) if relu else torch.addmm(bias, x, columns)
+
+
+def _is_large(rows: int, depth: int, columns: int) -> bool:
+    """Whether a product is large enough for the engine's own kernel."""
+    if rows * depth * columns <= LARGE:
+        return False
+    return torch.cpu._is_avx512_supported() or rows * columns >= LEAST_REUSE * (rows + columns)
+
+
+def _is_batch_large(left: torch.Size, columns: int) -> bool:
+    """Whether the products of a batch are large enough for the engine's own kernel, and enough of them for all threads."""
+    outer, inner, rows, depth = left
+    if min(rows, columns) < NARROWEST or outer * rows * depth * columns <= SMALL or outer * inner < torch.get_num_threads():
+        return False
+    return torch.cpu._is_avx512_supported() or inner > 1
 
 
 def _is_small(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> bool:
@@ -257,5 +301,5 @@ def _own(dtype: torch.dtype, name: str) -> Product | None:
 def _suits(dtype: torch.dtype) -> bool:
     """Whether the processor is of the kind that the kernel was measured on."""
     if dtype == torch.float32:
-        return torch.cpu._is_avx512_supported()
+        return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()
     return dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()

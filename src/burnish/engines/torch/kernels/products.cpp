@@ -31,7 +31,7 @@ Tensor in_float(const Tensor& tensor) {
 
 // A share of a product with its bias, in the dtype of the result.
 template <typename Element, int vectors>
-void multiply_into(const Share& share, int64_t depth, const Lines<Element>& left, const Lines<Element>& right, const float* bias,
+void multiply_into(const Share& share, const Blocks& blocks, int64_t depth, const Lines<Element>& left, const Lines<Element>& right, const float* bias,
                    Element* target, int64_t target_row, float* memory) {
   constexpr bool single = sizeof(Element) == sizeof(float);
   auto finish = [&](float* tile, int64_t tile_row, int64_t row, int64_t column, int64_t high, int64_t wide) {
@@ -47,21 +47,23 @@ void multiply_into(const Share& share, int64_t depth, const Lines<Element>& left
       for (; c < wide; ++c) to[c] = static_cast<Element>(bias ? sums[c] + bias[column + c] : sums[c]);
     }
   };
-  multiply<Element, vectors>(share, depth, left, right, single ? reinterpret_cast<float*>(target) : nullptr, target_row, memory, finish);
+  float* sums = single ? reinterpret_cast<float*>(target) : nullptr;
+  multiply<Element, vectors>(share, blocks, depth, left, right, sums, target_row, memory, finish);
 }
 
 template <typename Element>
 void product_into(const Tensor& left, const Tensor& right, const float* bias, Tensor& result) {
   int64_t rows = left.size(0), depth = left.size(1), columns = right.size(1);
   Grid grid(rows, columns, get_num_threads());
-  int64_t own = room(grid.high, sizeof(Element) != sizeof(float));
+  Blocks blocks(grid.high, grid.wide, kColumns, sizeof(Element) != sizeof(float));
+  int64_t own = blocks.words();
   Tensor memory = make_tensor({grid.count() * own});
   float* work = memory.mutable_data_ptr<float>();
   Lines<Element> left_lines = lines_of<Element>(left, false), right_lines = lines_of<Element>(right, true);
   Element* target = static_cast<Element*>(result.mutable_data_ptr());
   parallel_for(0, grid.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index)
-      multiply_into<Element, kVectors>(grid.share(index, rows, columns), depth, left_lines, right_lines, bias, target, columns,
+      multiply_into<Element, kVectors>(grid.share(index, rows, columns), blocks, depth, left_lines, right_lines, bias, target, columns,
                                        work + index * own);
   });
 }
@@ -112,10 +114,11 @@ void batch_into(const Tensor& left, const Tensor& right, Tensor& result, bool tu
   int64_t items = left.size(0) * inner, row_stride = result.stride(turned ? 3 : 2);
   Batch<Element> one(left), other(right);
   Element* target = static_cast<Element*>(result.mutable_data_ptr());
-  int64_t own = room(rows, sizeof(Element) != sizeof(float)), workers = std::min<int64_t>(get_num_threads(), items);
+  bool narrow = round_up(columns, (kVectors - 1) * kWidth) < round_up(columns, kColumns);
+  Blocks blocks(rows, columns, narrow ? (kVectors - 1) * kWidth : kColumns, sizeof(Element) != sizeof(float));
+  int64_t own = blocks.words(), workers = std::min<int64_t>(get_num_threads(), items);
   Tensor memory = make_tensor({workers * own});
   float* work = memory.mutable_data_ptr<float>();
-  bool narrow = round_up(columns, 2 * kWidth) < round_up(columns, 3 * kWidth);
   parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker)
       for (int64_t item = worker * items / workers; item < (worker + 1) * items / workers; ++item) {
@@ -124,9 +127,9 @@ void batch_into(const Tensor& left, const Tensor& right, Tensor& result, bool tu
         Element* to = target + a * result.stride(0) + b * result.stride(1);
         Share whole{0, rows, 0, columns};
         if (narrow)
-          multiply_into<Element, 2>(whole, depth, lines, across, nullptr, to, row_stride, work + worker * own);
+          multiply_into<Element, kVectors - 1>(whole, blocks, depth, lines, across, nullptr, to, row_stride, work + worker * own);
         else
-          multiply_into<Element, 3>(whole, depth, lines, across, nullptr, to, row_stride, work + worker * own);
+          multiply_into<Element, kVectors>(whole, blocks, depth, lines, across, nullptr, to, row_stride, work + worker * own);
       }
   });
 }

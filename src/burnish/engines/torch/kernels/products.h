@@ -1,6 +1,7 @@
-// Products of matrices, float32 and bfloat16 with float32 sums: both operands are packed into panels whose lines lie side by side, blocks
-// of which fit the second-level cache, and tiles of the result are summed up in registers (K. Goto, R. van de Geijn, "Anatomy of
-// High-Performance Matrix Multiplication", 2008).
+// Products of matrices, float32 and bfloat16 with float32 sums: both operands are packed into panels whose lines lie side by side, and
+// tiles of the result are summed up in registers (K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
+// Of each block that is multiplied, one operand's panels stay in the second-level cache and are gone through again for each panel of
+// the other: with vectors of 512 bits those of the columns, else those of the rows, which are the narrower and so the fewer bytes to read.
 //
 // A panel holds words of 32 bits: a float32, or two bfloat16 that are neighbours in depth, which one instruction multiplies and adds up.
 
@@ -20,12 +21,19 @@ namespace burnish::products {
 
 using Integers = int32_t __attribute__((vector_size(kWidth * 4)));
 
-constexpr int kVectors = 3;                      // of a row of a tile, at most
-constexpr int kRows = kRegisters == 32 ? 8 : 4;  // kRows * kVectors sums, and what they are made of, fit the registers
+// A tile is of kRows rows and kVectors vectors, at most: its sums, and what they are made of, fit the registers. Depth is in words; longer
+// sums are cut. kStrips strips of rows are multiplied at once with kPanels panels of columns.
+#if defined(__AVX512F__)
+constexpr int kRows = 8, kVectors = 3;
+constexpr int64_t kDepth = 384, kStrips = 1, kPanels = 8;
+constexpr int64_t kAhead = 8;  // words of depth that are fetched before they are multiplied
+#else
+constexpr int kRows = 6, kVectors = 2;
+constexpr int64_t kDepth = 256, kStrips = 32, kPanels = 192;
+constexpr int64_t kAhead = 0;
+#endif
 constexpr int64_t kColumns = kVectors * kWidth;
-constexpr int64_t kDepth = 384;  // words; longer sums are cut
-constexpr int64_t kPanels = 8;   // of columns, that rows are multiplied with while they lie in the cache
-constexpr int64_t kAhead = 8;    // words of depth that are fetched before they are multiplied
+constexpr int64_t kLine = 64 / sizeof(float);  // words that a cache fetches at once
 
 inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
 inline int64_t round_up(int64_t number, int64_t to) { return divide_up(number, to) * to; }
@@ -64,21 +72,24 @@ template <>
 #endif
 }
 
-// c[kRows][columns] (+)= a b, of panels a [depth][kRows] and b [depth][columns], where columns are those of so many vectors.
+// c[kRows][columns] (+)= a b, of panels a [depth][kRows] and b [depth][columns], where columns are those of so many vectors. Meanwhile
+// `lines` of the cache are fetched from `next`.
 template <typename Element, int vectors, bool add>
-[[gnu::noinline]] void multiply_tile(int64_t depth, const float* __restrict a, const float* __restrict b, float* __restrict c, int64_t c_row) {
+[[gnu::noinline]] void multiply_tile(int64_t depth, const float* __restrict a, const float* __restrict b, float* __restrict c, int64_t c_row,
+                                     const float* next, int64_t lines) {
   constexpr int64_t width = vectors * kWidth;
   Vector sums[kRows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{}, __builtin_prefetch(c + r * c_row + v * kWidth, 1);
-#pragma GCC unroll 2
+  for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(next + line * kLine, 0, 2);
+#pragma GCC unroll 4
   for (int64_t d = 0; d < depth; ++d) {
     Vector columns[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
-      __builtin_prefetch(b + kAhead * width + v * kWidth);
+      if constexpr (kAhead > 0) __builtin_prefetch(b + kAhead * width + v * kWidth);
       columns[v] = load(b + v * kWidth);
     }
 #pragma GCC unroll 8
@@ -231,53 +242,68 @@ struct Grid {
   }
 };
 
-// Words of memory that a share of so many rows needs: panels, a tile, and all sums of a block of columns where the result is not float32.
-inline int64_t room(int64_t rows, bool sums) {
-  int64_t columns = kPanels * kColumns;
-  return kDepth * (columns + kRows) + kAhead * kColumns + kRows * kColumns + (sums ? round_up(rows, kRows) * columns : 0);
-}
+// How a share is multiplied: blocks of strips of rows and of panels of columns, and the memory for them.
+struct Blocks {
+  int64_t rows, columns;  // of a block
+  int64_t panels, strips, sums;
+
+  // Sums are kept of all rows and a block of columns, where the result is not float32.
+  Blocks(int64_t high, int64_t wide, int64_t width, bool kept) {
+    rows = std::min(kStrips * kRows, round_up(high, kRows));
+    columns = std::min(kPanels * kColumns / width * width, round_up(wide, width));
+    panels = kDepth * columns + kAhead * kColumns;
+    strips = kDepth * rows;
+    sums = kept ? round_up(high, kRows) * columns : 0;
+  }
+
+  int64_t words() const { return panels + strips + kRows * kColumns + sums; }
+};
 
 // A share of the product of `left` and `right` over `depth`, to `result`, or where that is null, to memory. `finish(tile, tile_row, row,
 // column, rows, columns)` is called for each tile once its sums are complete.
 template <typename Element, int vectors, typename Finish>
-void multiply(const Share& share, int64_t depth, const Lines<Element>& left, const Lines<Element>& right, float* result, int64_t result_row,
-              float* memory, const Finish& finish) {
+void multiply(const Share& share, const Blocks& blocks, int64_t depth, const Lines<Element>& left, const Lines<Element>& right, float* result,
+              int64_t result_row, float* memory, const Finish& finish) {
   constexpr int64_t in_word = kInWord<Element>, width = vectors * kWidth;
   int64_t parts = std::max<int64_t>(1, divide_up(depth, kDepth * in_word));
   int64_t part = std::max<int64_t>(1, round_up(divide_up(depth, parts), in_word));
-  float* columns = memory;
-  float* rows = columns + kDepth * kPanels * kColumns + kAhead * kColumns;
-  float* tile = rows + kDepth * kRows;
+  float* panels = memory;
+  float* strips = panels + blocks.panels;
+  float* tile = strips + blocks.strips;
   float* sums = tile + kRows * kColumns;
-  constexpr int64_t sums_row = kPanels * kColumns;
-  constexpr int64_t block = kPanels * kColumns / width * width;
-  for (int64_t first = share.column; first < share.column_end; first += block) {
-    int64_t wide = std::min(block, share.column_end - first);
+  for (int64_t first = share.column; first < share.column_end; first += blocks.columns) {
+    int64_t wide = std::min(blocks.columns, share.column_end - first);
     for (int64_t start = 0; start == 0 || start < depth; start += part) {
       int64_t extent = std::min(part, depth - start), words = divide_up(extent, in_word);
       for (int64_t column = 0; column < wide; column += width)
-        pack<Element, width>(right, first + column, wide - column, start, extent, columns + column * words);
+        pack<Element, width>(right, first + column, wide - column, start, extent, panels + column * words);
       bool complete = start + part >= depth;
-      for (int64_t row = share.row; row < share.row_end; row += kRows) {
-        int64_t high = std::min<int64_t>(kRows, share.row_end - row);
-        pack<Element, kRows>(left, row, high, start, extent, rows);
+      for (int64_t top = share.row; top < share.row_end; top += blocks.rows) {
+        int64_t bottom = std::min(top + blocks.rows, share.row_end);
+        for (int64_t row = top; row < bottom; row += kRows)
+          pack<Element, kRows>(left, row, std::min<int64_t>(kRows, bottom - row), start, extent, strips + (row - top) * words);
+        // The next panel is fetched in as many slices as there are strips.
+        int64_t slice = kStrips > 1 ? divide_up(words * width, divide_up(bottom - top, kRows) * kLine) : 0;
         for (int64_t column = 0; column < wide; column += width) {
-          int64_t across = std::min(width, wide - column);
-          const float* panel = columns + column * words;
-          bool whole = high == kRows && across == width;
-          float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * sums_row + column;
-          int64_t target_row = result ? result_row : sums_row;
-          if (result && !whole) {  // sums beyond the result go nowhere
-            multiply_tile<Element, vectors, false>(words, rows, panel, tile, width);
-            for (int64_t r = 0; r < high; ++r)
-              for (int64_t c = 0; c < across; ++c)
-                target[r * target_row + c] = tile[r * width + c] + (start ? target[r * target_row + c] : 0.f);
-          } else if (start) {
-            multiply_tile<Element, vectors, true>(words, rows, panel, target, target_row);
-          } else {
-            multiply_tile<Element, vectors, false>(words, rows, panel, target, target_row);
+          int64_t across = std::min(width, wide - column), lines = column + width < wide ? slice : 0;
+          const float *panel = panels + column * words, *next = panel + words * width;
+          for (int64_t row = top; row < bottom; row += kRows, next += lines * kLine) {
+            int64_t high = std::min<int64_t>(kRows, bottom - row);
+            const float* strip = strips + (row - top) * words;
+            float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * blocks.columns + column;
+            int64_t target_row = result ? result_row : blocks.columns;
+            if (result && (high < kRows || across < width)) {  // sums beyond the result go nowhere
+              multiply_tile<Element, vectors, false>(words, strip, panel, tile, width, next, lines);
+              for (int64_t r = 0; r < high; ++r)
+                for (int64_t c = 0; c < across; ++c)
+                  target[r * target_row + c] = tile[r * width + c] + (start ? target[r * target_row + c] : 0.f);
+            } else if (start) {
+              multiply_tile<Element, vectors, true>(words, strip, panel, target, target_row, next, lines);
+            } else {
+              multiply_tile<Element, vectors, false>(words, strip, panel, target, target_row, next, lines);
+            }
+            if (complete) finish(target, target_row, row, first + column, high, across);
           }
-          if (complete) finish(target, target_row, row, first + column, high, across);
         }
       }
     }

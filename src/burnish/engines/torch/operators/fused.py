@@ -273,12 +273,14 @@ def winograd_weight_gradient(op: Call) -> Any:
 
 @translates("PointwiseConv", domain=BURNISH_DOMAIN)
 def pointwise_convolution(op: Call) -> Any:
+    products.expect_pointwise()
     return products.pointwise_convolution(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("strides"))
 
 
 @translates("PointwiseConvInputGrad", domain=BURNISH_DOMAIN)
 def pointwise_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
+    products.expect_pointwise()
     return products.pointwise_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
 
