@@ -1,7 +1,7 @@
 """Products with a weight, the weight's gradient, and products of batches, by the engine's own kernel where it is the fastest.
 
-Large products are the kernel's (``kernels/products.cpp``), which reads strided operands as they lie, where the processor has vectors
-of 256 or 512 bits; all others are PyTorch's. The functions are called as a graph runs, when the sizes are known.
+Large products are the kernel's (``kernels/products.cpp``), which reads strided operands as they lie, where the processor has
+vectors of 256 or 512 bits; all others are PyTorch's. The functions are called as a graph runs, when the sizes are known.
 
 Convolutions of one pixel are products, too: where there are few pixels, products of matrices beat oneDNN's convolutions, which
 reorder their kernels each time; the kernel's do so with many pixels and enough channels of the result.
