@@ -64,7 +64,8 @@ def operator_page() -> str:
     sections = [INTRODUCTION]
     for module, lines in sorted(rows.items()):
         path = f"src/{module.replace('.', '/')}.py"
-        heading = module.rpartition(".")[2].replace("_", " ").capitalize()
+        name = module.rpartition(".")[2].replace("_", " ")
+        heading = name.upper() if f"| {name.upper()} |" in lines[0] else name.capitalize()
         table = "\n".join(["| Operator | Versions |", "|---|---|", *lines])
         sections.append(f"## {heading}\n\nRules in [{path}](../{path}).\n\n{table}\n")
     count = sum(len(lines) for lines in rows.values())

@@ -17,6 +17,7 @@ from burnish.norm_policies import BatchStatistics, NormPolicy, RunningVariance, 
 from burnish.norm_policies.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
+from burnish.ops.recurrent import lacks_kernel
 from burnish.random import bernoulli, dropout, multinomial, normal, uniform
 
 # Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
@@ -70,7 +71,7 @@ def bind_training(
             _bind_dropout(graph, node, key, stream)
         else:
             _bind_draw(graph, node, key, stream)
-    _put_training_forms(graph)
+    put_training_forms(graph)
     return statistics.updated
 
 
@@ -83,7 +84,7 @@ def bind_inference(graph: ir.Graph) -> None:
         _bind_frozen(node)
     for node in _nodes(graph, {"Dropout"}):
         _remove_dropout(node)
-    _put_training_forms(graph, EXPANDED_NAIVELY)
+    put_training_forms(graph, lambda node: node.op_type in EXPANDED_NAIVELY or lacks_kernel(node))
 
 
 def bind_as_exported(graph: ir.Graph) -> None:
@@ -97,15 +98,17 @@ def bind_as_exported(graph: ir.Graph) -> None:
     statistics = RunningStatistics(RunningVariance.ONNX, exported)
     for node in exported:
         _bind_batch_statistics(graph, node, Train(), statistics)
-    _put_training_forms(graph)
+    put_training_forms(graph)
 
 
-def _put_training_forms(graph: ir.Graph, only: Container[str] | None = None) -> None:
-    """Replace the operators that have a form of their own for training, or those of them that ``only`` names."""
+def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambda node: True) -> None:
+    """Replace the operators that have a form of their own for training, or those of them that ``where`` holds for."""
     for node in list(graph):
         rule = find_training_form(node, graph.opset_imports[""])
-        if rule is not None and (only is None or node.op_type in only):
-            replace_node(node, rule(Operation(node, Builder(graph, before=node))))
+        if rule is not None and where(node):
+            form = rule(Operation(node, Builder(graph, before=node)))
+            if form is not None:
+                replace_node(node, form)
 
 
 def _bind_frozen(node: ir.Node) -> None:

@@ -17,7 +17,8 @@ from onnx.reference.op_run import OpRun
 from burnish.autodiff import differentiate
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, Tensor
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators
-from burnish.modes import bind_as_exported
+from burnish.modes import bind_as_exported, put_training_forms
+from burnish.ops.recurrent import lacks_kernel
 from oracles.central_differences import central_differences
 from specs.operator_spec import OperatorSpec, Sample
 
@@ -195,11 +196,14 @@ def _in_training_form(graph: ir.Graph, outputs: list[ir.Value]) -> list[ir.Value
 
 
 def forward_evaluator(spec: OperatorSpec, sample: Sample, dtype: str) -> tuple[Evaluator, list[str]]:
-    """The sample alone, ready to run, and the names of its outputs."""
+    """The sample alone, ready to run, and the names of its outputs; a layer without a kernel as in an inference graph."""
     graph, _, outputs = forward_graph(spec, sample, dtype)
     graph.outputs.extend(outputs)
+    put_training_forms(graph, lacks_kernel)
+    names = [str(output.name) for output in graph.outputs]
+    model = lower_semantic_operators(ir.Model(graph, ir_version=10))
     graph.opset_imports.pop(BURNISH_DOMAIN, None)
-    return Evaluator(ir.Model(graph, ir_version=10)), [str(output.name) for output in outputs]
+    return Evaluator(model), names
 
 
 def carrying_outputs(sample: Sample, outputs: Sequence[ir.Value]) -> list[int]:

@@ -3,8 +3,9 @@
 It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
 not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
 ``stash_type``. Corrected here are MaxPool, whose indices are wrong in it where every stride is 1, and ConvTranspose, which
-adds up values of sixteen bits in sixteen bits. Outputs that a node leaves out are named for it: it keeps them under the empty
-name, and gives them to every later node that leaves an input out.
+adds up values of sixteen bits in sixteen bits. Recurrent layers run as what they become in training: the evaluator takes no
+notice of lengths of sequences, and has no GRU in two directions. Outputs that a node leaves out are named for it: it keeps them
+under the empty name, and gives them to every later node that leaves an input out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.errors import EngineError
 from burnish.graph import describe_place
+from burnish.passes import expand_recurrent_layers
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -130,7 +132,7 @@ class ReferenceRunner:
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
-        proto = ir.to_proto(model)
+        proto = ir.to_proto(expand_recurrent_layers(model))
         _name_absent_outputs(proto.graph)
         for function in proto.functions:
             _name_absent_outputs(function)

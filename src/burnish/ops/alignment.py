@@ -14,12 +14,11 @@ A Scan has no gradient rule here, so the gradient is an operator of its own: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
 from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.time_loop import Tensors, scan
 
 NEVER = -1e30
 """The logarithm of a probability of 0: finite, so that no difference of two is NaN, and smaller than any real one."""
@@ -45,17 +44,18 @@ def lower_alignment_likelihood(op: Operation) -> tuple[Tensor, Tensor]:
     emission, may_skip, is_live, is_final = (op.required(index) for index in range(4))
     builder = op.builder
 
-    def advance(inner: Builder, state: Tensor, emitted: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    def advance(inner: Builder, states: Tensors, frames: Tensors) -> tuple[Tensors, Tensors]:
+        (state,), (emitted, live) = states, frames
         padded = inner.op("Pad", state, inner.integers([0, 2, 0, 0]), inner.scalar(NEVER, state))
         before, skipped = _columns(padded, 1, -1), _columns(padded, 0, -2)
         reached = _log_sum(state, before, inner.op("Where", may_skip, skipped, inner.scalar(NEVER, state), like=state))
         following = inner.op("Where", live, reached + emitted, state, like=state)
-        return following, following
+        return [following], [following]
 
     never = builder.scalar(NEVER, emission)
     is_first = builder.op("And", _is_first_column(is_final), builder.op("Equal", is_final, is_final))
     start = builder.op("Where", is_first, builder.scalar(0.0, emission), never)
-    last, forward = _scan(builder, advance, start, [emission, is_live], reverse=False, name=op.output.name)
+    (last,), (forward,) = scan(builder, advance, [start], [emission, is_live], name=op.output.name)
     ends = builder.op("Where", is_final, last, builder.scalar(NEVER, last), like=last)
     axis = builder.integers([1])
     largest = builder.op("ReduceMax", ends, axis, keepdims=1)
@@ -68,64 +68,22 @@ def lower_alignment_likelihood_grad(op: Operation) -> Tensor:
     dy, emission, may_skip, is_live, is_final, likelihood, forward = (op.required(index) for index in range(7))
     builder = op.builder
 
-    def retreat(inner: Builder, state: Tensor, emitted: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    def retreat(inner: Builder, states: Tensors, frames: Tensors) -> tuple[Tensors, Tensors]:
+        (state,), (emitted, live) = states, frames
         never = inner.scalar(NEVER, state)
         through = state + emitted
         pads = inner.integers([0, 0, 0, 2])
         after = _columns(inner.op("Pad", through, pads, never), 1, -1)
         skipping = _columns(inner.op("Pad", inner.op("Where", may_skip, through, never, like=state), pads, never), 2, None)
-        return inner.op("Where", live, _log_sum(through, after, skipping), state, like=state), inner.op("Identity", state)
+        return [inner.op("Where", live, _log_sum(through, after, skipping), state, like=state)], [state]
 
     zero = builder.scalar(0.0, emission)
     start = builder.op("Where", is_final, zero, builder.scalar(NEVER, emission))
-    _, backward = _scan(builder, retreat, start, [emission, is_live], reverse=True, name=op.output.name)
+    _, (backward,) = scan(builder, retreat, [start], [emission, is_live], reverse=True, name=op.output.name)
     wide = builder.op("Unsqueeze", likelihood, builder.integers([0, 2]))
     is_possible = builder.op("And", builder.op("Greater", wide, NEVER / 2), is_live)
     exponent = builder.op("Where", is_possible, forward + backward - wide, builder.scalar(NEVER, emission), like=emission)
     return builder.op("Mul", builder.op("Exp", exponent), builder.op("Unsqueeze", dy, builder.integers([0, 2])), like=emission)
-
-
-def _scan(
-    builder: Builder,
-    step: Callable[[Builder, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
-    start: Tensor,
-    frames: Sequence[Tensor],
-    reverse: bool,
-    name: str,
-) -> tuple[Tensor, Tensor]:
-    """Emit a Scan of ``(state, frame...) -> (next state, kept)`` over axis 0 of ``frames``; return last state and all kept."""
-    body = ir.Graph([], [], nodes=[], name=f"{name}/frame", opset_imports=dict(builder.graph.opset_imports))
-    inner = Builder(body)
-    for index, (like, drop) in enumerate([(start, 0), *((frame, 1) for frame in frames)]):
-        shape = None if like.shape is None else ir.Shape(like.shape.dims[drop:])
-        body.inputs.append(ir.Value(name=f"{name}/in{index}", type=ir.TensorType(like.dtype), shape=shape))
-    following, kept = step(inner, *(inner.tensor(value) for value in body.inputs))
-    if kept.value is following.value:
-        kept = inner.op("Identity", following)
-    body.outputs.extend([following.value, kept.value])
-    # Names inside a body must differ from those of the graph around it.
-    for index, value in enumerate(output for node in body for output in node.outputs):
-        value.name = f"{name}/frame{index}"
-    # The standard's reference evaluator scans forwards only, so what is read backwards is turned round.
-    ordered = [_reversed(frame) for frame in frames] if reverse else frames
-    last, stacked = builder.op(
-        "Scan",
-        start,
-        *ordered,
-        outputs=2,
-        body=body,
-        num_scan_inputs=len(frames),
-        like=start,
-    )
-    stacked.value.type, stacked.value.shape = frames[0].value.type, frames[0].shape
-    return last, _reversed(stacked) if reverse else stacked
-
-
-def _reversed(tensor: Tensor) -> Tensor:
-    """Emit ``tensor[::-1]``."""
-    builder = tensor.builder
-    back = builder.integers([-1])
-    return builder.op("Slice", tensor, back, builder.integers([-(2**62)]), builder.integers([0]), back, like=tensor)
 
 
 def _log_sum(*terms: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, describe_node, operat
 Gradients = Tensor | None | tuple[Tensor | None, ...]
 GradientRule = Callable[..., Gradients]
 LoweringRule = Callable[..., Tensor | tuple[Tensor | None, ...]]
+TrainingForm = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
@@ -149,7 +150,7 @@ def lowering(*op_types: str, domain: str = "burnish") -> Callable[[_Rule], _Rule
 
 
 def training_form(*op_types: str, since: int = 1, until: int | None = None) -> Callable[[_Rule], _Rule]:
-    """Register what a standard operator becomes in a training graph: ``rule(op) -> outputs``.
+    """Register what a standard operator becomes in a training graph: ``rule(op) -> outputs``, or None for one that stays.
 
     For an operator whose backward needs statistics that the operator does not return, or whose kernels lose digits.
     """
@@ -162,7 +163,7 @@ def training_form(*op_types: str, since: int = 1, until: int | None = None) -> C
     return register
 
 
-def find_training_form(node: ir.Node, opset: int) -> LoweringRule | None:
+def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
     """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
     version = node_version(node, opset)
     entries = _training_forms.get((_domain(node), node.op_type), ())

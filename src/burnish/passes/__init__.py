@@ -5,6 +5,7 @@ What a single operator becomes is in ``burnish.ops``; what leads from a model to
 
 from burnish.passes.draw_dropout import draw_dropout
 from burnish.passes.expand_gradients import expand_gradients
+from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.merge_casts import merge_casts
@@ -22,6 +23,7 @@ from burnish.passes.widen_reductions import widen_reductions
 __all__ = [
     "draw_dropout",
     "expand_gradients",
+    "expand_recurrent_layers",
     "fold_batch_normalization",
     "fold_weight_normalization",
     "merge_casts",

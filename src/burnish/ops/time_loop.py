@@ -1,0 +1,64 @@
+"""A recursion over the leading axis of tensors, as a standard ``Scan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor
+
+Tensors = Sequence[Tensor]
+Step = Callable[[Builder, Tensors, Tensors], tuple[Tensors, Tensors]]
+
+
+def scan(
+    builder: Builder, step: Step, states: Tensors, frames: Tensors, *, reverse: bool = False, name: str
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Emit ``states, kept = step(inner, states, frames[t])`` for every t: in order, or with ``reverse`` from the last.
+
+    Args:
+        builder: where the Scan goes.
+        step: emits one iteration with the builder that it is given; it may read tensors of the graph around it.
+        states: the states that the first iteration reads; each keeps its dtype and shape.
+        frames: what is read slice by slice along axis 0; all of one extent.
+        reverse: whether the last slice is read first. What is kept of slice t stands at t all the same.
+        name: what the names inside the body begin with: they must differ from those of the graph around it.
+
+    Returns:
+        The states behind the last iteration; and what was kept of every slice, stacked along axis 0.
+    """
+    body = ir.Graph([], [], nodes=[], name=f"{name}/step", opset_imports=dict(builder.graph.opset_imports))
+    inner = Builder(body)
+    for index, (like, drop) in enumerate([*((state, 0) for state in states), *((frame, 1) for frame in frames)]):
+        shape = None if like.shape is None else ir.Shape(like.shape.dims[drop:])
+        body.inputs.append(ir.Value(name=f"{name}/in{index}", type=ir.TensorType(like.dtype), shape=shape))
+    tensors = [inner.tensor(value) for value in body.inputs]
+    following, kept = step(inner, tensors[: len(states)], tensors[len(states) :])
+    for tensor in (*following, *kept):
+        # An output of a body is a value of its own: neither one of its inputs nor another output.
+        taken = tensor.value.is_graph_input() or any(tensor.value is output for output in body.outputs)
+        body.outputs.append(inner.op("Identity", tensor).value if taken else tensor.value)
+    for index, value in enumerate(output for node in body for output in node.outputs):
+        value.name = f"{name}/step{index}"
+    # The standard's reference evaluator scans forwards only, so what is read backwards is turned round.
+    ordered = [reversed_frames(frame) for frame in frames] if reverse else frames
+    results = builder.op(
+        "Scan", *states, *ordered, outputs=len(states) + len(kept), body=body, num_scan_inputs=len(frames), like=states[0]
+    )
+    results = results if isinstance(results, tuple) else (results,)
+    for last, state in zip(results, states, strict=False):
+        last.value.type, last.value.shape = state.value.type, None if state.shape is None else ir.Shape(state.shape.dims)
+    stacked = results[len(states) :]
+    extent = None if frames[0].shape is None else frames[0].shape.dims[0]
+    for whole, slice_of_it in zip(stacked, kept, strict=True):
+        dims = None if slice_of_it.shape is None or extent is None else (extent, *slice_of_it.shape.dims)
+        whole.value.type, whole.value.shape = slice_of_it.value.type, None if dims is None else ir.Shape(dims)
+    return results[: len(states)], tuple(reversed_frames(whole) if reverse else whole for whole in stacked)
+
+
+def reversed_frames(tensor: Tensor) -> Tensor:
+    """Emit ``tensor[::-1]``."""
+    builder = tensor.builder
+    back = builder.integers([-1])
+    return builder.op("Slice", tensor, back, builder.integers([-(2**62)]), builder.integers([0]), back, like=tensor)
