@@ -48,10 +48,10 @@ ENOUGH_CHANNELS = 512
 """Results, and channels of them, from which on the kernel's product was measured to be the fastest with vectors of 256 bits; of
 more pixels than ``MOST_PIXELS`` it is where there are no fewer channels of the results than of what they are of, or enough."""
 
-MOST_WEIGHTS = 1 << 18
+MOST_WEIGHTS = 1 << 17
 LEAST_OF_WIDER = 64
 LEAST_PIXELS = 96
-"""Weights of a convolution up to which both its gradients were measured to be faster together, by 1.0 to 1.9 times: all sums are
+"""Weights of a convolution up to which both its gradients were measured to be faster together, by 1.0 to 1.8 times: all sums are
 gone through with every block of pixels. Channels of its wider side, and pixels for each thread, from which on they were."""
 
 LEAST_OF_NARROWER = 64
@@ -178,6 +178,7 @@ def pointwise_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Te
 def expect_pointwise_gradients() -> None:
     """Have the kernels for both gradients of such convolutions built meanwhile."""
     kernels.request("pointwise_gradient", "winograd_weights")
+    expect_pointwise()
 
 
 def pointwise_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,6 +193,10 @@ def pointwise_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor)
         if own is not None:
             return own(dy, x, weight)
     dx = pointwise_input_gradient(dy, weight, x, [1, 1])
+    if _has_large_weights(pixels, outputs, channels):
+        own = _own(dy.dtype, "product")
+        if own is not None:
+            return dx, own(_pixels_of(dy).t(), _pixels_of(x), None).view(weight.shape)
     own = _of_convolutions("convolution_weight_gradient") if min(outputs, channels) >= LEAST_OF_NARROWER else None
     if own is not None:
         return dx, own(dy, x, [1, 1], [1, 1], [0, 0])
@@ -211,20 +216,19 @@ def _of_convolutions(name: str) -> Callable[..., Any] | None:
 def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
     """Each pixel of images [N, C, H, W] times kernel' [C, K], plus bias [K], where a product is the fastest way; else None."""
     outputs, inputs = kernel.shape
-    pixels = images.shape[0] * images.shape[2] * images.shape[3]
-    channels_last = images.permute(0, 2, 3, 1)
+    count, _, height, width = images.shape
+    pixels = count * height * width
     if images.dtype == torch.float32 and _has_fast_pixels(pixels, inputs, outputs):
         own = _own(images.dtype, "product")
         if own is not None:
-            result = own(channels_last.reshape(-1, inputs), kernel.t(), bias).view(*channels_last.shape[:3], outputs)
-            return result.permute(0, 3, 1, 2)
+            return own(_pixels_of(images), kernel.t(), bias).view(count, height, width, outputs).permute(0, 3, 1, 2)
     multiply = _pointwise() if 0 < pixels <= MOST_PIXELS and torch.backends.mkldnn.enabled else None
     if multiply is None:
         return None
     if bias is not None:
         # oneDNN reads one number after another, whatever the strides: of a broadcast bias, what lies behind.
         bias = bias.contiguous()
-    return multiply(channels_last, kernel, bias, "none", [], "").permute(0, 3, 1, 2)
+    return multiply(images.permute(0, 2, 3, 1), kernel, bias, "none", [], "").permute(0, 3, 1, 2)
 
 
 def _has_fast_pixels(pixels: int, inputs: int, outputs: int) -> bool:
@@ -232,6 +236,16 @@ def _has_fast_pixels(pixels: int, inputs: int, outputs: int) -> bool:
     if torch.cpu._is_avx512_supported() or pixels < FEWEST_PIXELS or outputs < FEWEST_CHANNELS:
         return False
     return pixels <= MOST_PIXELS or outputs >= min(inputs, ENOUGH_CHANNELS)
+
+
+def _has_large_weights(pixels: int, outputs: int, inputs: int) -> bool:
+    """Whether the engine's own kernel for products computes the gradient of such a convolution's weights the fastest."""
+    return not torch.cpu._is_avx512_supported() and pixels >= FEWEST_PIXELS and outputs * inputs > MOST_WEIGHTS
+
+
+def _pixels_of(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
 
 
 @functools.cache
