@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.errors import BurnishError, ModelError
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.domains import normalize_domains
+from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
@@ -73,6 +74,7 @@ def _canonicalize(model: ir.Model) -> None:
     for _ in range(FOLDING_ROUNDS):
         changed = fold_shape_constants(model)
         changed |= resolve_sequences(model)
+        changed |= replace_embedding_bags(model)
         if take_decided_branches(model):
             gather_initializers(model)
         elif not changed:

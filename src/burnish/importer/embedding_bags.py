@@ -1,0 +1,343 @@
+"""Bags of embeddings, which PyTorch's exporters write as a loop over the bags, without the loop.
+
+``EmbeddingBag`` adds up, or averages, the rows of a table that each bag names. Both exporters write a Loop that cuts out the rows
+of one bag after another: the older one collects the results as the loop's scan output, the newer one in a sequence. Rows that are
+added where their bag is come to the same, and gradients flow through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor, constant_array, replace_node
+from burnish.ops.positions import scatter_add
+
+_INDEX = ir.DataType.INT64
+_PASSED = frozenset({"Identity", "Cast", "CastLike"})
+_RESHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that are reduced: a value's, or those of ``table`` that ``indices`` name, times ``factors`` if any."""
+
+    value: ir.Value | None = None
+    table: ir.Value | None = None
+    indices: ir.Value | None = None
+    factors: ir.Value | None = None
+
+    def write(self, builder: Builder) -> Tensor:
+        if self.value is not None:
+            return builder.tensor(self.value)
+        assert self.table is not None
+        assert self.indices is not None
+        rows = builder.op("Gather", builder.tensor(self.table), builder.tensor(self.indices), axis=0)
+        if self.factors is None:
+            return rows
+        return rows * builder.op("Unsqueeze", builder.tensor(self.factors), builder.integers([1]))
+
+
+@dataclass(frozen=True)
+class _Bag:
+    """What an iteration computes: the rows from one of the ``offsets`` to the next, reduced."""
+
+    rows: _Rows
+    offsets: ir.Value
+    mean: bool
+    keeps_axis: bool
+
+
+def replace_embedding_bags(model: ir.Model) -> bool:
+    """Replace, in place, every Loop over bags of embeddings in the main graph, for sums and means; whether any was.
+
+    A mean of no rows is 0, as PyTorch has it. Loops of any other form stay as they are.
+    """
+    model.graph.opset_imports.setdefault("", model.opset_imports[""])
+    replaced = False
+    for node in list(model.graph):
+        if node.op_type == "Loop" and node.domain == "":
+            replaced |= _replace_scan_output(node) or _replace_sequence(node)
+    return replaced
+
+
+def _replace_scan_output(loop: ir.Node) -> bool:
+    """A loop whose iterations each give a row: ``Loop(count, true) -> rows``."""
+    body = loop.attributes["body"].as_graph()
+    if len(loop.inputs) != 2 or len(loop.outputs) != 1 or len(body.outputs) != 2:
+        return False
+    if not _is_true(loop.inputs[1]) or not _is_true(body.outputs[0]):
+        return False
+    bag = _bag(body.outputs[1], body.inputs[0])
+    if bag is None or bag.keeps_axis or not _counts_bags(loop.inputs[0], bag.offsets):
+        return False
+    _write(loop, bag)
+    return True
+
+
+def _replace_sequence(loop: ir.Node) -> bool:
+    """A loop that counts for itself and inserts a row: ``Loop("", more, [], 0) -> sequence, count``, concatenated behind it.
+
+    The exporter writes the two that it carries in any order.
+    """
+    body = loop.attributes["body"].as_graph()
+    if len(loop.inputs) != 4 or len(loop.outputs) != 2 or len(body.outputs) != 3 or loop.inputs[0] is not None:
+        return False
+    carried = list(zip(loop.inputs[2:], body.inputs[2:], body.outputs[1:], loop.outputs, strict=True))
+    if _producer(carried[0][0], "SequenceEmpty") is None:
+        carried.reverse()
+    (given, before, after, sequence), (start, index, next_index, count) = carried
+    made, inserted, more = (
+        _producer(given, "SequenceEmpty"),
+        _producer(after, "SequenceInsert"),
+        _producer(body.outputs[0], "Less"),
+    )
+    readers = list(sequence.uses())
+    if made is None or inserted is None or more is None or inserted.inputs[0] is not before or len(inserted.inputs) > 2:
+        return False
+    if len(readers) != 1 or sequence.is_graph_output() or count.uses() or count.is_graph_output():
+        return False
+    joined = readers[0].node
+    if joined.op_type != "ConcatFromSequence" or _integer(joined, "axis") or _integer(joined, "new_axis"):
+        return False
+    bag = _bag(inserted.inputs[1], index)
+    if bag is None or not bag.keeps_axis or _number(start) != 0 or _position(next_index, index) != 1:
+        return False
+    if _position(more.inputs[0], index) != 1 or not _counts_bags(more.inputs[1], bag.offsets):
+        return False
+    _write(joined, bag)
+    graph = loop.graph
+    assert graph is not None
+    graph.remove(loop, safe=True)
+    if not made.outputs[0].uses():
+        graph.remove(made, safe=True)
+    return True
+
+
+def _write(node: ir.Node, bag: _Bag) -> None:
+    """Put the results of all bags, [bags, width], in the place of a node's output."""
+    assert isinstance(node.graph, ir.Graph)
+    builder = Builder(node.graph, before=node)
+    rows, offsets = bag.rows.write(builder), builder.cast(builder.tensor(bag.offsets), _INDEX)
+    one, first, last = (builder.integers([number]) for number in (1, 0, -1))
+    count = builder.op("Shape", rows, start=0, end=1)
+    # A row is of the last bag that starts at it or before. What lies behind the last offset is of one bag more, and left out.
+    starts = builder.op("ConstantOfShape", count + one, value=ir.tensor(np.zeros(1, np.int64)), dtype=_INDEX)
+    ones = builder.op("Expand", one, builder.op("Shape", offsets))
+    places = builder.op("CumSum", scatter_add(starts, offsets, ones, axis=0), builder.scalar(0, _INDEX)) - 1
+    places = builder.op("Slice", places, first, last, first)
+    width = builder.op("Shape", rows, start=1, end=2)
+    empty = builder.op("Concat", builder.op("Shape", offsets), width, axis=0)
+    zeros = builder.op("ConstantOfShape", empty, value=ir.tensor(np.zeros(1, rows.dtype.numpy())), dtype=rows.dtype)
+    places = builder.op("Expand", builder.op("Unsqueeze", places, one), builder.op("Shape", rows))
+    total = builder.op("Slice", scatter_add(zeros, places, rows, axis=0), first, last, first)
+    if bag.mean:
+        ends = builder.op("Slice", offsets, one, builder.integers([np.iinfo(np.int64).max]), first)
+        sizes = builder.op("Max", ends - builder.op("Slice", offsets, first, last, first), one)
+        total = total / builder.op("Unsqueeze", builder.cast(sizes, rows.dtype), one)
+    replace_node(node, total)
+
+
+def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
+    """What a body computes of the rows of a bag in the iteration that ``index`` counts, where it is a sum or a mean."""
+    node = _producer(value)
+    if node is None:
+        return None
+    match node.op_type:
+        case "ReduceSum" | "ReduceMean":
+            found = _rows(node.inputs[0], index)
+            if found is None or _axes(node) != [0]:
+                return None
+            return _Bag(*found, mean=node.op_type == "ReduceMean", keeps_axis=_integer(node, "keepdims", 1) != 0)
+        case "If":
+            return _decided(node, index)
+        case "Div":
+            bag, size = _bag(node.inputs[0], index), _producer(node.inputs[1], "Sub")
+            # The last bag's mean: the exporter divides by the rows from its start on.
+            if bag is None or bag.mean or size is None or _element(size.inputs[1], index) != (bag.offsets, 0):
+                return None
+            return _Bag(bag.rows, bag.offsets, mean=True, keeps_axis=bag.keeps_axis)
+    return None
+
+
+def _decided(node: ir.Node, index: ir.Value) -> _Bag | None:
+    """What a body's If computes: the branch that is taken, the one for bags that are not empty, or what both compute."""
+    branches = [node.attributes[name].as_graph().outputs[0] for name in ("then_branch", "else_branch")]
+    condition = _producer(node.inputs[0])
+    if condition is not None and len(condition.inputs) == 2:
+        numbers = [_number(value) for value in condition.inputs]
+        compared = [_element(value, index) for value in condition.inputs]
+        if condition.op_type == "Equal" and None not in numbers:
+            return _bag(branches[0] if numbers[0] == numbers[1] else branches[1], index)
+        if condition.op_type == "Equal" and _is_start_and_end(compared):
+            return _bag(branches[1], index) if _is_zero(branches[0]) else None
+        size = _producer(condition.inputs[0], "Sub")
+        if condition.op_type == "Greater" and numbers[1] == 0 and size is not None:
+            bag = _bag(branches[0], index)
+            return bag if bag is not None and _element(size.inputs[1], index) == (bag.offsets, 0) else None
+    one, other = (_bag(branch, index) for branch in branches)
+    return one if one == other else None
+
+
+def _rows(value: ir.Value | None, index: ir.Value) -> tuple[_Rows, ir.Value] | None:
+    """The rows of a bag and the offsets that it lies between: cut from all rows, or gathered by indices that are cut."""
+    if (cut := _cut(value, index)) is not None:
+        return _Rows(value=cut[0]), cut[1]
+    factors = None
+    if (product := _producer(value, "Mul")) is not None:
+        column = _producer(product.inputs[1], "Unsqueeze")
+        if column is None or _axes(column) != [1] or (factors := _cut(column.inputs[0], index)) is None:
+            return None
+        value = product.inputs[0]
+    gather = _producer(value, "Gather")
+    indices = None if gather is None or _integer(gather, "axis") else _cut(gather.inputs[1], index)
+    if gather is None or indices is None or (factors is not None and factors[1] is not indices[1]):
+        return None
+    return _Rows(table=gather.inputs[0], indices=indices[0], factors=factors and factors[0]), indices[1]
+
+
+def _cut(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """What a slice from one offset to the next is cut from, and the offsets: one more than there are bags."""
+    node = _producer(value, "Slice")
+    if node is None or node.inputs[0] is None or _axes(node, 3) not in (None, [0]) or _axes(node, 4) not in (None, [1]):
+        return None
+    start, end = (_element(bound, index) for bound in node.inputs[1:3])
+    if start is None or end is None or start[1] != 0:
+        return None
+    if end == (start[0], 1) or (end[1] == 0 and _is_rest(end[0], start[0])):
+        return node.inputs[0], start[0]
+    return None
+
+
+def _element(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, int] | None:
+    """The vector that a value is one element of, and how far behind ``index`` it lies there."""
+    node = _producer(value)
+    if node is None or not node.inputs or node.inputs[0] is None:
+        return None
+    if node.op_type in _RESHAPED:
+        return _element(node.inputs[0], index)
+    if node.op_type == "Gather" and not _integer(node, "axis"):
+        place = _position(node.inputs[1], index)
+        return None if place is None else (node.inputs[0], place)
+    if node.op_type == "Slice":
+        first, behind = (_position(bound, index) for bound in node.inputs[1:3])
+        return (node.inputs[0], first) if first is not None and behind == first + 1 else None
+    return None
+
+
+def _position(value: ir.Value | None, index: ir.Value) -> int | None:
+    """How much is added to ``index``."""
+    while value is not None and value is not index:
+        node = value.producer()
+        if node is None:
+            return None
+        if node.op_type == "Add":
+            one, other = node.inputs
+            number = _number(other)
+            place = None if number is None else _position(one, index)
+            return None if place is None or number is None else place + int(number)
+        if node.op_type not in _PASSED and node.op_type not in _RESHAPED:
+            return None
+        value = node.inputs[0]
+    return None if value is None else 0
+
+
+def _is_rest(vector: ir.Value, offsets: ir.Value) -> bool:
+    """Whether a vector is the offsets but the first."""
+    known, all_known = constant_array(vector), constant_array(offsets)
+    if known is not None and all_known is not None:
+        return np.array_equal(known, all_known[1:])
+    node = _producer(vector, "Slice")
+    if node is None or node.inputs[0] is not offsets or _number(node.inputs[1]) != 1:
+        return False
+    end = _number(node.inputs[2])
+    return end is not None and end >= np.iinfo(np.int32).max and _axes(node, 3) in (None, [0]) and _axes(node, 4) in (None, [1])
+
+
+def _counts_bags(count: ir.Value | None, offsets: ir.Value) -> bool:
+    """Whether a number is one less than there are offsets."""
+    difference, known = _producer(count, "Sub"), constant_array(offsets)
+    shapes = [value.shape for value in (offsets, _source(offsets)) if value is not None and value.shape is not None]
+    extents = [shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)] if known is None else [len(known)]
+    number = _number(count)
+    if number is not None:
+        return number + 1 in extents
+    if difference is not None and _number(difference.inputs[1]) == 1:
+        whole = difference.inputs[0]
+        return _number(whole) in extents or _source(_counted(whole)) is _source(offsets)
+    vector = _counted(count)
+    if vector is None:
+        return False
+    joined = _producer(offsets, "Concat")
+    if joined is not None and len(joined.inputs) == 2 and joined.inputs[0] is vector and _is_one_element(joined.inputs[1]):
+        return True
+    return _is_rest(vector, offsets)
+
+
+def _counted(value: ir.Value | None) -> ir.Value | None:
+    """The vector whose elements a number counts."""
+    node = _producer(value)
+    while node is not None and node.op_type in {*_RESHAPED, "Gather"}:
+        if node.op_type == "Gather" and _number(node.inputs[1]) != 0:
+            return None
+        node = _producer(node.inputs[0])
+    return node.inputs[0] if node is not None and node.op_type in {"Shape", "Size"} else None
+
+
+def _is_one_element(value: ir.Value | None) -> bool:
+    if value is None:
+        return False
+    node = _producer(value)
+    known = value.shape is not None and len(value.shape) == 1 and value.shape[0] == 1
+    return known or (node is not None and node.op_type == "Unsqueeze" and _axes(node) == [0])
+
+
+def _is_start_and_end(elements: list[tuple[ir.Value, int] | None]) -> bool:
+    start, end = elements
+    return start is not None and start[1] == 0 and end == (start[0], 1)
+
+
+def _is_true(value: ir.Value | None) -> bool:
+    return value is None or _number(value) == 1
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    node = _producer(value, "Expand")
+    known = constant_array(node.inputs[0] if node is not None else value)
+    return known is not None and not known.any()
+
+
+def _producer(value: ir.Value | None, op_type: str | None = None) -> ir.Node | None:
+    """What computes a value but for its dtype, where it is an operator of that type."""
+    source = _source(value)
+    node = None if source is None else source.producer()
+    return node if node is not None and node.domain == "" and op_type in (None, node.op_type) else None
+
+
+def _source(value: ir.Value | None) -> ir.Value | None:
+    """The value that another is but for its dtype."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in _PASSED:
+        value = node.inputs[0]
+    return value
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The one element of a constant, in whatever dtype."""
+    for known in (constant_array(value), constant_array(_source(value))):
+        if known is not None and known.size == 1:
+            return known.item()
+    return None
+
+
+def _axes(node: ir.Node, place: int = 1) -> list[int] | None:
+    """The axes of a node, or other integers that it reads at a place; None where it has none."""
+    if len(node.inputs) > place and node.inputs[place] is not None:
+        known = constant_array(node.inputs[place])
+        return [] if known is None else known.tolist()
+    return list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
+
+
+def _integer(node: ir.Node, name: str, default: int = 0) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
