@@ -96,6 +96,30 @@ def test_every_value_has_a_dtype() -> None:
     }
 
 
+@pytest.mark.parametrize("opset", [18, 21])
+def test_shapes_go_through_group_normalization(opset: int) -> None:
+    """The standard's inference stops there: it has none for the operator, which must not end the import."""
+    nodes = [
+        helper.make_node("GroupNormalization", ["x", "scale", "bias"], ["normalized"], num_groups=2),
+        helper.make_node("Sigmoid", ["normalized"], ["gate"]),
+        helper.make_node("Mul", ["normalized", "gate"], ["y"]),
+    ]
+    size = 4 if opset >= 21 else 2
+    weights = {"scale": np.ones(size, np.float32), "bias": np.zeros(size, np.float32)}
+    model = build(nodes, {"x": ["N", 4, 6]}, {"y": None}, weights)
+    model.opset_import[0].version = opset
+    assert shapes(load(model))["y"] == ir.Shape(["N", 4, 6])
+
+
+def test_a_declared_dtype_stays_where_the_standard_infers_none() -> None:
+    nodes = [
+        helper.make_node("Compress", ["x", "keep"], ["kept"], axis=0),
+        helper.make_node("Relu", ["kept"], ["y"]),
+    ]
+    model = build(nodes, {"x": [4, 3]}, {"y": None}, {"keep": np.array([True, False, True])}, {"kept": [2, 3]})
+    assert {output.dtype for node in load(model).graph for output in node.outputs} == {ir.DataType.FLOAT}
+
+
 def flatten_by_shape(axis: int) -> list[onnx.NodeProto]:
     """Reshape to (extent of one axis, -1), the way exporters write it."""
     return [

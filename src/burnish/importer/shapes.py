@@ -14,6 +14,10 @@ from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
 
 
+NOT_INFERRED = frozenset({"Compress"})
+"""Operators that the standard's inference gives no dtype: what the source declares is all there is."""
+
+
 def name_input_dimensions(model: ir.Model) -> None:
     """Name, in place, the unnamed dimensions of the inputs: ``batch`` for the first of the first input.
 
@@ -48,9 +52,14 @@ def infer_shapes(model: ir.Model) -> None:
     light = light_copy(model)
     stand_in_for_gradients(light.graph)
     for node in light.graph.all_nodes():
-        if node.domain in ("", "ai.onnx"):
-            for output in node.outputs:
-                output.type, output.shape = None, None
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "GroupNormalization":
+            _stand_in(node)
+        for output in node.outputs:
+            output.shape = None
+            if node.op_type not in NOT_INFERRED:
+                output.type = None
     proto = ir.to_proto(light)
     types = dict(_types_of(_infer(proto).graph))
     for graph in model.graphs():
@@ -69,6 +78,13 @@ def require_dtypes(model: ir.Model) -> None:
                     f"the dtype of '{output.name}', output of {describe_node(node)}, cannot be inferred: "
                     "declare it in the model's value_info, or use operators of the ONNX standard"
                 )
+
+
+def _stand_in(node: ir.Node) -> None:
+    """Make, in place, a group normalization an Identity of what it normalizes: the standard's inference knows nothing of it."""
+    node.op_type = "Identity"
+    node.attributes.clear()
+    node.resize_inputs(1)
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
