@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import BurnishError, ModelError
 from burnish.importer.branches import take_decided_branches
+from burnish.importer.cast_like import resolve_cast_like
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.functions import inline_functions
@@ -71,6 +72,7 @@ def _canonicalize(model: ir.Model) -> None:
     untie_parameters(model)
     name_everything(model)
     infer_shapes(model)
+    resolve_cast_like(model)
     for _ in range(FOLDING_ROUNDS):
         changed = fold_shape_constants(model)
         changed |= resolve_sequences(model)
