@@ -2,10 +2,11 @@
 
 It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
 not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
-``stash_type``. Corrected here are MaxPool, whose indices are wrong in it where every stride is 1, and ConvTranspose, which
-adds up values of sixteen bits in sixteen bits. Recurrent layers run as what they become in training: the evaluator takes no
-notice of lengths of sequences, and has no GRU in two directions. Outputs that a node leaves out are named for it: it keeps them
-under the empty name, and gives them to every later node that leaves an input out.
+``stash_type``. Corrected here are MaxPool, whose indices are wrong in it where every stride is 1, ConvTranspose, which
+adds up values of sixteen bits in sixteen bits, and LogSoftmax, which is -inf in it where a probability underflows. Recurrent
+layers run as what they become in training: the evaluator takes no notice of lengths of sequences, and has no GRU in two
+directions. Outputs that a node leaves out are named for it: it keeps them under the empty name, and gives them to every later
+node that leaves an input out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
+from onnx.reference.ops.op_log_softmax import LogSoftmax as EvaluatorLogSoftmax
 from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
@@ -31,6 +33,19 @@ if TYPE_CHECKING:
 
 ABSENT = "burnish:absent"
 """Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
+
+
+class LogSoftmax(EvaluatorLogSoftmax):
+    """The operator without the logarithm of a probability, which may be too small for its dtype."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axis: int | None = None) -> Any:  # type: ignore[override]  # the evaluator passes it by name
+        if x.size == 0:
+            return (x,)
+        along = self.axis if axis is None else axis
+        below = x - x.max(axis=along, keepdims=True)
+        return ((below - np.log(np.exp(below).sum(axis=along, keepdims=True))).astype(x.dtype),)
 
 
 class MaxPool(EvaluatorMaxPool):
@@ -136,7 +151,7 @@ def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
         _name_absent_outputs(proto.graph)
         for function in proto.functions:
             _name_absent_outputs(function)
-        return ReferenceEvaluator(proto, new_ops=[ConvTranspose, MaxPool])
+        return ReferenceEvaluator(proto, new_ops=[ConvTranspose, LogSoftmax, MaxPool])
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
             f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"
