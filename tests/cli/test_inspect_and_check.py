@@ -61,6 +61,23 @@ def test_inspect_names_vectors_that_an_exporter_may_have_merged(run, folder):
     assert "trained as one" not in run("inspect", "model.onnx").stdout
 
 
+def test_inspect_counts_no_fillers_of_group_normalization(run, folder):
+    """An exporter fills in the affine part of each group with ones and zeros, which compile keeps as constants."""
+    model = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 6] x) => (float[N, 4, 6] y)
+<int64[3] groups = {0, 2, -1}, int64[3] channels = {0, 4, 6}, float[2] ones = {1, 1}, float[2] zeros = {0, 0},
+ float[4, 1] scale = {1, 2, 3, 4}, float[4, 1] bias = {1, 2, 3, 4}> {
+    grouped = Reshape (x, groups)
+    normalized = InstanceNormalization (grouped, ones, zeros)
+    restored = Reshape (normalized, channels)
+    scaled = Mul (restored, scale)
+    y = Add (scaled, bias)
+}"""
+    onnx.save(onnx.parser.parse_model(model), folder / "groups.onnx")
+    summary = json.loads(run("inspect", "groups.onnx", "--json").stdout)
+    assert [entry["name"] for entry in summary["parameters"]] == ["scale", "bias"]
+    assert "8 parameters in 2 tensors train" in run("check", "groups.onnx").stdout
+
+
 def test_inspect_names_the_scalars_that_do_not_train(run, folder):
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
     values = {"weight": np.ones((2, 2)), "temperature": np.array(2.0), "bound": np.array(-1.0)}

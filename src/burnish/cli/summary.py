@@ -17,6 +17,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
 from burnish.importer import InitializerKind, classify_initializers, load, perhaps_merged, read_proto, untrained_scalars
 from burnish.ops import has_gradient
+from burnish.passes import hold_group_normalization_constants
 from burnish.program import Program, Role
 from burnish.program.persistence import MANIFEST
 from burnish.program.preparation import find_predictions, why_nothing_trains
@@ -31,7 +32,7 @@ def summarize(path: Path) -> dict[str, Any]:
     Raises:
         BurnishError: the model cannot be read.
     """
-    model = load(path)
+    model = hold_group_normalization_constants(load(path))
     kinds = classify_initializers(model)
     initializers = model.graph.initializers
 

@@ -11,7 +11,7 @@ from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.recognize_gelu import recognize_gelu
-from burnish.passes.recognize_group_normalization import recognize_group_normalization
+from burnish.passes.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
 from burnish.passes.recognize_normalization import recognize_normalization, recognize_training_normalization
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
@@ -26,6 +26,7 @@ __all__ = [
     "expand_recurrent_layers",
     "fold_batch_normalization",
     "fold_weight_normalization",
+    "hold_group_normalization_constants",
     "merge_casts",
     "mix_precision",
     "recognize_gelu",
