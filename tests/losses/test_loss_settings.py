@@ -37,7 +37,11 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
         ),
         (lambda: losses.get(3), "loss must be a name or a loss object of burnish.losses, not int; there is bce, "),
         (lambda: losses.get({"name": "mse", "delta": 1}), "loss 'mse' has no option 'delta'; it takes reduction"),
-        (lambda: losses.get({}), "there is no loss 'None'"),
+        (lambda: losses.get({}), "the options of a loss have a 'name', and these have only nothing"),
+        (
+            lambda: losses.get({"boxes": "huber", "classes": "cross_entropy"}),
+            r"have only 'boxes', 'classes'; losses by output are burnish.losses.weighted_sum\(\{output: loss, ...\}\)",
+        ),
         (lambda: losses.cross_entropy(reduction="none"), "cross_entropy: reduction must be 'mean' or 'sum', not 'none'"),
         (lambda: losses.mean_squared_error(reduction="max"), "mean_squared_error: reduction must be 'mean' or 'sum', not 'max'"),
         (lambda: losses.cross_entropy(label_smoothing=1.5), "label_smoothing must be between 0 and 1, not 1.5"),

@@ -63,6 +63,6 @@ def _load(name: str) -> object:
     except ImportError as error:
         raise EngineError(
             f"The engine '{name}' cannot be loaded: {error}. Install what it needs (pip install {error.name or name}), "
-            f"or choose another of {', '.join(available())}"
+            f"or choose another: {', '.join(other for other in available() if other != name)}"
         ) from error
     raise EngineError(f"There is no engine '{name}'. Available: {', '.join(available())} (auto is {DEFAULT_ENGINE})")

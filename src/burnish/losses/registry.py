@@ -78,6 +78,11 @@ def get(loss: LossLike) -> Loss:
     if isinstance(loss, str):
         return _built(*read_settings("loss", loss))
     if isinstance(loss, Mapping):
+        if "name" not in loss:
+            raise ConfigurationError(
+                f"the options of a loss have a 'name', and these have only {', '.join(map(repr, loss)) or 'nothing'}; losses by "
+                "output are burnish.losses.weighted_sum({output: loss, ...})"
+            )
         return _built(str(loss.get("name")), {key: value for key, value in loss.items() if key != "name"})
     if isinstance(loss, Loss):
         return loss
