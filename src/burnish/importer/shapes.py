@@ -13,7 +13,6 @@ from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
 
-
 NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""
 
