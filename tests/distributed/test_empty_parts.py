@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -49,6 +50,22 @@ def test_policies_of_the_whole_batch(model, norm, sizes, double):
     program = compiled(MODELS[model](double), norm)
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)
     assert_like(train_in_threads(program, batches, sizes), train_alone(program, batches), double)
+
+
+def test_group_normalization_of_nothing():
+    """Its groups are cut by a Reshape that infers an extent, which the elements of an empty part do not tell."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+g (float[N, 4, 3, 3] x) => (float[N, 4] logits) <float[4] scale = {1, 2, 3, 4}, float[4] bias = {1, 0, -1, 2}> {
+    normalized = GroupNormalization <num_groups = 2> (x, scale, bias)
+    squared = Mul (normalized, normalized)
+    pooled = GlobalAveragePool (squared)
+    logits = Flatten (pooled)
+}""")
+    program = burnish.compile(model, optimizer="sgd:lr=0.05,momentum=0.9")
+    x, labels = rng.normal(size=(3, SAMPLES, 4, 3, 3)).astype(np.float32), rng.integers(0, 4, (3, SAMPLES))
+    batches = [{"x": x[index], "labels": labels[index]} for index in range(3)]
+    assert_like(train_in_threads(program, batches, THREE), train_alone(program, batches), double=False)
 
 
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -31,8 +33,22 @@ def size(op: Call) -> Any:
 def reshape(op: Call) -> Any:
     target = op.integers(1)
     if not op.attribute("allowzero", 0):
-        target = [op.extents()[axis] if isinstance(extent, int) and extent == 0 else extent for axis, extent in enumerate(target)]
+        target = _with_copies(target, op.extents())
     return torch.reshape(op.tensor(), target)
+
+
+def _with_copies(target: Sequence[Any], extents: Sequence[Any]) -> list[Any]:
+    """The target with the input's extents for 0, and for -1 where that needs none of them: a part of a batch may be empty."""
+    copied = [axis for axis, extent in enumerate(target) if isinstance(extent, int) and extent == 0]
+    read = [extent for axis, extent in enumerate(extents) if axis not in copied]
+    given = [
+        extent for axis, extent in enumerate(target) if axis not in copied and not (isinstance(extent, int) and extent == -1)
+    ]
+    settled = [extents[axis] if axis in copied else extent for axis, extent in enumerate(target)]
+    if copied and len(given) + len(copied) < len(target) and all(isinstance(extent, int) for extent in (*read, *given)):
+        rest = math.prod(read) // max(1, math.prod(given))
+        settled = [rest if isinstance(extent, int) and extent == -1 else extent for extent in settled]
+    return settled
 
 
 @translates("Flatten")
