@@ -72,7 +72,10 @@ def test_npz_for_a_model_that_computes_its_loss(tmp_path):
     [
         ({"y": np.zeros(3)}, r"no array 'x' for the model's input 'x'; the file has 'y' \[3\]"),
         ({"x": np.zeros((3, 2))}, r"no array 'labels' or 'y' with the labels; the file has 'x' \[3, 2\]"),
-        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "differ in their number of samples: 'x' 3, 'labels' 4"),
+        (
+            {"x": np.zeros((3, 2)), "y": np.zeros(4)},
+            r"data\.npz: the arrays differ in their number of samples: 'x' 3, 'labels' 4",
+        ),
         ({"x": np.zeros((3, 2)), "y": np.array([0, {}, 1], dtype=object)}, "holds Python objects.*never unpickles"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "the data set is empty"),
         ({"x": np.zeros((3, 5)), "y": np.zeros(3)}, r"'x' wants samples of shape \[2\], .* have shape \[5\]"),

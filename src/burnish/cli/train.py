@@ -439,7 +439,8 @@ def _resumed_otherwise(folder: Path, course: Mapping[str, object], reinitialize:
 
 def _described(data: str, train_set: Dataset, eval_data: str | None, eval_set: Dataset | None) -> str:
     classes = getattr(train_set, "classes", None)
-    text = f"{data}: {counted(len(train_set), 'sample')}" + (f" of {len(classes)} classes" if classes else "")
+    count = "" if not classes else " of 1 class" if len(classes) == 1 else f" of {len(classes)} classes"
+    text = f"{data}: {counted(len(train_set), 'sample')}{count}"
     return text + (f"; {eval_data}: {counted(len(eval_set), 'sample')} to evaluate on" if eval_set is not None else "")
 
 

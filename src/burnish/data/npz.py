@@ -43,7 +43,10 @@ def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None) -
         if label.name not in arrays:
             raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
         chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
-    return ArrayDataset(chosen, names)
+    try:
+        return ArrayDataset(chosen, names)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
