@@ -203,6 +203,7 @@ def test_a_checkpoint_of_a_program_with_another_state_names_the_difference(sessi
     wide = tiny_program(ir.DataType.DOUBLE)
     Session(wide, threads=1).save_checkpoint(path)
     refused(session, path, r"made with another program: 'param/weight' has dtype float64, expected float32")
+    refused(session, path, r"or take over what fits: session\.restore\(path, strict=False\), or burnish train --start-from$")
     other = tiny_program()
     state, _ = Session(other).state(), None
     Session(other, state=state).save_checkpoint(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import onnx
@@ -84,6 +85,11 @@ def get(loss: LossLike) -> Loss:
                 "output are burnish.losses.weighted_sum({output: loss, ...})"
             )
         return _built(str(loss.get("name")), {key: value for key, value in loss.items() if key != "name"})
+    if isinstance(loss, FunctionType):
+        raise ConfigurationError(
+            f"loss must be a name or a loss object of burnish.losses, not the function '{loss.__name__}': where that is one of "
+            f"burnish.losses, call it, as in burnish.losses.{loss.__name__}()"
+        )
     if isinstance(loss, Loss):
         return loss
     raise ConfigurationError(

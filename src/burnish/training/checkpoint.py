@@ -149,7 +149,10 @@ def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program,
     if checkpoint.identity.program != identity.program:
         differences = state_differences(program.signature.state, checkpoint.state)
         if differences:
-            raise CheckpointError(f"{subject} was made with another program: {'; '.join(differences)}. {remedy}")
+            raise CheckpointError(
+                f"{subject} was made with another program: {'; '.join(differences)}. {remedy}, or take over what fits: "
+                "session.restore(path, strict=False), or burnish train --start-from"
+            )
         changed = [name for name, value in identity.graphs.items() if checkpoint.identity.graphs.get(name) != value]
         what = f"these graphs differ: {', '.join(changed)}" if changed else "the signatures differ"
         raise CheckpointError(
