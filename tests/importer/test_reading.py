@@ -69,6 +69,14 @@ def test_another_kind_of_object() -> None:
         load(np.zeros(3))  # type: ignore[arg-type]
 
 
+def test_a_module_of_pytorch_is_to_be_exported() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        ModelError, match=r"cannot be loaded from Linear: .*torch\.onnx\.export\(module, inputs, path, dynamo=True"
+    ):
+        load(torch.nn.Linear(2, 3))
+
+
 def test_proto_without_a_graph() -> None:
     with pytest.raises(ModelError, match="the ModelProto: not an ONNX model"):
         load(onnx.ModelProto())
