@@ -159,7 +159,45 @@ def something_behind(model: onnx.ModelProto) -> None:
     body.output[1].name = "negative"
 
 
-@pytest.mark.parametrize("change", [fewer_iterations, another_axis, other_ends, another_operator, something_behind])
+def a_table_of_the_body(model: onnx.ModelProto) -> None:
+    body = the_loop(model).attribute[0].g
+    gather = of_body(the_loop(model), "Gather")[2]
+    body.node.insert(0, helper.make_node("Neg", [gather.input[0]], ["negative_table"]))
+    of_body(the_loop(model), "Gather")[2].input[0] = "negative_table"
+
+
+def rows_of_two_axes(model: onnx.ModelProto) -> None:
+    gather = of_body(the_loop(model), "Gather")[2]
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((ROWS, 2, 3), np.float32), "deep"))
+    gather.input[0] = "deep"
+    del the_loop(model).attribute[0].g.output[1].type.tensor_type.shape.dim[:]
+    the_loop(model).attribute[0].g.output[1].type.tensor_type.ClearField("shape")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+def sums_of_whole_numbers(model: onnx.ModelProto) -> None:
+    body = the_loop(model).attribute[0].g
+    (reduced,) = of_body(the_loop(model), "ReduceSum")
+    place = [node.op_type for node in body.node].index("ReduceSum")
+    cast = helper.make_node("Cast", [reduced.input[0]], ["whole"], to=onnx.TensorProto.INT64)
+    reduced.input[0], reduced.output[0] = "whole", "whole_sum"
+    body.node.insert(place, cast)
+    body.node.insert(place + 2, helper.make_node("Cast", ["whole_sum"], [body.output[1].name], to=onnx.TensorProto.FLOAT))
+
+
+CHANGES = [
+    fewer_iterations,
+    another_axis,
+    other_ends,
+    another_operator,
+    something_behind,
+    a_table_of_the_body,
+    rows_of_two_axes,
+    sums_of_whole_numbers,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_other_loops_stay(change):
     model = export(Bags("sum", False), arguments_of(False, factors=False, empty=False), "older")
     assert "Loop" not in {node.op_type for node in burnish.load(model).graph}

@@ -7,7 +7,7 @@ added where their bag is come to the same, and gradients flow through.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +48,15 @@ class _Bag:
     offsets: ir.Value
     mean: bool
     keeps_axis: bool
+    dtype: ir.DataType | None
+
+    def is_sound(self, graph: ir.Graph) -> bool:
+        """Whether what it reads is computed in the graph around the loop, rows are of one axis, and their dtype stays."""
+        vectors = [value for value in (self.offsets, self.rows.indices, self.rows.factors) if value is not None]
+        matrix = self.rows.value if self.rows.value is not None else self.rows.table
+        if matrix is None or matrix.graph is not graph or _rank(matrix) != 2 or matrix.dtype != self.dtype:
+            return False
+        return all(value.graph is graph and _rank(value) == 1 for value in vectors)
 
 
 def replace_embedding_bags(model: ir.Model) -> bool:
@@ -71,7 +80,7 @@ def _replace_scan_output(loop: ir.Node) -> bool:
     if not _is_true(loop.inputs[1]) or not _is_true(body.outputs[0]):
         return False
     bag = _bag(body.outputs[1], body.inputs[0])
-    if bag is None or bag.keeps_axis or not _counts_bags(loop.inputs[0], bag.offsets):
+    if bag is None or bag.keeps_axis or not _counts_bags(loop.inputs[0], bag.offsets) or not _fits(loop, loop, bag):
         return False
     _write(loop, bag)
     return True
@@ -105,7 +114,7 @@ def _replace_sequence(loop: ir.Node) -> bool:
     bag = _bag(inserted.inputs[1], index)
     if bag is None or not bag.keeps_axis or _number(start) != 0 or _position(next_index, index) != 1:
         return False
-    if _position(more.inputs[0], index) != 1 or not _counts_bags(more.inputs[1], bag.offsets):
+    if _position(more.inputs[0], index) != 1 or not _counts_bags(more.inputs[1], bag.offsets) or not _fits(joined, loop, bag):
         return False
     _write(joined, bag)
     graph = loop.graph
@@ -114,6 +123,11 @@ def _replace_sequence(loop: ir.Node) -> bool:
     if not made.outputs[0].uses():
         graph.remove(made, safe=True)
     return True
+
+
+def _fits(node: ir.Node, loop: ir.Node, bag: _Bag) -> bool:
+    """Whether a node's output may become the results of all bags."""
+    return isinstance(loop.graph, ir.Graph) and bag.is_sound(loop.graph) and node.outputs[0].dtype in (None, bag.dtype)
 
 
 def _write(node: ir.Node, bag: _Bag) -> None:
@@ -150,7 +164,9 @@ def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
             found = _rows(node.inputs[0], index)
             if found is None or _axes(node) != [0]:
                 return None
-            return _Bag(*found, mean=node.op_type == "ReduceMean", keeps_axis=_integer(node, "keepdims", 1) != 0)
+            rows, offsets = found
+            keeps_axis = _integer(node, "keepdims", 1) != 0
+            return _Bag(rows, offsets, node.op_type == "ReduceMean", keeps_axis, node.outputs[0].dtype)
         case "If":
             return _decided(node, index)
         case "Div":
@@ -158,7 +174,7 @@ def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
             # The last bag's mean: the exporter divides by the rows from its start on.
             if bag is None or bag.mean or size is None or _element(size.inputs[1], index) != (bag.offsets, 0):
                 return None
-            return _Bag(bag.rows, bag.offsets, mean=True, keeps_axis=bag.keeps_axis)
+            return replace(bag, mean=True)
     return None
 
 
@@ -284,6 +300,10 @@ def _counted(value: ir.Value | None) -> ir.Value | None:
             return None
         node = _producer(node.inputs[0])
     return node.inputs[0] if node is not None and node.op_type in {"Shape", "Size"} else None
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
 
 
 def _is_one_element(value: ir.Value | None) -> bool:
