@@ -185,6 +185,9 @@ def _group_that_reads(node: ir.Node, shape: ir.Shape, later: list[ir.Node], grou
         group = groups.of.get(user) if user in behind else None
         if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
             continue
+        # An update of the state runs in place, behind all that reads the state: nothing may wait for it.
+        if any(output.is_graph_output() for member in group.nodes for output in member.outputs):
+            continue
         if all(member in behind for member in group.nodes) and all(
             any(value in member.inputs for member in group.nodes) for value in operands
         ):
