@@ -62,13 +62,13 @@ Product = Callable[..., torch.Tensor]
 
 def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
     """Have the kernel built meanwhile, where products with a weight of these extents will ask for it."""
-    if all(isinstance(extent, int) for extent in weight) and math.prod(weight) >= LARGE_WEIGHT and _suits(dtype):
+    if all(isinstance(extent, int) for extent in weight) and math.prod(weight) >= LARGE_WEIGHT and _suits(dtype, "product"):
         kernels.request("products")
 
 
 def expect_pointwise() -> None:
     """Have the kernel built meanwhile, where convolutions of one pixel will ask for it."""
-    if _suits(torch.float32) and not torch.cpu._is_avx512_supported():
+    if _suits(torch.float32, "product") and not torch.cpu._is_avx512_supported():
         kernels.request("products")
 
 
@@ -267,10 +267,20 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
         if own is not None:
             result = own(x, columns, bias)
             return torch.relu_(result) if relu else result
+        if bias is not None and _has_narrow_vectors(x) and (multiply := _pointwise()) is not None:
+            # The bias is added to the sums, where addmm goes over the result once more. oneDNN's own ReLU would let no NaN through.
+            result = multiply(x, columns.t(), bias.contiguous(), "none", [], "")
+            return torch.relu_(result) if relu else result
     if bias is None:
         result = torch.mm(x, columns)
         return torch.relu_(result) if relu else result
     return torch._addmm_activation(bias, x, columns) if relu else torch.addmm(bias, x, columns)
+
+
+def _has_narrow_vectors(x: torch.Tensor) -> bool:
+    """Whether a matrix is of bfloat16, on a processor with instructions for it, and oneDNN is switched on."""
+    of_processor = x.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.backends.mkldnn.enabled
+    return of_processor and torch.cpu._is_avx512_bf16_supported()
 
 
 def _is_large(rows: int, depth: int, columns: int) -> bool:
@@ -305,15 +315,20 @@ def _small(name: str) -> Callable[..., Any] | None:
 
 @functools.cache
 def _own(dtype: torch.dtype, name: str) -> Product | None:
-    """The engine's kernel where it was measured to win, or None: oneDNN is for processors with tiles of bfloat16."""
-    if not _suits(dtype) or not kernels.available("products"):
+    """The engine's kernel where it was measured to win, or None."""
+    if not _suits(dtype, name) or not kernels.available("products"):
         return None
     found: Product = getattr(torch.ops.burnish, name).default
     return found
 
 
-def _suits(dtype: torch.dtype) -> bool:
-    """Whether the processor is of the kind that the kernel was measured on."""
+def _suits(dtype: torch.dtype, name: str) -> bool:
+    """Whether the processor is of the kind that one of the kernel's functions was measured to win on.
+
+    With vectors of bfloat16 oneDNN's large products are as near to what the processor can do, or nearer; with tiles of it all are.
+    """
     if dtype == torch.float32:
         return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()
-    return dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    if dtype != torch.bfloat16 or name == "product":
+        return False
+    return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
