@@ -20,6 +20,7 @@ from oracles.small_networks import transformer
 
 needs_kernels = pytest.mark.skipif(not kernels.available("elementwise"), reason="needs a C++ compiler for the fused kernels")
 
+DTYPES = [torch.float32, torch.bfloat16]
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
 HEADS = "float[batch, 3, 20, 8] q, float[batch, 3, 40, 8] k, float[batch, 3, 40, 8] v"
 FORMS = {
@@ -129,12 +130,14 @@ def test_what_reads_the_gradient_of_a_scaled_operand_is_kept():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("extents", [(0, 2, 5, 7), (3, 2, 0, 7), (3, 2, 5, 0)], ids=["no samples", "no queries", "no keys"])
-def test_nothing_attends_to_nothing(extents):
+def test_nothing_attends_to_nothing(extents, dtype):
     samples, heads, queries, keys = extents
-    query, key, value = (torch.ones(samples, heads, count, 4) for count in (queries, keys, keys))
+    query, key, value = (torch.ones(samples, heads, count, 4, dtype=dtype) for count in (queries, keys, keys))
     result, logarithms = attention(query, key, value, None, 1.0)
     assert result.shape == query.shape
+    assert result.dtype == dtype
     assert not result.any()
     gradients = attention_gradient(torch.ones_like(query), query, key, value, result, logarithms, None, 1.0)
     assert [gradient.shape for gradient in gradients] == [query.shape, key.shape, value.shape]
@@ -160,9 +163,10 @@ def test_what_is_not_finite_is_never_lost(bad, operand, keys):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_sum_of_exponentials_that_is_one_changes_nothing():
-    query, key, value = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 1, 8), drawn((1, 2, 1, 8), 0)
-    flow = drawn((1, 2, 5, 8), 1)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_of_exponentials_that_is_one_changes_nothing(dtype):
+    query, key = torch.zeros(1, 2, 5, 8, dtype=dtype), torch.zeros(1, 2, 1, 8, dtype=dtype)
+    value, flow = drawn((1, 2, 1, 8), 0).to(dtype), drawn((1, 2, 5, 8), 1).to(dtype)
     result, logarithms = attention(query, key, value, None, 1.0)
     assert torch.equal(result, value.expand_as(result))
     assert not logarithms.any()
@@ -171,8 +175,9 @@ def test_a_sum_of_exponentials_that_is_one_changes_nothing():
     assert not gradients[0].any()
 
 
-def test_heads_may_lie_in_any_order():
-    heads = [drawn((2, 8, 3, 6), seed).permute(0, 2, 3, 1) for seed in range(4)]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_may_lie_in_any_order(dtype):
+    heads = [drawn((2, 8, 3, 6), seed).to(dtype).permute(0, 2, 3, 1) for seed in range(4)]
     packed = [tensor.contiguous() for tensor in heads]
     results = []
     for query, key, value, flow in (heads, packed):
@@ -180,6 +185,18 @@ def test_heads_may_lie_in_any_order():
         results.append((result, *attention_gradient(flow, query, key, value, result, logarithms, None, 0.5)))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+@needs_kernels
+@pytest.mark.parametrize("narrow", [True, False])
+def test_attention_in_mixed_precision_is_a_kernel_where_there_is_one(narrow):
+    program = burnish.compile(transformer(), loss="cross_entropy", optimizer="adamw", precision="bfloat16")
+    model = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"]
+    attended = (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if narrow else (ir.DataType.FLOAT,)
+    found = [node for node in fuse(model, kernels=True, attended=attended).graph if node.op_type.startswith("FusedAttention")]
+    assert {node.op_type for node in found} == ({"FusedAttention", "FusedAttentionGrad"} if narrow else set())
+    assert all(value is None or value.dtype == ir.DataType.BFLOAT16 for node in found for value in node.inputs[:3])
+    assert ("Softmax" in kinds(model)) != narrow
 
 
 @needs_kernels

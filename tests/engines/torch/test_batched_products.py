@@ -46,7 +46,15 @@ def orders(model: ir.Model) -> list[list[int]]:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "extents",
-    [(2, 3, 17, 33, 50), (1, 2, 128, 64, 128), (2, 2, 128, 128, 64), (1, 1, 1, 1, 1), (2, 2, 9, 800, 5), (2, 1, 3, 0, 5)],
+    [
+        (2, 3, 17, 33, 50),
+        (1, 2, 128, 64, 128),
+        (2, 2, 128, 128, 64),
+        (1, 1, 1, 1, 1),
+        (2, 2, 9, 800, 5),
+        (2, 1, 3, 0, 5),
+        (1, 2, 71, 1601, 450),
+    ],
 )
 def test_a_batch_keeps_its_digits_in_every_layout(dtype, threads, extents):
     outer, inner, rows, depth, columns = extents

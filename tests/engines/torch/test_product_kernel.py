@@ -1,4 +1,4 @@
-"""The engine's products of matrices against float64: layouts, tails, sums that are cut, both dtypes, and what is refused."""
+"""The engine's products of matrices against float64: layouts, tails, sums that are cut, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from burnish.engines.torch import kernels, products
 
 pytestmark = pytest.mark.skipif(not kernels.available("products"), reason="the engine's kernels cannot be built here")
 
-DTYPES = [torch.float32, torch.bfloat16]
 # Below a tile, a tile, one more than tiles; sums of less and of more than one block; columns, and rows, of more than one block.
 SHAPES = [
     (1, 1, 1),
@@ -36,26 +35,24 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def normal(rows: int, columns: int, dtype: torch.dtype, transposed: bool, generator: torch.Generator) -> torch.Tensor:
+def normal(rows: int, columns: int, transposed: bool, generator: torch.Generator) -> torch.Tensor:
     if transposed:
-        return torch.randn(columns, rows, generator=generator).to(dtype).t()
-    return torch.randn(rows, columns, generator=generator).to(dtype)
+        return torch.randn(columns, rows, generator=generator).t()
+    return torch.randn(rows, columns, generator=generator)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_keeps_its_digits(dtype, transposed, shape, threads):
+def test_a_product_keeps_its_digits(transposed, shape, threads):
     rows, depth, columns = shape
     generator = torch.Generator().manual_seed(depth)
-    left, right = normal(rows, depth, dtype, transposed[0], generator), normal(depth, columns, dtype, transposed[1], generator)
-    bias = torch.randn(columns, generator=generator).to(dtype)
+    left, right = normal(rows, depth, transposed[0], generator), normal(depth, columns, transposed[1], generator)
+    bias = torch.randn(columns, generator=generator)
     for added in (None, bias):
         found = torch.ops.burnish.product(left, right, added)
         exact = left.double() @ right.double() + (0.0 if added is None else added.double())
-        assert found.dtype == dtype
-        # Of a sum of n products of normal numbers, as in float32; bfloat16 is rounded once, at the end.
-        torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=4e-6 * depth**0.5)
+        # Of a sum of n products of normal numbers.
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=4e-6 * depth**0.5)
         assert torch.equal(found, torch.ops.burnish.product(left, right, added))
 
 
@@ -69,29 +66,26 @@ def test_large_products_take_the_kernel(rows, taken, threads):
     assert ("burnish::product" in {event.key for event in profile.key_averages()}) == taken
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_no_sum_is_zero_and_no_element_is_none(dtype, threads):
-    bias = torch.ones(10, dtype=dtype)
-    empty = torch.empty(7, 0, dtype=dtype)
+def test_no_sum_is_zero_and_no_element_is_none(threads):
+    bias = torch.ones(10)
+    empty = torch.empty(7, 0)
     assert torch.equal(torch.ops.burnish.product(empty, empty.t()[:, :0].new_empty(0, 10), bias), bias.expand(7, 10))
-    assert torch.ops.burnish.product(torch.empty(0, 5, dtype=dtype), torch.ones(5, 3, dtype=dtype), None).shape == (0, 3)
+    assert torch.ops.burnish.product(torch.empty(0, 5), torch.ones(5, 3), None).shape == (0, 3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_operands_of_which_no_axis_lies_side_by_side(dtype):
+def test_operands_of_which_no_axis_lies_side_by_side():
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(60, 60, generator=generator).to(dtype)[::2, ::2] for _ in range(2))
+    left, right = (torch.randn(60, 60, generator=generator)[::2, ::2] for _ in range(2))
     exact = left.double() @ right.double()
     found = torch.ops.burnish.product(left, right, None)
-    torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=4e-5)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=4e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_what_is_not_finite_stays_in_its_row_and_column(dtype, transposed):
+def test_what_is_not_finite_stays_in_its_row_and_column(transposed):
     generator = torch.Generator().manual_seed(0)
-    left = normal(21, 801, dtype, transposed, generator)
-    right = normal(801, 101, dtype, not transposed, generator).abs()
+    left = normal(21, 801, transposed, generator)
+    right = normal(801, 101, not transposed, generator).abs()
     left[3, 800], left[4, 5], left[5, 6], right[7, 100] = torch.nan, torch.inf, -torch.inf, torch.nan
     found = torch.ops.burnish.product(left, right, None)
     assert found[3].isnan().all()
@@ -101,12 +95,26 @@ def test_what_is_not_finite_stays_in_its_row_and_column(dtype, transposed):
     assert found[6:, :100].isfinite().all()
 
 
+def test_a_large_layer_of_bfloat16_keeps_its_digits():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(300, 700, generator=generator).bfloat16(), torch.randn(400, 700, generator=generator).bfloat16()
+    bias = torch.randn(800, generator=generator).bfloat16()[::2]
+    x[3, 5] = torch.nan
+    for relu in (False, True):
+        for given, transposed in ((weight, True), (weight.t().contiguous(), False)):
+            found = products.linear(x, given, bias, transposed, relu)
+            exact = x.double() @ weight.double().t() + bias.double()
+            exact = exact.relu() if relu else exact
+            torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-4, equal_nan=True)
+            assert found[3].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("left", "right", "bias", "message"),
     [
         (torch.ones(2, 3), torch.ones(4, 5), None, "two matrices"),
         (torch.ones(2, 3), torch.ones(3, 5, dtype=torch.bfloat16), None, "two matrices"),
-        (torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 5, dtype=torch.float64), None, "two matrices"),
+        (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 5, dtype=torch.bfloat16), None, "two matrices of float32"),
         (torch.ones(2, 2, 3), torch.ones(3, 5), None, "two matrices"),
         (torch.ones(2, 3), torch.ones(3, 5), torch.ones(4), "one element per column"),
     ],

@@ -1,45 +1,66 @@
-"""Scaled dot-product attention without a matrix of probabilities: PyTorch's kernels for the CPU, which keep one number per query.
+"""Scaled dot-product attention without a matrix of probabilities: kernels for the CPU, which keep one number per query.
 
 The probabilities of a block of queries stay in the cache; the gradient computes them again (Dao et al. 2022, FlashAttention). The
-functions are called as a graph runs, when the sizes are known.
+functions are called as a graph runs, when the sizes are known. Heads of bfloat16 are the engine's own kernel's
+(``kernels/attention.cpp``), those of float32, in which it was measured to be no faster, PyTorch's.
 
-These kernels give zeros for a query without a probability: one whose scores are not numbers, or are -infinity throughout. Its NaN
-must reach the loss. Such a query has no finite logarithm, or zero, so that what has one is computed with its probabilities.
+PyTorch's kernels give zeros for a query without a probability: one whose scores are not numbers, or are -infinity throughout. Its
+NaN must reach the loss. Such a query has no finite logarithm, or zero, so that what has one is computed with its probabilities.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
+
+from burnish.engines.torch import kernels
+
+
+def dtypes() -> tuple[ir.DataType, ...]:
+    """The dtypes of heads that there are fast kernels for: bfloat16 where the processor has vectors of it, but no tiles."""
+    narrow = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    return (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if narrow else (ir.DataType.FLOAT,)
+
+
+def expect() -> None:
+    """Have the engine's own kernel built meanwhile."""
+    kernels.request("attention")
 
 
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(query key' scale + mask) value, float32.
+    """softmax(query key' scale + mask) value.
 
     Args:
-        query: [N, H, M, D]; like the others it may be strided.
+        query: [N, H, M, D], float32 or bfloat16; like the others it may be strided.
         key: [N, H, L, D].
         value: [N, H, L, D].
-        mask: added to the scores, of a shape that broadcasts to [N, H, M, L]; None adds nothing.
+        mask: float32, added to the scores, of two or four axes that broadcast to [N, H, M, L]; None adds nothing.
         scale: of the scores.
 
     Returns:
-        The result [N, H, M, D], which lies in memory as [N, M, H, D], and the logarithms of the sums of exponentials, [N, H, M].
+        The result [N, H, M, D], which lies in memory as [N, M, H, D], and the logarithms of the sums of exponentials, [N, H, M],
+        float32.
     """
     operands = (query, key, value, mask)
     if has_torch_function(operands):  # a graph that is being made: one call in it
         traced: Any = handle_torch_function(attention, operands, *operands, scale)
         return traced[0], traced[1]
     if _is_empty(query, key):
-        return torch.zeros_like(query), query.new_zeros(query.shape[:3])
+        return torch.zeros_like(query), query.new_zeros(query.shape[:3], dtype=torch.float32)
+    if query.dtype == torch.bfloat16 and (own := _own("attention")) is not None:
+        found: tuple[torch.Tensor, torch.Tensor] = own(query, key, value, _of_four_axes(mask), scale)
+        return found
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    result, logarithms = kernel(*map(_by_rows, operands[:3]), attn_mask=mask, scale=scale)
+    result, logarithms = kernel(*map(_by_rows, operands[:3]), attn_mask=_like(mask, query), scale=scale)
     if not _has_probabilities(logarithms):
-        result = torch.matmul(_probabilities(query, key, mask, scale), value)
+        result = torch.matmul(_probabilities(query, key, mask, scale).to(value.dtype), value)
     return result, logarithms
 
 
@@ -66,14 +87,20 @@ def attention_gradient(
         return traced[0], traced[1], traced[2]
     if _is_empty(query, key):
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    if query.dtype == torch.bfloat16 and (own := _own("attention_gradient")) is not None:
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = own(
+            flow, query, key, value, result, logarithms, _of_four_axes(mask), scale
+        )
+        return found
     if not _has_probabilities(logarithms):
         weights = _probabilities(query, key, mask, scale)
-        flows = torch.matmul(flow, value.transpose(2, 3))
+        flows = torch.matmul(flow, value.transpose(2, 3)).to(weights.dtype)
         scores = torch.ops.aten._softmax_backward_data.default(flows, weights, -1, weights.dtype) * scale
+        scores, weights = scores.to(query.dtype), weights.to(query.dtype)
         return torch.matmul(scores, key), torch.matmul(scores.transpose(2, 3), query), torch.matmul(weights.transpose(2, 3), flow)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     rows = map(_by_rows, operands[:5])
-    gradients = kernel(*rows, logarithms, 0.0, False, attn_mask=mask, scale=scale)
+    gradients = kernel(*rows, logarithms, 0.0, False, attn_mask=_like(mask, query), scale=scale)
     return gradients[0], gradients[1], gradients[2]
 
 
@@ -87,8 +114,26 @@ def _has_probabilities(logarithms: torch.Tensor) -> bool:
 
 
 def _probabilities(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    scores = torch.matmul(query, key.transpose(2, 3)) * scale
+    scores = torch.matmul(query, key.transpose(2, 3)).float() * scale
     return torch.softmax(scores if mask is None else scores + mask, -1)
+
+
+def _of_four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return mask if mask is None or mask.dim() == 4 else mask[None, None]
+
+
+@functools.cache
+def _own(name: str) -> Callable[..., Any] | None:
+    """The engine's kernel, or None where it is not there."""
+    if not kernels.available("attention"):
+        return None
+    found: Callable[..., Any] = getattr(torch.ops.burnish, name).default
+    return found
+
+
+def _like(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """The mask in the dtype that PyTorch's kernels want it in."""
+    return None if mask is None else mask.to(query.dtype)
 
 
 def _by_rows(heads: torch.Tensor) -> torch.Tensor:

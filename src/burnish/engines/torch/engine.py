@@ -16,7 +16,7 @@ from torch import fx
 from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, check_finite_loss
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
-from burnish.engines.torch import kernels, memory
+from burnish.engines.torch import attention, kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
@@ -331,7 +331,7 @@ class TorchRunner:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
         arranged = wait_by_selection if self._engine.compile == "inductor" else run_in_order
-        model = fuse(arranged(graphs[name]), fused, winograd, channels_last, narrow_dtypes(self._device))
+        model = fuse(arranged(graphs[name]), fused, winograd, channels_last, narrow_dtypes(self._device), attention.dtypes())
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)

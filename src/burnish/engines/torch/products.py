@@ -268,7 +268,7 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
             result = own(x, columns, bias)
             return torch.relu_(result) if relu else result
         if bias is not None and _has_narrow_vectors(x) and (multiply := _pointwise()) is not None:
-            # The bias is added to the sums, where addmm goes over the result once more. oneDNN's own ReLU would let no NaN through.
+            # The bias is added to the sums, where addmm goes over the result again. oneDNN's ReLU lets no NaN through.
             result = multiply(x, columns.t(), bias.contiguous(), "none", [], "")
             return torch.relu_(result) if relu else result
     if bias is None:
@@ -279,8 +279,8 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
 
 def _has_narrow_vectors(x: torch.Tensor) -> bool:
     """Whether a matrix is of bfloat16, on a processor with instructions for it, and oneDNN is switched on."""
-    of_processor = x.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.backends.mkldnn.enabled
-    return of_processor and torch.cpu._is_avx512_bf16_supported()
+    narrow = x.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    return narrow and bool(torch.backends.mkldnn.enabled)
 
 
 def _is_large(rows: int, depth: int, columns: int) -> bool:
@@ -325,7 +325,7 @@ def _own(dtype: torch.dtype, name: str) -> Product | None:
 def _suits(dtype: torch.dtype, name: str) -> bool:
     """Whether the processor is of the kind that one of the kernel's functions was measured to win on.
 
-    With vectors of bfloat16 oneDNN's large products are as near to what the processor can do, or nearer; with tiles of it all are.
+    With vectors of bfloat16 oneDNN's large products are as near to what the processor can do, or nearer; with tiles all are.
     """
     if dtype == torch.float32:
         return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()

@@ -38,6 +38,7 @@ def fuse(
     winograd: bool = False,
     channels_last: bool = True,
     narrow: Collection[ir.DataType] = (),
+    attended: Collection[ir.DataType] = (ir.DataType.FLOAT,),
 ) -> ir.Model:
     """Rewrite a graph, in place.
 
@@ -47,6 +48,7 @@ def fuse(
         winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
         channels_last: whether images have their channels last in memory.
         narrow: dtypes of sixteen bits whose products are computed in float32: those that the device is slow in.
+        attended: dtypes that the kernels of attention take.
 
     Returns:
         The same model. Batch normalization that no kernel takes is lowered.
@@ -72,7 +74,7 @@ def fuse(
     if kernels:
         fuse_cross_entropy(graph)
         transpose_narrow(graph)
-        fuse_attention(graph)
+        fuse_attention(graph, attended)
         fuse_linear(graph)
         fuse_batched_products(graph)
     widen(graph, PRODUCTS, narrow)

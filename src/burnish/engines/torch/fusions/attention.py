@@ -2,11 +2,14 @@
 
 Attention reaches the graph as softmax(Q K') V. Scaling stands before the product, on one operand or on both, or behind it; a mask
 may be added to the scores. What reads the probabilities beside their product with V must be the gradient; dropout of them, for
-which the kernels have no place, leaves everything as it is.
+which the kernels have no place, leaves everything as it is. In mixed precision the products are of bfloat16, and casts stand
+around the softmax, which is of float32.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,22 +52,24 @@ class _Attention:
 
     Attributes:
         softmax, product: the nodes that make the probabilities, and the result.
+        probabilities: what the result is a product of: the softmax's, or these in the dtype of the value.
         query, key: what is multiplied; the key is transposed, [N, H, D, L].
-        scores: their product.
+        factor: what their product is multiplied by.
         value, mask: see above.
     """
 
     softmax: ir.Node
     product: ir.Node
+    probabilities: ir.Value
     query: _Scaled
     key: _Scaled
-    scores: _Scaled
+    factor: float
     value: ir.Value
     mask: ir.Value | None
 
     @property
     def scale(self) -> float:
-        return self.query.scale * self.key.scale * self.scores.scale
+        return self.query.scale * self.key.scale * self.factor
 
 
 @dataclass
@@ -83,66 +88,96 @@ class _Gradient:
     key: ir.Node
 
 
-def fuse_attention(graph: ir.Graph) -> None:
+def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataType.FLOAT,)) -> None:
     """Replace attention by ``burnish.FusedAttention`` and ``burnish.FusedAttentionGrad``, in place.
 
-    Of float32 heads [N, H, M, D] alone. Gradients of softmax are ``burnish.FusedSoftmaxGrad`` already.
+    Of heads [N, H, M, D] of these ``dtypes``, float32 or bfloat16. Gradients of softmax are ``burnish.FusedSoftmaxGrad`` already.
     """
     for node in list(graph):
-        if node.op_type != "Softmax" or node.domain != "" or not _is_of_heads(node.outputs[0]):
+        if node.op_type != "Softmax" or node.domain != "" or not _is_of_heads(node.outputs[0], (ir.DataType.FLOAT,)):
             continue
-        found = _attention(node)
+        found = _attention(node, dtypes)
         gradient = None if found is None else _gradient(found)
-        if found is None or (gradient is None and len(node.outputs[0].uses()) > 1):
+        if found is None or (gradient is None and not _is_read_by_one(found)):
             continue
         _fuse(graph, found, gradient)
 
 
-def _attention(softmax: ir.Node) -> _Attention | None:
-    probabilities, given = softmax.outputs[0], softmax.inputs[0]
+def _attention(softmax: ir.Node, dtypes: Collection[ir.DataType]) -> _Attention | None:
+    probabilities, given = _rounded(softmax.outputs[0]), softmax.inputs[0]
     products = [user for user, place in probabilities.uses() if _is(user, "MatMul") and place == 0]
-    if int(attribute_value(softmax, "axis", -1)) not in (-1, RANK - 1) or len(products) != 1 or probabilities.is_graph_output():
+    if int(attribute_value(softmax, "axis", -1)) not in (-1, RANK - 1) or len(products) != 1:
+        return None
+    if softmax.outputs[0].is_graph_output() or probabilities.is_graph_output():
         return None
     assert given is not None
     scores, mask = given, None
     added = given.producer()
     if added is not None and _is(added, "Add"):
         sides = [value for value in added.inputs if value is not None]
-        scores, mask = sides if _is_product(_Scaled.of(sides[0]).value) else sides[::-1]
-        if mask.dtype != ir.DataType.FLOAT or not _broadcasts(mask, probabilities):
+        scores, mask = sides if _product(sides[0]) is not None else sides[::-1]
+        if not _is_read_once(given) or mask.dtype != ir.DataType.FLOAT or not _broadcasts(mask, softmax.outputs[0]):
             return None
-    scaled = _Scaled.of(scores)
-    maker = scaled.value.producer()
-    if maker is None or not _is_product(scaled.value) or not all(map(_is_read_once, {given, scores, scaled.value})):
+    of_scores = _product(scores)
+    if of_scores is None:
         return None
+    maker, factor = of_scores
     query, key, value = *maker.inputs, products[0].inputs[1]
-    if query is None or key is None or value is None or not _fit(query, key, value):
+    if query is None or key is None or value is None or not _fit(query, key, value, dtypes):
         return None
-    return _Attention(softmax, products[0], _Scaled.of(query), _Scaled.of(key), scaled, value, mask)
+    return _Attention(softmax, products[0], probabilities, _Scaled.of(query), _Scaled.of(key), factor, value, mask)
+
+
+def _rounded(value: ir.Value) -> ir.Value:
+    """A value in the dtype that products read it in: what the one cast of it gives, or itself where there is none."""
+    casts = [user for user, _ in value.uses() if _is_cast(user)]
+    return casts[0].outputs[0] if len(casts) == 1 else value
+
+
+def _product(scores: ir.Value) -> tuple[ir.Node, float] | None:
+    """The product that scores are, and what it is multiplied by on the way, where casts may stand; nothing else reads it."""
+    factor = 1.0
+    while (node := scores.producer()) is not None and _is_read_once(scores):
+        if _is(node, "MatMul"):
+            return node, factor
+        scaled = _Scaled.of(scores)
+        if scaled.is_scaled:
+            scores, factor = scaled.value, factor * scaled.scale
+        elif _is_cast(node) and node.inputs[0] is not None:
+            scores = node.inputs[0]
+        else:
+            break
+    return None
+
+
+def _is_read_by_one(found: _Attention) -> bool:
+    """Whether nothing but the product reads the probabilities."""
+    return len(found.softmax.outputs[0].uses()) == 1 and len(found.probabilities.uses()) == 1
 
 
 def _gradient(found: _Attention) -> _Gradient | None:
     """What computes the gradient of attention; None where it is not there, or not of this form."""
-    users = [(user, place) for user, place in found.softmax.outputs[0].uses() if user is not found.product]
+    users = [(user, place) for user, place in found.softmax.outputs[0].uses() if not _is_cast(user)]
+    if found.probabilities is not found.softmax.outputs[0]:
+        users += found.probabilities.uses()
+    users = [(user, place) for user, place in users if user is not found.product]
     projections = [user for user, place in users if user.op_type == "FusedSoftmaxGrad" and place == 1]
     transposed = [user for user, _ in users if _is(user, "Transpose") and _perm(user) == LAST_TWO]
     if len(users) != 2 or len(projections) != 1 or len(transposed) != 1:
         return None
     of_value, before = _only_user(transposed[0].outputs[0]), projections[0].inputs[0]
-    product = None if before is None else before.producer()
-    if of_value is None or not _is(of_value, "MatMul") or product is None or not _is(product, "MatMul"):
+    of_flow = None if before is None else _product(before)
+    if of_value is None or not _is(of_value, "MatMul") or of_flow is None or of_flow[1] != 1.0:
         return None
+    product = of_flow[0]
     flow = product.inputs[0]
     if of_value.inputs[0] is not transposed[0].outputs[0] or of_value.inputs[1] is not flow or flow is None:
         return None
-    if flow.shape is None or not _is_read_once(product.outputs[0]) or not _are_transposed(product.inputs[1], found.value):
+    if flow.shape is None or not _are_transposed(product.inputs[1], found.value):
         return None
-    scores = projections[0].outputs[0]
-    if found.scores.is_scaled:
-        following = _scaled_back(scores, found.scores)
-        if following is None:
-            return None
-        scores = following
+    scores = _scaled_like(projections[0].outputs[0], found.factor)
+    if scores is None:
+        return None
     users = list(scores.uses())
     of_query = [user for user, place in users if _is(user, "MatMul") and place == 0]
     of_key = [user for user, place in users if _is(user, "MatMul") and place == 1]
@@ -153,6 +188,20 @@ def _gradient(found: _Attention) -> _Gradient | None:
     if not _are_transposed(of_key[0].inputs[0], found.query.result):
         return None
     return _Gradient(flow, product, of_value, of_query[0], of_key[0])
+
+
+def _scaled_like(value: ir.Value, factor: float) -> ir.Value | None:
+    """The gradient of the scores' product, from that of the scores: times the same numbers, with casts on the way; else None."""
+    left = factor
+    while (user := _only_user(value)) is not None:
+        result = user.outputs[0]
+        scaled = _Scaled.of(result)
+        if scaled.is_scaled and scaled.value is value:
+            left /= scaled.scale
+        elif not _is_cast(user):
+            return None
+        value = result
+    return value if math.isclose(left, 1.0) else None
 
 
 def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> None:
@@ -174,7 +223,7 @@ def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> Non
     result, logarithms = builder.op(
         "FusedAttention", query, key, value, mask, domain=BURNISH_DOMAIN, outputs=2, like=like, scale=scale
     )
-    logarithms.value.type = like.value.type
+    logarithms.value.type = ir.TensorType(ir.DataType.FLOAT)
     if gradient is not None:
         first = next(node for node in graph if node is gradient.product or node is gradient.value)
         builder = Builder(graph, before=first)
@@ -205,13 +254,14 @@ def _scaled_back(value: ir.Value, scaled: _Scaled) -> ir.Value | None:
     return again.result if again.value is value and again.scale == scaled.scale else None
 
 
-def _is_of_heads(value: ir.Value) -> bool:
-    return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) == RANK
+def _is_of_heads(value: ir.Value, dtypes: Collection[ir.DataType]) -> bool:
+    return value.dtype in dtypes and value.shape is not None and len(value.shape) == RANK
 
 
-def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
-    """Whether [N, H, M, D], [N, H, D, L] and [N, H, L, D] are given, with extents that are known to be the same."""
-    if not all(map(_is_of_heads, (query, key, value))):
+def _fit(query: ir.Value, key: ir.Value, value: ir.Value, dtypes: Collection[ir.DataType]) -> bool:
+    """Whether [N, H, M, D], [N, H, D, L] and [N, H, L, D] are given, of one dtype, with extents that are known to be the same."""
+    operands = (query, key, value)
+    if not all(_is_of_heads(operand, dtypes) and operand.dtype == query.dtype for operand in operands):
         return False
     one, two, three = (list(operand.shape or ()) for operand in (query, key, value))
     pairs = [(one[0], two[0]), (one[0], three[0]), (one[1], two[1]), (one[1], three[1])]
@@ -259,9 +309,11 @@ def _is(node: ir.Node, op_type: str) -> bool:
     return node.op_type == op_type and node.domain == ""
 
 
-def _is_product(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and _is(node, "MatMul")
+def _is_cast(node: ir.Node) -> bool:
+    """Whether a node is a cast of mixed precision, between float32 and bfloat16."""
+    given = node.inputs[0] if node.inputs else None
+    kinds = {None if given is None else given.dtype, node.outputs[0].dtype}
+    return _is(node, "Cast") and kinds == {ir.DataType.FLOAT, ir.DataType.BFLOAT16}
 
 
 def _is_read_once(value: ir.Value) -> bool:

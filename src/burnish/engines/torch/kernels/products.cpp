@@ -11,23 +11,13 @@ namespace burnish::products {
 namespace {
 
 // The lines of a matrix [lines, depth], or [depth, lines] where `columns`.
-template <typename Element>
-Lines<Element> lines_of(const Tensor& matrix, bool columns) {
-  const Element* data = static_cast<const Element*>(matrix.const_data_ptr());
+Lines<float> lines_of(const Tensor& matrix, bool columns) {
   int64_t line = matrix.stride(columns ? 1 : 0), depth = matrix.stride(columns ? 0 : 1);
-  return {data, line, depth};
+  return {matrix.const_data_ptr<float>(), line, depth};
 }
 
 // The matrix itself where one of its axes lies side by side in memory.
 Tensor readable(const Tensor& matrix) { return matrix.stride(0) == 1 || matrix.stride(1) == 1 ? matrix : to_contiguous(matrix); }
-
-// A contiguous tensor of float32 or bfloat16, in float32.
-Tensor in_float(const Tensor& tensor) {
-  if (tensor.scalar_type() == kFloat) return tensor;
-  Tensor result = make_tensor(tensor.sizes());
-  std::copy_n(tensor.const_data_ptr<BFloat16>(), tensor.numel(), result.mutable_data_ptr<float>());
-  return result;
-}
 
 // A share of a product with its bias, in the dtype of the result.
 template <typename Element, int vectors>
@@ -51,42 +41,35 @@ void multiply_into(const Share& share, const Blocks& blocks, int64_t depth, cons
   multiply<Element, vectors>(share, blocks, depth, left, right, sums, target_row, memory, finish);
 }
 
-template <typename Element>
 void product_into(const Tensor& left, const Tensor& right, const float* bias, Tensor& result) {
   int64_t rows = left.size(0), depth = left.size(1), columns = right.size(1);
   Grid grid(rows, columns, get_num_threads());
-  Blocks blocks(grid.high, grid.wide, kColumns, sizeof(Element) != sizeof(float));
+  Blocks blocks(grid.high, grid.wide, kColumns, false);
   int64_t own = blocks.words();
   Tensor memory = make_tensor({grid.count() * own});
   float* work = memory.mutable_data_ptr<float>();
-  Lines<Element> left_lines = lines_of<Element>(left, false), right_lines = lines_of<Element>(right, true);
-  Element* target = static_cast<Element*>(result.mutable_data_ptr());
+  Lines<float> left_lines = lines_of(left, false), right_lines = lines_of(right, true);
+  float* target = result.mutable_data_ptr<float>();
   parallel_for(0, grid.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index)
-      multiply_into<Element, kVectors>(grid.share(index, rows, columns), blocks, depth, left_lines, right_lines, bias, target, columns,
+      multiply_into<float, kVectors>(grid.share(index, rows, columns), blocks, depth, left_lines, right_lines, bias, target, columns,
                                        work + index * own);
   });
 }
 
 // (left [M, K], right [K, N], bias [N]) -> left right + bias [M, N]; the matrices may be strided.
 Tensor product(const Tensor& left_given, const Tensor& right_given, const std::optional<Tensor>& bias_given) {
-  ScalarType type = left_given.scalar_type();
-  BURNISH_CHECK((type == kFloat || type == kBFloat16) && right_given.scalar_type() == type && left_given.dim() == 2 && right_given.dim() == 2 &&
+  BURNISH_CHECK(left_given.scalar_type() == kFloat && right_given.scalar_type() == kFloat && left_given.dim() == 2 && right_given.dim() == 2 &&
                     left_given.size(1) == right_given.size(0),
-                "product: two matrices of float32 or bfloat16 that fit expected");
+                "product: two matrices of float32 that fit expected");
   Tensor left = readable(left_given), right = readable(right_given), bias;
   int64_t columns = right.size(1);
   if (bias_given.has_value()) {
-    BURNISH_CHECK(bias_given->numel() == columns && bias_given->scalar_type() == type, "product: a bias of one element per column expected");
-    bias = in_float(to_contiguous(*bias_given));
+    BURNISH_CHECK(bias_given->numel() == columns && bias_given->scalar_type() == kFloat, "product: a bias of one element per column expected");
+    bias = to_contiguous(*bias_given);
   }
-  Tensor result = make_tensor({left.size(0), columns}, type);
-  if (result.numel() == 0) return result;
-  const float* added = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
-  if (type == kFloat)
-    product_into<float>(left, right, added, result);
-  else
-    product_into<BFloat16>(left, right, added, result);
+  Tensor result = make_tensor({left.size(0), columns});
+  if (result.numel() > 0) product_into(left, right, bias.defined() ? bias.const_data_ptr<float>() : nullptr, result);
   return result;
 }
 

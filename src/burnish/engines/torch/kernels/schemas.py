@@ -49,6 +49,11 @@ SCHEMAS = {
         "product(Tensor left, Tensor right, Tensor? bias) -> Tensor",
         "batched_product(Tensor left, Tensor right, int[] order) -> Tensor",
     ),
+    "attention": (
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> (Tensor, Tensor)",
+        "attention_gradient(Tensor flow, Tensor query, Tensor key, Tensor value, Tensor result, Tensor logarithms, Tensor? mask,"
+        " float scale) -> (Tensor, Tensor, Tensor)",
+    ),
     "linear": (
         "linear(Tensor x, Tensor weight, Tensor? bias, bool transposed, bool relu) -> Tensor",
         "linear_gradient(Tensor dy, Tensor x, Tensor? weight, bool transposed, bool swapped, bool relu, bool bias)"

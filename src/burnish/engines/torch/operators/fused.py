@@ -7,8 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch import products
-from burnish.engines.torch.attention import attention, attention_gradient
+from burnish.engines.torch import attention, products
 from burnish.engines.torch.dtypes import TORCH_DTYPES
 from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
@@ -232,14 +231,16 @@ def batched_product(op: Call) -> Any:
 @translates("FusedAttention", domain=BURNISH_DOMAIN)
 def fused_attention(op: Call) -> Any:
     """(query, key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
-    return attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), op.attribute("scale"))
+    if op.dtype(0) == ir.DataType.BFLOAT16:
+        attention.expect()
+    return attention.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), op.attribute("scale"))
 
 
 @translates("FusedAttentionGrad", domain=BURNISH_DOMAIN)
 def fused_attention_gradient(op: Call) -> Any:
     """(flow, query, key, value, result, logarithms, mask or nothing) -> the gradients of query, key and value."""
     heads = op.tensor(1), op.tensor(2), op.tensor(3)
-    return attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), op.attribute("scale"))
+    return attention.attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), op.attribute("scale"))
 
 
 # As PyTorch counts element types.

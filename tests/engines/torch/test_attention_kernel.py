@@ -1,0 +1,182 @@
+"""The engine's kernel of attention, bfloat16, against float64: blocks and their rests, masks, threads, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from burnish.engines.torch import kernels
+from burnish.engines.torch.attention import attention, attention_gradient
+
+needs_kernel = pytest.mark.skipif(not kernels.available("attention"), reason="the engine's kernels cannot be built here")
+
+# Samples, heads, queries, keys and elements of a head: fewer than a tile and tiles with a rest, one query, blocks of queries and
+# of keys with a rest, odd numbers of keys and elements.
+SHAPES = [(2, 3, 20, 40, 8), (1, 2, 7, 301, 17), (3, 2, 1, 130, 64), (1, 2, 200, 257, 33), (2, 1, 97, 600, 96), (1, 5, 33, 1, 32)]
+ROUNDING = 2.0**-8
+"""Of one number to eight bits, relative, at most. Probabilities, or their gradients, are rounded, and so is the result."""
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def heads_of_layer(samples: int, count: int, heads: int, extent: int, seed: int) -> torch.Tensor:
+    """As a layer gives them: heads are slices of its rows."""
+    return drawn((samples, count, heads, extent), seed).bfloat16().transpose(1, 2)
+
+
+def exact(operands: list[torch.Tensor], mask: torch.Tensor | None, scale: float, flow: torch.Tensor) -> list[torch.Tensor]:
+    """The result, and the gradients of query, key and value, in float64."""
+    query, key, value = (tensor.double().requires_grad_() for tensor in operands)
+    scores = query @ key.transpose(2, 3) * scale
+    result = torch.softmax(scores if mask is None else scores + mask.double(), -1) @ value
+    return [result.detach(), *torch.autograd.grad(result, (query, key, value), flow.double())]
+
+
+@needs_kernel
+@pytest.mark.parametrize("mask", ["none", "keys", "queries", "all", "strided"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_and_its_gradient_keep_their_digits(shape, mask, threads):
+    samples, heads, queries, keys, extent = shape
+    counts = (queries, keys, keys, queries)
+    *operands, flow = (heads_of_layer(samples, count, heads, extent, seed) for seed, count in enumerate(counts))
+    added = {
+        "none": None,
+        "keys": drawn((samples, 1, 1, keys), 4),
+        "queries": drawn((1, 1, queries, 1), 4),
+        "all": drawn((samples, heads, queries, keys), 4),
+        "strided": drawn((1, 1, keys, queries), 4).transpose(2, 3),
+    }[mask]
+    result, logarithms = torch.ops.burnish.attention(*operands, added, 0.3)
+    scores = operands[0].double() @ operands[1].double().transpose(2, 3) * 0.3
+    expected = torch.logsumexp(scores if added is None else scores + added.double(), -1)
+    torch.testing.assert_close(logarithms.double(), expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, added, 0.3)
+    for name, found, wanted in zip("yqkv", (result, *gradients), exact(operands, added, 0.3, flow), strict=True):
+        assert found.dtype == torch.bfloat16
+        # The gradient of the score of a single key is nothing but what rounding left of the difference of two equal numbers.
+        size = float(flow.double().norm()) if keys == 1 and name in "qk" else float(wanted.norm())
+        assert float((found.double() - wanted).norm()) <= ROUNDING * size, name
+
+
+@needs_kernel
+def test_results_do_not_depend_on_the_number_of_threads():
+    *operands, flow = (drawn((2, 3, 150, 40), seed).bfloat16() for seed in range(4))
+    results = []
+    before = torch.get_num_threads()
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        result, logarithms = torch.ops.burnish.attention(*operands, None, 0.2)
+        gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, None, 0.2)
+        results.append([result, logarithms, *gradients])
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+@needs_kernel
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e36])
+@pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "mask"])
+@pytest.mark.parametrize("keys", [4, 40, 300])
+def test_what_is_not_finite_is_never_lost(bad, operand, keys):
+    operands = [drawn((1, 2, keys, 8), seed).bfloat16() for seed in range(3)]
+    mask = drawn((1, 1, keys, keys), 3)
+    (*operands, mask)[operand][0, 0, 1] = bad
+    query, key, value = (tensor.float() for tensor in operands)
+    usual = torch.softmax(query @ key.transpose(2, 3) * 0.5 + mask, -1) @ value
+    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.5)
+    torch.testing.assert_close(result.float(), usual, rtol=2**-6, atol=2**-6, equal_nan=True)
+    flow = torch.ones_like(result)
+    gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, mask, 0.5)
+    if abs(bad) == 1e36:
+        return
+    for found, wanted in zip(gradients, exact(operands, mask, 0.5, flow)[1:], strict=True):
+        assert found[wanted.isnan()].isnan().all()
+        if wanted.isfinite().all():
+            torch.testing.assert_close(found.double(), wanted, rtol=2**-5, atol=2**-5)
+
+
+@needs_kernel
+def test_keys_that_a_mask_hides_have_no_weight_and_no_gradient():
+    counts = (70, 600, 600, 70)
+    *operands, flow = (drawn((1, 2, count, 16), seed).bfloat16() for seed, count in enumerate(counts))
+    mask = torch.zeros(1, 1, 1, 600)
+    mask[..., :300] = -torch.inf  # a block of keys as a whole
+    mask[..., 599] = -torch.inf
+    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.25)
+    gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, mask, 0.25)
+    seen = [operands[0], *(tensor[:, :, 300:599] for tensor in operands[1:])]
+    for found, wanted in zip((result, *gradients), exact(seen, None, 0.25, flow), strict=True):
+        if found.shape[2] == 600:
+            assert not found[:, :, :300].any()
+            assert not found[:, :, 599].any()
+        shown = found[:, :, 300:599] if found.shape[2] == 600 else found
+        assert float((shown.double() - wanted).norm()) <= ROUNDING * float(wanted.norm())
+
+
+@needs_kernel
+def test_a_query_that_sees_no_key_is_nan():
+    operands = [drawn((1, 2, 30, 16), seed).bfloat16() for seed in range(4)]
+    mask = torch.full((1, 1, 1, 30), -torch.inf)
+    result, logarithms = torch.ops.burnish.attention(*operands[:3], mask, 0.25)
+    assert result.isnan().all()
+    gradients = torch.ops.burnish.attention_gradient(operands[3], *operands[:3], result, logarithms, mask, 0.25)
+    assert all(gradient.isnan().all() for gradient in gradients)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"query": torch.ones(1, 2, 3, 4)}, "heads of bfloat16 with four axes"),
+        ({"value": torch.ones(2, 3, 4).bfloat16()}, "heads of bfloat16 with four axes"),
+        ({"key": torch.ones(1, 2, 6, 4).bfloat16()}, "that fit"),
+        ({"query": torch.ones(1, 2, 3, 5).bfloat16()}, "that fit"),
+        ({"mask": torch.ones(1, 1, 3, 4)}, "a mask that broadcasts"),
+        ({"mask": torch.ones(3, 5)}, "with four axes"),
+        ({"mask": torch.ones(1, 1, 3, 5).bfloat16()}, "a mask of float32"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(changed, message):
+    query, key = torch.ones(1, 2, 3, 4).bfloat16(), torch.ones(1, 2, 5, 4).bfloat16()
+    operands = {"query": query, "key": key, "value": key, "mask": None, **changed}
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.burnish.attention(*operands.values(), 1.0)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("place", "given", "message"),
+    [(0, torch.ones(1, 2, 3, 5).bfloat16(), "the shape and the type of the queries"), (5, torch.ones(1, 2, 4), "for each query")],
+)
+def test_a_gradient_that_does_not_fit_is_refused(place, given, message):
+    heads = torch.ones(1, 2, 3, 4).bfloat16()
+    operands = [*[heads] * 5, torch.ones(1, 2, 3)]
+    operands[place] = given
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.burnish.attention_gradient(*operands, None, 1.0)
+
+
+def test_without_the_kernel_pytorchs_attend(monkeypatch):
+    monkeypatch.setattr("burnish.engines.torch.attention._own", lambda name: None)
+    *operands, flow = (drawn((2, 3, 20, 16), seed).bfloat16() for seed in range(4))
+    mask = drawn((20, 20), 4)
+    hidden = mask.clone()
+    hidden[3] = -torch.inf
+    for added in (None, mask, hidden):
+        result, logarithms = attention(*operands, added, 0.3)
+        gradients = attention_gradient(flow, *operands, result, logarithms, added, 0.3)
+        for found, wanted in zip((result, *gradients), exact(operands, added, 0.3, flow), strict=True):
+            assert found.dtype == torch.bfloat16
+            torch.testing.assert_close(found.double(), wanted, rtol=2**-5, atol=2**-4, equal_nan=True)
