@@ -25,14 +25,12 @@ using Integers = int32_t __attribute__((vector_size(kWidth * 4)));
 // sums are cut. kStrips strips of rows are multiplied at once with kPanels panels of columns.
 #if defined(__AVX512F__)
 constexpr int kRows = 8, kVectors = 3;
-constexpr int64_t kDepth = 384, kStrips = 8, kPanels = 8;
+constexpr int64_t kDepth = 384, kStrips = 4, kPanels = 8;
 constexpr int64_t kAhead = 8;  // words of depth that are fetched before they are multiplied
-constexpr bool kPanelStays = false;
 #else
 constexpr int kRows = 6, kVectors = 2;
 constexpr int64_t kDepth = 256, kStrips = 32, kPanels = 192;
 constexpr int64_t kAhead = 0;
-constexpr bool kPanelStays = true;
 #endif
 constexpr int64_t kColumns = kVectors * kWidth;
 constexpr int64_t kLine = 64 / sizeof(float);  // words that a cache fetches at once
@@ -159,24 +157,27 @@ template <int64_t stride>
 }
 
 // Lines `first` to `first + count` of a matrix, from `depth` on, to panels [words][lines], one behind the other; zeros where there are
-// fewer. Of elements that lie side by side, as many are read at once as the lines of the cache hold that are touched.
+// fewer.
 template <typename Element, int64_t lines>
 void pack(const Lines<Element>& source, int64_t first, int64_t count, int64_t depth, int64_t extent, float* panels) {
   constexpr int64_t in_word = kInWord<Element>;
   constexpr int64_t group = lines < kWidth ? kWidth / lines * lines : kWidth;  // lines that a vector holds
   constexpr int64_t piece = std::min(lines, group);                           // of them in one panel
+  static_assert(group <= 2 * piece && (lines % piece == 0));
   int64_t words = divide_up(extent, in_word), end = round_up(count, lines);
   const Element* data = source.data + first * source.line_stride + depth * source.depth_stride;
-  // Words of the lines from `line` on, to their panels.
-  auto put = [&](const auto& vector, int64_t word, int64_t line) {
-#pragma GCC unroll 4
-    for (int64_t part = 0; part < group; part += piece)
-      if (line + part < end)
-        std::memcpy(panels + (line + part) / lines * lines * words + word * lines + (line + part) % lines,
-                    reinterpret_cast<const float*>(&vector) + part, piece * 4);
+  // Where the words of a line go.
+  auto place = [&](int64_t line) { return panels + line / lines * lines * words + line % lines; };
+  // Words of the lines of a vector, to their panels.
+  auto put = [&](const auto& vector, int64_t word, int64_t line, float* target) {
+    const float* values = reinterpret_cast<const float*>(&vector);
+    std::memcpy(target + word * lines, values, piece * 4);
+    if constexpr (piece < group)
+      if (line + piece < end) std::memcpy(target + (words + word) * lines, values + piece, piece * 4);
   };
   if (source.depth_stride == 1) {
-    for (int64_t line = 0; line < end; line += group)
+    for (int64_t line = 0; line < end; line += group) {
+      float* target = place(line);
       for (int64_t word = 0; word < words; word += kWidth) {
         int64_t bytes = (extent - word * in_word) * static_cast<int64_t>(sizeof(Element));
         Vector square[kWidth];
@@ -187,43 +188,47 @@ void pack(const Lines<Element>& source, int64_t first, int64_t count, int64_t de
         int64_t present = std::min(kWidth, words - word);
         if (present == kWidth) {
 #pragma GCC unroll 16
-          for (int64_t i = 0; i < kWidth; ++i) put(square[i], word + i, line);
+          for (int64_t i = 0; i < kWidth; ++i) put(square[i], word + i, line, target);
         } else {
-          for (int64_t i = 0; i < present; ++i) put(square[i], word + i, line);
-        }
-      }
-    return;
-  }
-  constexpr int64_t together = round_up(std::max<int64_t>(lines, 128 / sizeof(Element)), std::max(lines, group));
-  for (int64_t begin = 0; begin < end; begin += together)
-    for (int64_t word = 0; word < words; ++word) {
-      const Element* row = data + word * in_word * source.depth_stride;
-      for (int64_t line = begin; line < std::min(begin + together, end); line += group) {
-        bool whole = line + group <= count;
-        int64_t bytes = std::max<int64_t>(0, count - line) * static_cast<int64_t>(sizeof(Element));
-        if constexpr (in_word == 1) {
-          Vector value{};
-          if (whole)
-            std::memcpy(&value, row + line, group * 4);
-          else if (bytes)
-            std::memcpy(&value, row + line, bytes);
-          put(value, word, line);
-        } else {
-          // Words of the elements of two rows.
-          const Element* odd = row + source.depth_stride;
-          bool paired = 2 * word + 1 < extent;
-          HalfWords low{}, high{};
-          if (whole) {
-            std::memcpy(&low, row + line, group * 2);
-            if (paired) std::memcpy(&high, odd + line, group * 2);
-          } else if (bytes) {
-            std::memcpy(&low, row + line, bytes);
-            if (paired) std::memcpy(&high, odd + line, bytes);
-          }
-          put(__builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16, word, line);
+          for (int64_t i = 0; i < present; ++i) put(square[i], word + i, line, target);
         }
       }
     }
+    return;
+  }
+  if constexpr (in_word == 1) {
+    for (int64_t line = 0; line < end; line += lines)
+      for (int64_t word = 0; word < words; ++word) {
+        const float* row = data + word * source.depth_stride + line;
+        float* target = panels + line * words + word * lines;
+        if (line + lines <= count) {
+          std::memcpy(target, row, lines * 4);
+        } else {
+          std::memcpy(target, row, (count - line) * 4);
+          std::fill(target + count - line, target + lines, 0.f);
+        }
+      }
+  } else {
+    // Words of the elements of two rows, of as many lines in turn as whole lines of the cache hold.
+    constexpr int64_t together = round_up(std::max<int64_t>(lines, 128 / sizeof(Element)), std::max(lines, group));
+    for (int64_t begin = 0; begin < end; begin += together)
+      for (int64_t word = 0; word < words; ++word) {
+        const Element *even = data + 2 * word * source.depth_stride, *odd = even + source.depth_stride;
+        bool paired = 2 * word + 1 < extent;
+        for (int64_t line = begin; line < std::min(begin + together, end); line += group) {
+          int64_t bytes = std::max<int64_t>(0, std::min(group, count - line)) * 2;
+          HalfWords low{}, high{};
+          if (bytes == group * 2) {
+            std::memcpy(&low, even + line, group * 2);
+            if (paired) std::memcpy(&high, odd + line, group * 2);
+          } else if (bytes) {
+            std::memcpy(&low, even + line, bytes);
+            if (paired) std::memcpy(&high, odd + line, bytes);
+          }
+          put(__builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16, word, line, place(line));
+        }
+      }
+  }
 }
 
 // A share of a product: rows and columns of the result, from where to where.
@@ -292,40 +297,28 @@ void multiply(const Share& share, const Blocks& blocks, int64_t depth, const Lin
       for (int64_t top = share.row; top < share.row_end; top += blocks.rows) {
         int64_t bottom = std::min(top + blocks.rows, share.row_end);
         pack<Element, kRows>(left, top, bottom - top, start, extent, strips);
-        // `lines` of the cache are fetched from `next` meanwhile.
-        auto multiply_one = [&](int64_t row, int64_t column, const float* next, int64_t lines) {
-          int64_t high = std::min<int64_t>(kRows, bottom - row), across = std::min(width, wide - column);
-          const float *strip = strips + (row - top) * words, *panel = panels + column * words;
-          if (!result && !start && complete) {
-            multiply_tile<Element, vectors, false>(words, strip, panel, tile, width, next, lines);
-            finish(tile, width, row, first + column, high, across);
-            return;
+        // The next panel is fetched in as many slices as there are strips.
+        int64_t slice = kAhead == 0 ? divide_up(words * width, divide_up(bottom - top, kRows) * kLine) : 0;
+        for (int64_t column = 0; column < wide; column += width) {
+          int64_t across = std::min(width, wide - column), lines = column + width < wide ? slice : 0;
+          const float *panel = panels + column * words, *next = panel + words * width;
+          for (int64_t row = top; row < bottom; row += kRows, next += lines * kLine) {
+            int64_t high = std::min<int64_t>(kRows, bottom - row);
+            const float* strip = strips + (row - top) * words;
+            float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * blocks.columns + column;
+            int64_t target_row = result ? result_row : blocks.columns;
+            if (result && (high < kRows || across < width)) {  // sums beyond the result go nowhere
+              multiply_tile<Element, vectors, false>(words, strip, panel, tile, width, next, lines);
+              for (int64_t r = 0; r < high; ++r)
+                for (int64_t c = 0; c < across; ++c)
+                  target[r * target_row + c] = tile[r * width + c] + (start ? target[r * target_row + c] : 0.f);
+            } else if (start) {
+              multiply_tile<Element, vectors, true>(words, strip, panel, target, target_row, next, lines);
+            } else {
+              multiply_tile<Element, vectors, false>(words, strip, panel, target, target_row, next, lines);
+            }
+            if (complete) finish(target, target_row, row, first + column, high, across);
           }
-          float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * blocks.columns + column;
-          int64_t target_row = result ? result_row : blocks.columns;
-          if (result && (high < kRows || across < width)) {  // sums beyond the result go nowhere
-            multiply_tile<Element, vectors, false>(words, strip, panel, tile, width, next, lines);
-            for (int64_t r = 0; r < high; ++r)
-              for (int64_t c = 0; c < across; ++c)
-                target[r * target_row + c] = tile[r * width + c] + (start ? target[r * target_row + c] : 0.f);
-          } else if (start) {
-            multiply_tile<Element, vectors, true>(words, strip, panel, target, target_row, next, lines);
-          } else {
-            multiply_tile<Element, vectors, false>(words, strip, panel, target, target_row, next, lines);
-          }
-          if (complete) finish(target, target_row, row, first + column, high, across);
-        };
-        if constexpr (kPanelStays) {
-          // The next panel is fetched in as many slices as there are strips.
-          int64_t slice = divide_up(words * width, divide_up(bottom - top, kRows) * kLine);
-          for (int64_t column = 0; column < wide; column += width) {
-            const float* next = panels + (column + width) * words;
-            int64_t lines = column + width < wide ? slice : 0;
-            for (int64_t row = top; row < bottom; row += kRows, next += lines * kLine) multiply_one(row, column, next, lines);
-          }
-        } else {
-          for (int64_t row = top; row < bottom; row += kRows)
-            for (int64_t column = 0; column < wide; column += width) multiply_one(row, column, nullptr, 0);
         }
       }
     }
