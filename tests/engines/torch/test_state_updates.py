@@ -67,6 +67,28 @@ def test_the_state_stays_where_it_lies_and_is_that_of_other_engines(threads):
     assert {name for name in places if name.endswith(("/w", "/v"))} <= set(kept)
 
 
+def test_weights_that_are_cast_for_a_deep_network_are_updated_in_place():
+    layers, width = 12, 40
+    lines = ["h0 = Identity (x)", *(f"p{i} = MatMul (h{i}, w{i})\n h{i + 1} = Tanh (p{i})" for i in range(layers))]
+    weights = ", ".join(f"float[{width}, {width}] w{i}" for i in range(layers))
+    header = '<ir_version: 10, opset_import: ["": 18]>'
+    body = "\n ".join([*lines, f"logits = Identity (h{layers})"])
+    text = f"{header}\ngraph (float[batch, {width}] x) => (float[batch, {width}] logits) <{weights}> {{ {body} }}"
+    proto = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    for index in range(layers):
+        array = generator.normal(scale=width**-0.5, size=(width, width)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, f"w{index}"))
+    program = burnish.compile(burnish.load(proto), loss="cross_entropy", optimizer="adamw", precision="bfloat16")
+    session = burnish.Session(program, engine="torch")
+    tensors = session._runner._state
+    places = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor.numel() == width * width}
+    assert len(places) == 3 * layers
+    for _ in range(2):
+        session.step({"x": generator.normal(size=(6, width)).astype(np.float32), "labels": generator.integers(0, width, 6)})
+    assert {name: tensors[name].data_ptr() for name in places} == places
+
+
 def test_a_state_that_was_read_does_not_change_with_the_next_step():
     session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
     given = session.state()
