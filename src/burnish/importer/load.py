@@ -22,6 +22,7 @@ from burnish.importer.reading import read_model
 from burnish.importer.sequences import resolve_sequences
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, require_dtypes
+from burnish.importer.transposed_matrices import join_transpositions
 from burnish.importer.untie import untie_parameters
 
 FOLDING_ROUNDS = 4
@@ -77,6 +78,7 @@ def _canonicalize(model: ir.Model) -> None:
         changed = fold_shape_constants(model)
         changed |= resolve_sequences(model)
         changed |= replace_embedding_bags(model)
+        changed |= join_transpositions(model)
         if take_decided_branches(model):
             gather_initializers(model)
         elif not changed:

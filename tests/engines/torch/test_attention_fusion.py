@@ -199,6 +199,47 @@ def test_attention_in_mixed_precision_is_a_kernel_where_there_is_one(narrow):
     assert ("Softmax" in kinds(model)) != narrow
 
 
+def attention_in_bfloat16(mask: str, dtype: str) -> ir.Model:
+    masked = {
+        "float": "wide = Cast <to = 1> (scores)\n given = Add (wide, m)",
+        "bfloat16": "masked = Add (scores, m)\n given = Cast <to = 1> (masked)",
+    }[dtype]
+    heads = HEADS.replace("float[", "bfloat16[")
+    return burnish.load(
+        onnx.parser.parse_model(f"""{HEADER}graph ({heads}, {dtype}{mask} m) => (bfloat16[batch, 3, 20, 8] y) {{
+            t = Transpose <perm = [0, 1, 3, 2]> (k)
+            scores = MatMul (q, t)
+            {masked}
+            wide_p = Softmax <axis = -1> (given)
+            p = Cast <to = 16> (wide_p)
+            y = MatMul (p, v)
+        }}""")
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float", "bfloat16"])
+@pytest.mark.parametrize("mask", [mask for mask in MASKS if mask])
+def test_a_mask_is_added_on_either_side_of_the_cast(mask, dtype):
+    model = burnish.grad(attention_in_bfloat16(mask, dtype), wrt=["q", "k", "v"], of="y")
+    fuse_softmax(model.graph)
+    fuse_attention(model.graph, (ir.DataType.BFLOAT16,))
+    model.opset_imports.setdefault("burnish", 1)
+    assert {"FusedAttention", "FusedAttentionGrad"} <= set(kinds(model))
+    assert not {"MatMul", "Softmax", "FusedSoftmaxGrad", "Add"} & set(kinds(model))
+    inputs = {
+        name: drawn((2, 3, count, 8), seed).bfloat16() for seed, (name, count) in enumerate({"q": 20, "k": 40, "v": 40}.items())
+    }
+    inputs |= {"m": drawn(MASKS[mask], 3).to(torch.float32 if dtype == "float" else torch.bfloat16)}
+    inputs["cotangent:y"] = drawn((2, 3, 20, 8), 4).bfloat16()
+    found = run(translate(model, torch.device("cpu")), model, inputs)
+    wide = {name: tensor.double().requires_grad_(name in "qkv") for name, tensor in inputs.items()}
+    y = torch.softmax(wide["q"] @ wide["k"].transpose(2, 3) + wide["m"], -1) @ wide["v"]
+    gradients = torch.autograd.grad(y, [wide[name] for name in "qkv"], wide["cotangent:y"])
+    exact = {"y": y.detach(), **{f"grad:{name}": gradient for name, gradient in zip("qkv", gradients, strict=True)}}
+    for name, value in exact.items():
+        assert float((found[name].double() - value).norm()) <= 2**-7 * float(value.norm()), name
+
+
 @needs_kernels
 def test_the_step_of_a_transformer_has_both_kernels():
     program = burnish.compile(transformer(), loss="cross_entropy", optimizer="adamw")

@@ -112,11 +112,19 @@ def _attention(softmax: ir.Node, dtypes: Collection[ir.DataType]) -> _Attention 
         return None
     assert given is not None
     scores, mask = given, None
-    added = given.producer()
+    widened = given.producer()
+    if widened is not None and _is_cast(widened) and _is_read_once(given) and widened.inputs[0] is not None:
+        scores = widened.inputs[0]
+    added = scores.producer()
     if added is not None and _is(added, "Add"):
         sides = [value for value in added.inputs if value is not None]
+        masked = scores
         scores, mask = sides if _product(sides[0]) is not None else sides[::-1]
-        if not _is_read_once(given) or mask.dtype != ir.DataType.FLOAT or not _broadcasts(mask, softmax.outputs[0]):
+        if (
+            not _is_read_once(masked)
+            or mask.dtype not in (ir.DataType.FLOAT, *dtypes)
+            or not _broadcasts(mask, softmax.outputs[0])
+        ):
             return None
     of_scores = _product(scores)
     if of_scores is None:
@@ -218,7 +226,7 @@ def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> Non
     builder = Builder(graph, before=found.product)
     query, key, value = (builder.tensor(operand) for operand in (found.query.value, found.key.value, found.value))
     key = builder.op("Transpose", key, perm=LAST_TWO)
-    mask = None if found.mask is None else builder.tensor(found.mask)
+    mask = None if found.mask is None else builder.cast(builder.tensor(found.mask), ir.DataType.FLOAT)
     like = builder.tensor(found.product.outputs[0])
     result, logarithms = builder.op(
         "FusedAttention", query, key, value, mask, domain=BURNISH_DOMAIN, outputs=2, like=like, scale=scale
@@ -227,7 +235,8 @@ def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> Non
     if gradient is not None:
         first = next(node for node in graph if node is gradient.product or node is gradient.value)
         builder = Builder(graph, before=first)
-        operands = [gradient.flow, query.value, key.value, value.value, result.value, logarithms.value, found.mask]
+        added = None if mask is None else mask.value
+        operands = [gradient.flow, query.value, key.value, value.value, result.value, logarithms.value, added]
         flows = builder.op(
             "FusedAttentionGrad",
             *(None if operand is None else builder.tensor(operand) for operand in operands),
