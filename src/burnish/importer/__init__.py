@@ -1,9 +1,9 @@
 """Reading models: files, bytes, protos and ``onnx_ir`` models become one canonical ``onnx_ir.Model``.
 
 Canonical: checked; one standard opset, 18 or newer; no functions, no branches that shapes decide and no loops over bags of
-embeddings; matrices that are transposed as one batch are so by one node; weights are initializers and not graph inputs; parameters that an exporter merged are apart again; every node and
-value has a name, every value a dtype, shapes are inferred with the batch symbolic. What is done with the model afterwards
-(training or inference mode, losses, gradients) lives elsewhere.
+embeddings; matrices that are transposed as one batch are so by one node; weights are initializers and not graph inputs;
+parameters that an exporter merged are apart again; every node and value has a name, every value a dtype, shapes are inferred with
+the batch symbolic. What is done with the model afterwards (training or inference mode, losses, gradients) lives elsewhere.
 """
 
 from burnish.importer.classify import InitializerKind, classify_initializers, perhaps_merged, untrained_scalars

@@ -240,6 +240,85 @@ def test_a_mask_is_added_on_either_side_of_the_cast(mask, dtype):
         assert float((found[name].double() - value).norm()) <= 2**-7 * float(value.norm()), name
 
 
+GUARDED = {
+    "float": """
+        scores = MatMul (q, t)
+        masked = Add (scores, m)
+        p = Softmax <axis = -1> (masked)
+        empty = IsNaN (p)
+        shown = Where (empty, zero, p)
+        y = MatMul (shown, v)""",
+    "bfloat16": """
+        scores = MatMul (q, t)
+        wide = Cast <to = 1> (scores)
+        masked = Add (wide, m)
+        p = Softmax <axis = -1> (masked)
+        empty = IsNaN (p)
+        guarded = Where (empty, zero, p)
+        shown = Cast <to = 16> (guarded)
+        y = MatMul (shown, v)""",
+}
+
+
+@pytest.mark.parametrize("dtype", GUARDED)
+def test_queries_that_a_guard_shows_no_key_are_zero_and_have_no_gradient(dtype):
+    heads = HEADS.replace("float[", f"{dtype}[")
+    source = onnx.parser.parse_model(f"""{HEADER}graph ({heads}, float[batch, 1, 20, 40] m) => ({dtype}[batch, 3, 20, 8] y) {{
+        zero = Constant <value = float {{0.0}}> ()
+        t = Transpose <perm = [0, 1, 3, 2]> (k)
+        {GUARDED[dtype]}
+    }}""")
+    kind = torch.float32 if dtype == "float" else torch.bfloat16
+    inputs = {
+        name: drawn((2, 3, rows, 8), seed).to(kind) for seed, (name, rows) in enumerate({"q": 20, "k": 40, "v": 40}.items())
+    }
+    inputs["m"] = drawn((2, 1, 20, 40), 3)
+    inputs["m"][0, 0, 7] = -torch.inf
+    inputs["cotangent:y"] = drawn((2, 3, 20, 8), 4).to(kind)
+    model = burnish.grad(burnish.load(source), wrt=["q", "k", "v"], of="y")
+    fuse_softmax(model.graph)
+    fuse_attention(model.graph, (ir.DataType.FLOAT, ir.DataType.BFLOAT16))
+    model.opset_imports.setdefault("burnish", 1)
+    assert {"FusedAttention", "FusedAttentionGrad"} <= set(kinds(model))
+    assert not {"MatMul", "Softmax", "FusedSoftmaxGrad", "Where", "IsNaN"} & set(kinds(model))
+    found = run(translate(model, torch.device("cpu")), model, inputs)
+    assert not found["y"][0, :, 7].any()
+    assert not found["grad:q"][0, :, 7].any()
+    shown = {name: tensor.double() for name, tensor in inputs.items()}
+    shown["m"][0, 0, 7] = 0.0
+    shown["cotangent:y"][0, :, 7] = 0.0
+    wide = {name: tensor.requires_grad_(name in "qkv") for name, tensor in shown.items()}
+    y = torch.softmax(wide["q"] @ wide["k"].transpose(2, 3) + wide["m"], -1) @ wide["v"]
+    gradients = torch.autograd.grad(y, [wide[name] for name in "qkv"], wide["cotangent:y"])
+    for name, value in {f"grad:{name}": gradient for name, gradient in zip("qkv", gradients, strict=True)}.items():
+        bound = 1e-6 if dtype == "float" else 2**-7
+        assert float((found[name].double() - value).norm()) <= bound * float(value.norm()), name
+
+
+def test_a_guard_without_a_gradient_is_part_of_the_kernel():
+    source = onnx.parser.parse_model(f"""{HEADER}graph ({HEADS}, float[batch, 1, 20, 40] m) => (float[batch, 3, 20, 8] y) {{
+        zero = Constant <value = float {{0.0}}> ()
+        t = Transpose <perm = [0, 1, 3, 2]> (k)
+        {GUARDED["float"]}
+    }}""")
+    model = fused(burnish.load(source))
+    assert "FusedAttention" in kinds(model)
+    assert not {"Softmax", "IsNaN", "Where"} & set(kinds(model))
+
+
+@pytest.mark.parametrize(
+    "changed", ["one = Constant <value = float {1.0}> ()\n shown = Where (empty, one, p)", "shown = Where (empty, p, p)"]
+)
+def test_other_guards_stay(changed):
+    body = GUARDED["float"].replace("shown = Where (empty, zero, p)", changed)
+    source = onnx.parser.parse_model(f"""{HEADER}graph ({HEADS}, float[batch, 1, 20, 40] m) => (float[batch, 3, 20, 8] y) {{
+        zero = Constant <value = float {{0.0}}> ()
+        t = Transpose <perm = [0, 1, 3, 2]> (k)
+        {body}
+    }}""")
+    assert "FusedAttention" not in kinds(fused(burnish.load(source)))
+
+
 @needs_kernels
 def test_the_step_of_a_transformer_has_both_kernels():
     program = burnish.compile(transformer(), loss="cross_entropy", optimizer="adamw")

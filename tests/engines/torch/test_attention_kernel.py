@@ -58,7 +58,7 @@ def test_attention_and_its_gradient_keep_their_digits(shape, mask, threads):
         "all": drawn((samples, heads, queries, keys), 4),
         "strided": drawn((1, 1, keys, queries), 4).transpose(2, 3),
     }[mask]
-    result, logarithms = torch.ops.burnish.attention(*operands, added, 0.3)
+    result, logarithms = torch.ops.burnish.attention(*operands, added, 0.3, False)
     scores = operands[0].double() @ operands[1].double().transpose(2, 3) * 0.3
     expected = torch.logsumexp(scores if added is None else scores + added.double(), -1)
     torch.testing.assert_close(logarithms.double(), expected, rtol=1e-5, atol=1e-5)
@@ -77,7 +77,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
     before = torch.get_num_threads()
     for count in (1, 2, 5):
         torch.set_num_threads(count)
-        result, logarithms = torch.ops.burnish.attention(*operands, None, 0.2)
+        result, logarithms = torch.ops.burnish.attention(*operands, None, 0.2, False)
         gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, None, 0.2)
         results.append([result, logarithms, *gradients])
     torch.set_num_threads(before)
@@ -95,7 +95,7 @@ def test_what_is_not_finite_is_never_lost(bad, operand, keys):
     (*operands, mask)[operand][0, 0, 1] = bad
     query, key, value = (tensor.float() for tensor in operands)
     usual = torch.softmax(query @ key.transpose(2, 3) * 0.5 + mask, -1) @ value
-    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.5)
+    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.5, False)
     torch.testing.assert_close(result.float(), usual, rtol=2**-6, atol=2**-6, equal_nan=True)
     flow = torch.ones_like(result)
     gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, mask, 0.5)
@@ -114,7 +114,7 @@ def test_keys_that_a_mask_hides_have_no_weight_and_no_gradient():
     mask = torch.zeros(1, 1, 1, 600)
     mask[..., :300] = -torch.inf  # a block of keys as a whole
     mask[..., 599] = -torch.inf
-    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.25)
+    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.25, False)
     gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, mask, 0.25)
     seen = [operands[0], *(tensor[:, :, 300:599] for tensor in operands[1:])]
     for found, wanted in zip((result, *gradients), exact(seen, None, 0.25, flow), strict=True):
@@ -129,10 +129,30 @@ def test_keys_that_a_mask_hides_have_no_weight_and_no_gradient():
 def test_a_query_that_sees_no_key_is_nan():
     operands = [drawn((1, 2, 30, 16), seed).bfloat16() for seed in range(4)]
     mask = torch.full((1, 1, 1, 30), -torch.inf)
-    result, logarithms = torch.ops.burnish.attention(*operands[:3], mask, 0.25)
+    result, logarithms = torch.ops.burnish.attention(*operands[:3], mask, 0.25, False)
     assert result.isnan().all()
     gradients = torch.ops.burnish.attention_gradient(operands[3], *operands[:3], result, logarithms, mask, 0.25)
     assert all(gradient.isnan().all() for gradient in gradients)
+
+
+@needs_kernel
+@pytest.mark.parametrize("keys", [30, 300])
+def test_a_query_that_sees_no_key_is_zero_and_has_no_gradient_where_that_is_wanted(keys):
+    counts = (30, keys, keys, 30)
+    *operands, flow = (drawn((1, 2, count, 16), seed).bfloat16() for seed, count in enumerate(counts))
+    mask = torch.zeros(1, 1, 30, keys)
+    mask[:, :, 3] = -torch.inf
+    result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.25, True)
+    gradients = torch.ops.burnish.attention_gradient(flow, *operands, result, logarithms, mask, 0.25)
+    assert not result[:, :, 3].any()
+    assert not gradients[0][:, :, 3].any()
+    seen = torch.arange(30) != 3
+    shown = [operands[0][:, :, seen], *operands[1:]]
+    expected = exact(shown, None, 0.25, flow[:, :, seen])
+    for found, wanted in zip((result[:, :, seen], gradients[0][:, :, seen], *gradients[1:]), expected, strict=True):
+        assert float((found.double() - wanted).norm()) <= ROUNDING * float(wanted.norm())
+    operands[0][:, :, 5, 0] = torch.nan
+    assert not torch.ops.burnish.attention(*operands, mask, 0.25, True)[0][:, :, 5].any()
 
 
 @needs_kernel
@@ -152,7 +172,7 @@ def test_heads_that_do_not_fit_are_refused(changed, message):
     query, key = torch.ones(1, 2, 3, 4).bfloat16(), torch.ones(1, 2, 5, 4).bfloat16()
     operands = {"query": query, "key": key, "value": key, "mask": None, **changed}
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.burnish.attention(*operands.values(), 1.0)
+        torch.ops.burnish.attention(*operands.values(), 1.0, False)
 
 
 @needs_kernel

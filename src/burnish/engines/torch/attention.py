@@ -33,7 +33,12 @@ def expect() -> None:
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    zeros: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(query key' scale + mask) value.
 
@@ -43,6 +48,7 @@ def attention(
         value: [N, H, L, D].
         mask: float32, added to the scores, of two or four axes that broadcast to [N, H, M, L]; None adds nothing.
         scale: of the scores.
+        zeros: whether a query without a probability has zeros for its result, and no gradient, in place of NaN.
 
     Returns:
         The result [N, H, M, D], which lies in memory as [N, M, H, D], and the logarithms of the sums of exponentials, [N, H, M],
@@ -50,17 +56,17 @@ def attention(
     """
     operands = (query, key, value, mask)
     if has_torch_function(operands):  # a graph that is being made: one call in it
-        traced: Any = handle_torch_function(attention, operands, *operands, scale)
+        traced: Any = handle_torch_function(attention, operands, *operands, scale, zeros)
         return traced[0], traced[1]
     if _is_empty(query, key):
         return torch.zeros_like(query), query.new_zeros(query.shape[:3], dtype=torch.float32)
     if query.dtype == torch.bfloat16 and (own := _own("attention")) is not None:
-        found: tuple[torch.Tensor, torch.Tensor] = own(query, key, value, _of_four_axes(mask), scale)
+        found: tuple[torch.Tensor, torch.Tensor] = own(query, key, value, _of_four_axes(mask), scale, zeros)
         return found
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     result, logarithms = kernel(*map(_by_rows, operands[:3]), attn_mask=_like(mask, query), scale=scale)
     if not _has_probabilities(logarithms):
-        result = torch.matmul(_probabilities(query, key, mask, scale).to(value.dtype), value)
+        result = torch.matmul(_probabilities(query, key, mask, scale, zeros).to(value.dtype), value)
     return result, logarithms
 
 
@@ -73,17 +79,18 @@ def attention_gradient(
     logarithms: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    zeros: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of query, key and value, each of its shape.
 
     Args:
         flow: the gradient of the result, [N, H, M, D].
-        query, key, value, mask, scale: as ``attention`` got them.
+        query, key, value, mask, scale, zeros: as ``attention`` got them.
         result, logarithms: what it returned.
     """
     operands = (flow, query, key, value, result, logarithms, mask)
     if has_torch_function(operands):
-        traced: Any = handle_torch_function(attention_gradient, operands, *operands, scale)
+        traced: Any = handle_torch_function(attention_gradient, operands, *operands, scale, zeros)
         return traced[0], traced[1], traced[2]
     if _is_empty(query, key):
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
@@ -93,7 +100,7 @@ def attention_gradient(
         )
         return found
     if not _has_probabilities(logarithms):
-        weights = _probabilities(query, key, mask, scale)
+        weights = _probabilities(query, key, mask, scale, zeros)
         flows = torch.matmul(flow, value.transpose(2, 3)).to(weights.dtype)
         scores = torch.ops.aten._softmax_backward_data.default(flows, weights, -1, weights.dtype) * scale
         scores, weights = scores.to(query.dtype), weights.to(query.dtype)
@@ -113,9 +120,10 @@ def _has_probabilities(logarithms: torch.Tensor) -> bool:
     return bool(logarithms.isfinite().all()) and bool(logarithms.all())
 
 
-def _probabilities(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _probabilities(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float, zeros: bool) -> torch.Tensor:
     scores = torch.matmul(query, key.transpose(2, 3)).float() * scale
-    return torch.softmax(scores if mask is None else scores + mask, -1)
+    weights = torch.softmax(scores if mask is None else scores + mask, -1)
+    return torch.where(weights.isnan(), 0.0, weights) if zeros else weights
 
 
 def _of_four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -52,7 +52,8 @@ class _Attention:
 
     Attributes:
         softmax, product: the nodes that make the probabilities, and the result.
-        probabilities: what the result is a product of: the softmax's, or these in the dtype of the value.
+        guard: what puts zeros in the place of probabilities that are NaN, if anything does.
+        probabilities: what the result is a product of: the softmax's, or the guard's, in the dtype of the value.
         query, key: what is multiplied; the key is transposed, [N, H, D, L].
         factor: what their product is multiplied by.
         value, mask: see above.
@@ -60,6 +61,7 @@ class _Attention:
 
     softmax: ir.Node
     product: ir.Node
+    guard: ir.Node | None
     probabilities: ir.Value
     query: _Scaled
     key: _Scaled
@@ -98,17 +100,19 @@ def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataTy
             continue
         found = _attention(node, dtypes)
         gradient = None if found is None else _gradient(found)
-        if found is None or (gradient is None and not _is_read_by_one(found)):
+        if found is None or (gradient is None and _readers(found)):
             continue
         _fuse(graph, found, gradient)
 
 
 def _attention(softmax: ir.Node, dtypes: Collection[ir.DataType]) -> _Attention | None:
-    probabilities, given = _rounded(softmax.outputs[0]), softmax.inputs[0]
+    guard, given = _guard(softmax), softmax.inputs[0]
+    probabilities = _rounded(softmax.outputs[0] if guard is None else guard.outputs[0])
     products = [user for user, place in probabilities.uses() if _is(user, "MatMul") and place == 0]
     if int(attribute_value(softmax, "axis", -1)) not in (-1, RANK - 1) or len(products) != 1:
         return None
-    if softmax.outputs[0].is_graph_output() or probabilities.is_graph_output():
+    between = [softmax.outputs[0], probabilities, *(() if guard is None else guard.outputs)]
+    if any(value.is_graph_output() for value in between):
         return None
     assert given is not None
     scores, mask = given, None
@@ -133,7 +137,22 @@ def _attention(softmax: ir.Node, dtypes: Collection[ir.DataType]) -> _Attention 
     query, key, value = *maker.inputs, products[0].inputs[1]
     if query is None or key is None or value is None or not _fit(query, key, value, dtypes):
         return None
-    return _Attention(softmax, products[0], probabilities, _Scaled.of(query), _Scaled.of(key), factor, value, mask)
+    return _Attention(softmax, products[0], guard, probabilities, _Scaled.of(query), _Scaled.of(key), factor, value, mask)
+
+
+def _guard(softmax: ir.Node) -> ir.Node | None:
+    """What puts zeros in the place of probabilities that are NaN: those of a query that no key is shown to."""
+    guards = [user for user, place in softmax.outputs[0].uses() if place == 2 and _replaces_nan(user, softmax.outputs[0])]
+    return guards[0] if len(guards) == 1 else None
+
+
+def _replaces_nan(node: ir.Node, probabilities: ir.Value) -> bool:
+    """Whether a node puts zeros where probabilities are NaN."""
+    condition = node.inputs[0].producer() if _is(node, "Where") and node.inputs[0] is not None else None
+    zero = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    if condition is None or not _is(condition, "IsNaN") or condition.inputs[0] is not probabilities:
+        return False
+    return zero is not None and zero.size == 1 and not zero.any()
 
 
 def _rounded(value: ir.Value) -> ir.Value:
@@ -158,22 +177,41 @@ def _product(scores: ir.Value) -> tuple[ir.Node, float] | None:
     return None
 
 
-def _is_read_by_one(found: _Attention) -> bool:
-    """Whether nothing but the product reads the probabilities."""
-    return len(found.softmax.outputs[0].uses()) == 1 and len(found.probabilities.uses()) == 1
+def _readers(found: _Attention) -> list[tuple[ir.Node, int]]:
+    """What reads the probabilities, each with the operand that they are, beside what makes others of them, and the product."""
+    values = {found.softmax.outputs[0]: None, found.probabilities: None}
+    readers = []
+    if found.guard is not None:
+        values[found.guard.outputs[0]] = None
+        assert found.guard.inputs[0] is not None
+        # Zeros stand in the gradient, too, where there are zeros in place of the probabilities.
+        readers += [(user, place) for user, place in found.guard.inputs[0].uses() if not _guards_gradient(found, user)]
+    readers += [use for value in values for use in value.uses()]
+    makers = {value.producer() for value in values} | {found.product}
+    if found.guard is not None and found.guard.inputs[0] is not None:
+        makers.add(found.guard.inputs[0].producer())
+    return [(user, place) for user, place in readers if user not in makers]
+
+
+def _guards_gradient(found: _Attention, node: ir.Node) -> bool:
+    """Whether a node puts zeros where probabilities are NaN in what is their gradient alone."""
+    user = _only_user(node.outputs[0])
+    return _replaces_nan(node, found.softmax.outputs[0]) and user is not None and user.op_type == "FusedSoftmaxGrad"
 
 
 def _gradient(found: _Attention) -> _Gradient | None:
     """What computes the gradient of attention; None where it is not there, or not of this form."""
-    users = [(user, place) for user, place in found.softmax.outputs[0].uses() if not _is_cast(user)]
-    if found.probabilities is not found.softmax.outputs[0]:
-        users += found.probabilities.uses()
-    users = [(user, place) for user, place in users if user is not found.product]
+    users = _readers(found)
     projections = [user for user, place in users if user.op_type == "FusedSoftmaxGrad" and place == 1]
     transposed = [user for user, _ in users if _is(user, "Transpose") and _perm(user) == LAST_TWO]
     if len(users) != 2 or len(projections) != 1 or len(transposed) != 1:
         return None
     of_value, before = _only_user(transposed[0].outputs[0]), projections[0].inputs[0]
+    if found.guard is not None:
+        shown = None if before is None else before.producer()
+        if shown is None or not _guards_gradient(found, shown):
+            return None
+        before = shown.inputs[2]
     of_flow = None if before is None else _product(before)
     if of_value is None or not _is(of_value, "MatMul") or of_flow is None or of_flow[1] != 1.0:
         return None
@@ -222,14 +260,14 @@ def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> Non
                 setattr(found, name, _Scaled(scaled.result, scaled.result, 1.0))
             wanted[name] = following or maker.outputs[0]
         wanted["value"] = gradient.value.outputs[0]
-    scale = found.scale
+    settings: dict[str, Any] = {"scale": found.scale, "zeros": int(found.guard is not None)}
     builder = Builder(graph, before=found.product)
     query, key, value = (builder.tensor(operand) for operand in (found.query.value, found.key.value, found.value))
     key = builder.op("Transpose", key, perm=LAST_TWO)
     mask = None if found.mask is None else builder.cast(builder.tensor(found.mask), ir.DataType.FLOAT)
     like = builder.tensor(found.product.outputs[0])
     result, logarithms = builder.op(
-        "FusedAttention", query, key, value, mask, domain=BURNISH_DOMAIN, outputs=2, like=like, scale=scale
+        "FusedAttention", query, key, value, mask, domain=BURNISH_DOMAIN, outputs=2, like=like, **settings
     )
     logarithms.value.type = ir.TensorType(ir.DataType.FLOAT)
     if gradient is not None:
@@ -242,7 +280,7 @@ def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> Non
             *(None if operand is None else builder.tensor(operand) for operand in operands),
             domain=BURNISH_DOMAIN,
             outputs=3,
-            scale=scale,
+            **settings,
         )
         for flow, operand in zip(flows, (query, key, value), strict=True):
             flow.value.type, flow.value.shape = operand.value.type, operand.value.shape

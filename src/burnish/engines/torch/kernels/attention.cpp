@@ -218,7 +218,7 @@ int64_t total(std::initializer_list<int64_t> pieces) {
 
 // Results, and the logarithms of the sums of exponentials, of a block of queries after another.
 void attend(const Shape& shape, const Heads& query, const Heads& key, const Heads& value, const Mask& mask, float scale,
-            const Heads& result, float* logarithms) {
+            bool zeros, const Heads& result, float* logarithms) {
   int64_t blocks = shape.query_blocks(), step = shape.query_step(), units = shape.items * blocks, wide = shape.wide(), extent = shape.extent;
   int64_t workers = std::min(get_num_threads(), units);
   int64_t key_panels = packed(kKeys, kAcross, extent), value_panels = packed(wide, kAcross, kKeys);
@@ -272,9 +272,14 @@ void attend(const Shape& shape, const Heads& query, const Heads& key, const Head
             multiply<false>(rows, extent, count, weights, values + block * value_panels, sums, wide);
         }
         for (int64_t r = 0; r < rows; ++r) {
-          bool none = largest[r] == -kInfinity;
-          multiply_row(sums + r * wide, extent, none ? NAN : 1.f / norms[r], result.of(item, first + r));
-          logarithms[item * shape.queries + first + r] = none ? NAN : largest[r] + std::log(norms[r]);
+          BFloat16* target = result.of(item, first + r);
+          float& logarithm = logarithms[item * shape.queries + first + r];
+          bool none = largest[r] == -kInfinity || std::isnan(norms[r]);
+          logarithm = none ? (zeros ? kInfinity : NAN) : largest[r] + std::log(norms[r]);
+          if (none)
+            std::fill_n(target, extent, BFloat16(zeros ? 0.f : NAN));
+          else
+            multiply_row(sums + r * wide, extent, 1.f / norms[r], target);
         }
       }
     }
@@ -335,7 +340,13 @@ void attend_back(const Shape& shape, const Heads& flow, const Heads& query, cons
             for (int64_t r = 0; r < rows; ++r) {
               float *row = scores + r * kKeys, *slopes = weights + r * kKeys;
               finish_scores(row, count, scale, mask.of(item, first + r, start), mask.column);
-              exponentials(row, count, logarithms[item * shape.queries + first + r]);
+              float logarithm = logarithms[item * shape.queries + first + r];
+              if (logarithm == kInfinity) {  // a query without a probability, which has no gradient
+                std::fill_n(rounded + r * kKeys, kKeys, BFloat16(0.f));
+                std::fill_n(rounded_scores + r * kKeys, kKeys, BFloat16(0.f));
+                continue;
+              }
+              exponentials(row, count, logarithm);
               for (int64_t i = 0; i < count; i += kWidth) {
                 Vector weight = load(row + i);
                 store_factor(rounded + r * kKeys + i, weight);
@@ -393,9 +404,10 @@ Mask mask_of(const std::optional<Tensor>& given, const Tensor& query, const Tens
 }
 
 // (query [N, H, M, D], key and value [N, H, L, D], mask that broadcasts to [N, H, M, L]) -> the result [N, H, M, D], and the logarithms of
-// the sums of exponentials [N, H, M].
+// the sums of exponentials [N, H, M]. A query without a probability, whose scores are -infinity throughout or NaN, has NaN for both; or
+// with `zeros`, zeros for its result and infinity, by which the gradient knows it.
 std::tuple<Tensor, Tensor> attention(const Tensor& query_given, const Tensor& key_given, const Tensor& value_given,
-                                     const std::optional<Tensor>& mask_given, double scale) {
+                                     const std::optional<Tensor>& mask_given, double scale, bool zeros) {
   Shape shape = shape_of(query_given, key_given, value_given);
   Mask mask = mask_of(mask_given, query_given, key_given);
   Tensor query = readable(query_given), key = readable(key_given), value = readable(value_given);
@@ -405,7 +417,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query_given, const Tensor& ke
     std::fill_n(logarithms.mutable_data_ptr<float>(), logarithms.numel(), 0.f);
     return {result, logarithms};
   }
-  attend(shape, Heads(query), Heads(key), Heads(value), mask, static_cast<float>(scale), Heads(result), logarithms.mutable_data_ptr<float>());
+  attend(shape, Heads(query), Heads(key), Heads(value), mask, static_cast<float>(scale), zeros, Heads(result),
+         logarithms.mutable_data_ptr<float>());
   return {result, logarithms};
 }
 

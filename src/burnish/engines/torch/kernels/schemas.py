@@ -50,7 +50,7 @@ SCHEMAS = {
         "batched_product(Tensor left, Tensor right, int[] order) -> Tensor",
     ),
     "attention": (
-        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> (Tensor, Tensor)",
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool zeros) -> (Tensor, Tensor)",
         "attention_gradient(Tensor flow, Tensor query, Tensor key, Tensor value, Tensor result, Tensor logarithms, Tensor? mask,"
         " float scale) -> (Tensor, Tensor, Tensor)",
     ),

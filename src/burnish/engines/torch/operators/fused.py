@@ -233,14 +233,16 @@ def fused_attention(op: Call) -> Any:
     """(query, key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
     if op.dtype(0) == ir.DataType.BFLOAT16:
         attention.expect()
-    return attention.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), op.attribute("scale"))
+    settings = op.attribute("scale"), bool(op.attribute("zeros"))
+    return attention.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), *settings)
 
 
 @translates("FusedAttentionGrad", domain=BURNISH_DOMAIN)
 def fused_attention_gradient(op: Call) -> Any:
     """(flow, query, key, value, result, logarithms, mask or nothing) -> the gradients of query, key and value."""
     heads = op.tensor(1), op.tensor(2), op.tensor(3)
-    return attention.attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), op.attribute("scale"))
+    settings = op.attribute("scale"), bool(op.attribute("zeros"))
+    return attention.attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), *settings)
 
 
 # As PyTorch counts element types.
