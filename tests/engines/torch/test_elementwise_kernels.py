@@ -53,6 +53,53 @@ def test_functions_keep_all_but_the_last_bit(operation):
     assert torch.equal(found[plain].signbit(), rounded[plain].signbit())
 
 
+def normal(x: torch.Tensor, density: bool) -> torch.Tensor:
+    """The standard normal distribution function, or its density, of one or more elements."""
+    places = [2, 1] if density else [1, 2]
+    program = [OPERATIONS["Normal"], places[0], 0, places[1], -1]
+    (y,) = torch.ops.burnish.elementwise([x], [], program, [FLOAT])
+    return y
+
+
+@needs_kernels
+def test_the_normal_distribution_keeps_its_digits_far_out():
+    """Over floats of all magnitudes and signs, down to where the lower tail has no digits left."""
+    every = torch.arange(-(2**31), 2**31, 4099, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    near = torch.linspace(-15, 15, 400_001)
+    x = torch.cat([every, near, near / 15, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 14.5, -14.5])])
+    wide = x.double()
+    exact = {
+        False: torch.special.erfc(-wide * math.sqrt(0.5)) / 2,
+        True: torch.exp(-wide * wide / 2) / math.sqrt(2 * math.pi),
+    }
+    for density, wanted in exact.items():
+        found = normal(x, density)
+        assert torch.equal(found.isnan(), x.isnan())
+        plain = ~x.isnan()
+        unit = torch.from_numpy(np.spacing(wanted[plain].float().numpy())).double()
+        errors = (found[plain].double() - wanted[plain]).abs() / unit
+        tail = (x[plain] < -1) if not density else torch.zeros_like(errors, dtype=torch.bool)
+        assert errors[~tail].max().item() < (2.0 if density else 2.5), x[plain][~tail][errors[~tail].argmax()]
+        assert not tail.any() or errors[tail].max().item() < 8.0, x[plain][tail][errors[tail].argmax()]
+    assert normal(torch.zeros(1), density=False).item() == 0.5
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 3, 15, 16, 17, 255, 257, 1030])
+def test_the_normal_distribution_is_the_same_at_every_place(count):
+    x = random_tensor((count,), 0) * 3
+    for density in (False, True):
+        one_by_one = torch.cat([normal(element.reshape(1), density) for element in x])
+        assert torch.equal(normal(x, density), one_by_one)
+        repeated = [OPERATIONS["Normal"], 4, 0, 3, -1, OPERATIONS["Add"], 2, 1, 3 if density else 4, -1]
+        (sums,) = torch.ops.burnish.elementwise([x[:1], torch.zeros(5, count)], [], repeated, [FLOAT])
+        assert torch.equal(sums, one_by_one[0].expand(5, count))
+    both = [OPERATIONS["Normal"], 1, 0, 2, -1]
+    found = torch.ops.burnish.elementwise([x.to(torch.bfloat16)], [], both, [FLOAT, BFLOAT16])
+    assert torch.equal(found[0], normal(x.to(torch.bfloat16).float(), density=False))
+    assert torch.equal(found[1], normal(x.to(torch.bfloat16).float(), density=True).to(torch.bfloat16))
+
+
 def random_tensor(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -166,6 +213,32 @@ graph (float[batch, 20, 64] h, float[64] bias, float[batch, 20, 64] dy, float[ba
     dx = Mul (flow, total)
 }"""
 
+GELU = (
+    GELU_GRADIENT[: GELU_GRADIENT.index("=> (")]
+    + """=> (float[batch, 20, 64] y, float[batch, 20, 64] dx) {
+    one = Constant <value_float = 1.0> ()
+    half = Constant <value = float[1] {0.5}> ()
+    root = Constant <value_float = 1.4142135> ()
+    density = Constant <value_float = 0.3989423> ()
+    negative_half = Constant <value_float = -0.5> ()
+    x = Add (h, bias)
+    s = Div (x, root)
+    e = Erf (s)
+    f = Add (one, e)
+    product = Mul (x, f)
+    y = Mul (product, half)
+    square = Mul (x, x)
+    exponent = Mul (negative_half, square)
+    bell = Exp (exponent)
+    pdf = Mul (density, bell)
+    slope = Mul (x, pdf)
+    cdf = Mul (half, f)
+    total = Add (cdf, slope)
+    dx = Mul (dy, total)
+}"""
+)
+"""GELU as exporters write it out, and its gradient."""
+
 DROPOUT = """
 <ir_version: 10, opset_import: ["": 18]>
 graph (float[batch, 4, 300] x, float[batch, 4, 300] drawn, float ratio) => (float[batch, 4, 300] y, bool[batch, 4, 300] mask) {
@@ -196,6 +269,35 @@ def test_chains_of_functions_become_single_passes(text, expected):
     found, wanted = (engine.run(graph, inputs) for graph in (model, plain))
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+@needs_kernels
+@pytest.mark.parametrize("text", [GELU_GRADIENT, GELU], ids=["operator", "pieces"])
+def test_gelu_and_its_gradient_share_one_evaluation_and_keep_their_digits_where_they_vanish(text):
+    _, model = fused(text)
+    (node,) = [node for node in model.graph if node.op_type == "FusedElementwise"]
+    program = list(node.attributes["program"].as_ints())
+    assert program[::5].count(OPERATIONS["Normal"]) == 1
+    assert not {OPERATIONS["Erf"], OPERATIONS["Exp"]}.intersection(program[::5])
+    x = np.linspace(-12, 12, 3 * 20 * 64, dtype=np.float32).reshape(3, 20, 64)
+    inputs = {"h": x, "bias": np.zeros(64, np.float32), "dy": np.ones_like(x), "weight": np.ones((3, 20, 1), np.float32)}
+    found = TorchEngine().run(model, inputs)
+    wide = torch.from_numpy(x).double()
+    distribution = torch.special.erfc(-wide * math.sqrt(0.5)) / 2
+    slope = wide * torch.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(found["y"], wide * distribution, rtol=6e-7)
+    # Terms of both signs nearly cancel beside the minimum.
+    error = np.abs(found["dx"] - (distribution + slope).numpy())
+    assert (error <= 3e-7 * (distribution.abs() + slope.abs()).numpy()).all()
+
+
+def test_a_function_that_is_no_part_of_gelu_stays_as_it_is():
+    """Another constant in any place, or a square of something else."""
+    for old, new in (("0.70710677", "0.7071"), ("0.3989423", "0.39894"), ("Pow (x, two)", "Mul (x, dy)")):
+        _, model = fused(GELU_GRADIENT.replace(old, new).replace("y = Gelu (x)", "y = Relu (x)"))
+        (node,) = [node for node in model.graph if node.op_type == "FusedElementwise"]
+        program = list(node.attributes["program"].as_ints())[::5]
+        assert (OPERATIONS["Erf"] in program) != (OPERATIONS["Exp"] in program)
 
 
 CROSSING = """
@@ -292,7 +394,8 @@ graph (float[batch, 20, 64] x, float[batch, 20, 64] w0) => (float[batch, 20, 64]
     scaled = Mul (x, root)
     e = Erf (scaled)
     f = Add (e, one)
-    dx = Mul (dy, f)
+    slope = Mul (dy, f)
+    dx = Softmax <axis = -1> (slope)
     {more}
     t = Transpose <perm = [0, 2, 1]> (y)
     dw = MatMul (t, w{between})
@@ -308,7 +411,8 @@ def test_an_activation_that_is_read_much_later_is_computed_again_beside_its_grad
     (early,) = [node for node in model.graph if node.op_type == "Gelu"]
     assert [user.op_type for user, _ in early.outputs[0].uses()] == ["Softmax"]
     program = list(late.attributes["program"].as_ints())
-    assert program[::5].count(OPERATIONS["Erf"]) == 1  # shared with the gradient
+    assert program[::5].count(OPERATIONS["Normal"]) == 1  # shared with the gradient
+    assert OPERATIONS["Erf"] not in program[::5]
     generator = np.random.default_rng(0)
     inputs = {name: generator.normal(size=(3, 20, 64)).astype(np.float32) for name in ("x", "w0")}
     found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
@@ -325,7 +429,7 @@ def test_an_activation_that_is_read_much_later_is_computed_again_beside_its_grad
 def test_an_activation_is_kept_where_it_is_read_soon_or_a_group_that_could_compute_it_waits_for_it(between, more):
     text = activated(between, more=more)
     if more:
-        text = text.replace("dx = Mul (dy, f)", "flow = Mul (dy, f)\n dx = Mul (flow, dz)").replace(more, "")
+        text = text.replace("slope = Mul (dy, f)", "flow = Mul (dy, f)\n slope = Mul (flow, dz)").replace(more, "")
         text = text.replace("dy = Mul", more + "\n    dy = Mul")
     _, model = fused(text)
     (transposed,) = [node for node in model.graph if node.op_type == "Transpose"]

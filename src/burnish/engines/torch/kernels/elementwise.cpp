@@ -1,8 +1,9 @@
 // Chains of elementwise arithmetic in one pass over memory: a small program runs over blocks of elements that stay in the cache.
 //
 // Registers are numbered: tensors first, then constants, then outputs, then what is temporary. An instruction is five integers:
-// operation, destination and three operands (-1 where there is none). Every tensor is read once, every output written once. Arithmetic
-// is float32; tensors may be bfloat16, and bool as 0 and 1. Tensors broadcast as in NumPy.
+// operation, destination and three operands (-1 where there is none); kNormal has one operand, and a second destination behind it.
+// Every tensor is read once, every output written once. Arithmetic is float32; tensors may be bfloat16, and bool as 0 and 1. Tensors
+// broadcast as in NumPy.
 
 #include <algorithm>
 #include <cstring>
@@ -25,7 +26,7 @@ constexpr int64_t kInstruction = 5;  // integers of one
 enum Operation : int64_t {
   kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kSqrt, kReciprocal, kAbs, kRelu, kCopy,
   kExp, kLog, kTanh, kErf, kSigmoid, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kEqual, kAnd, kOr, kNot, kWhere, kReluGrad, kNotZero,
-  kMulAdd, kMulSub, kSubMul
+  kMulAdd, kMulSub, kSubMul, kNormal
 };
 
 // What an instruction reads: a block of values, or one that is repeated over a vector.
@@ -82,6 +83,18 @@ void select(Operand a, Operand b, Operand c, float* out, int64_t count) {
   for (; i + kWidth <= count; i += kWidth, condition += a.step * kWidth, x += b.step * kWidth, y += c.step * kWidth)
     store(out + i, load(condition) != Vector{} ? load(x) : load(y));
   for (; i < count; ++i, condition += a.step, x += b.step, y += c.step) out[i] = *condition != 0.f ? *x : *y;
+}
+
+[[gnu::noinline]] void normals(Operand a, float* distribution, float* density, int64_t count) {
+  const float* x = a.data;
+  int64_t computed = a.step ? count : 1;
+#pragma omp simd
+  for (int64_t i = 0; i < computed; ++i) {
+    Normal result = normal(x[i]);
+    distribution[i] = result.distribution, density[i] = result.density;
+  }
+  std::fill(distribution + computed, distribution + count, *distribution);
+  std::fill(density + computed, density + count, *density);
 }
 
 template <typename V>
@@ -301,7 +314,8 @@ class Pass {
     BURNISH_CHECK(program.code.size() % kInstruction == 0, "elementwise: whole instructions expected");
     for (int64_t size : form.sizes) total_ *= size;
     int64_t count = inputs_ + static_cast<int64_t>(results.size());
-    for (size_t i = 1; i < program.code.size(); i += kInstruction) count = std::max(count, program.code[i] + 1);
+    for (size_t i = 0; i < program.code.size(); i += kInstruction)
+      count = std::max(count, (program.code[i] == kNormal ? std::max(program.code[i + 1], program.code[i + 3]) : program.code[i + 1]) + 1);
     registers_.assign(count, Operand{nullptr, 1});
     values_.resize(inputs_ * kWidth);
     for (int64_t i = 0; i < tensor_count; ++i) {
@@ -337,11 +351,15 @@ class Pass {
       for (size_t i = 0; i < sources_.size(); ++i)
         if (sources_[i].data) local[i].data = block_of(sources_[i], start, count, scratch + i * kBlock);
       for (const int64_t* code = program_.code.data(); code != program_.code.data() + program_.code.size(); code += kInstruction) {
-        int64_t output = code[1] - inputs_;
-        bool direct = output < output_count && output >= 0 && targets_[output].direct;
-        float* target = direct ? static_cast<float*>(targets_[output].data) + start : scratch + code[1] * kBlock;
+        float* target = place_of(code[1], start, scratch);
         const Operand& a = local[code[2]];
-        execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
+        if (code[0] == kNormal) {
+          float* density = place_of(code[3], start, scratch);
+          normals(a, target, density, count);
+          local[code[3]].data = density;
+        } else {
+          execute(code[0], a, code[3] < 0 ? a : local[code[3]], code[4] < 0 ? a : local[code[4]], target, count);
+        }
         local[code[1]].data = target;
       }
       for (int64_t output = 0; output < output_count; ++output)
@@ -355,6 +373,13 @@ class Pass {
     ScalarType type;
     bool direct;  // whether the program writes it where it lies; else a block is stored when the whole program has run on it
   };
+
+  // Where a block of what an instruction writes goes.
+  float* place_of(int64_t index, int64_t start, float* scratch) const {
+    int64_t output = index - inputs_;
+    bool direct = output >= 0 && output < static_cast<int64_t>(targets_.size()) && targets_[output].direct;
+    return direct ? static_cast<float*>(targets_[output].data) + start : scratch + index * kBlock;
+  }
 
   void repeat(int64_t index, float value) {
     float* values = values_.data() + index * kWidth;
@@ -372,7 +397,8 @@ class Pass {
         int64_t operand = program_.code[place];
         if (operand >= 0 && operand < static_cast<int64_t>(sources_.size()) && sources_[operand].data == target.data) target.direct = false;
       }
-      written |= program_.code[i + 1] == inputs_ + static_cast<int64_t>(output);
+      int64_t index = inputs_ + static_cast<int64_t>(output);
+      written |= program_.code[i + 1] == index || (program_.code[i] == kNormal && program_.code[i + 3] == index);
     }
     return target;
   }

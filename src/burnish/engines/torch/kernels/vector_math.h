@@ -1,5 +1,5 @@
 // Functions of float32 without branches, which compilers turn into vector code. Errors are below 2 units in the last place over the whole
-// range; infinities, NaN and denormal numbers come out as they should.
+// range where nothing else is said; infinities, NaN and denormal numbers come out as they should.
 //
 // They are always inlined: a call in a loop would keep it from being vector code. Polynomials are minimax fits of our own, weighted by
 // the relative error of the function.
@@ -103,6 +103,69 @@ namespace burnish {
   q = q * b - 0.000174684435f;
   float far = std::copysign(1.f - exponential(-q), x);
   return a < 1.f ? near : far;
+}
+
+// Of the standard normal distribution: how likely a value below x is, and the density there.
+struct Normal {
+  float distribution, density;
+};
+
+// What rounding left of the product p of two numbers: factor * other - p.
+[[gnu::always_inline]] inline float rest_of(float p, float factor, float other) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(factor, other, -p);
+#else
+  float high = float_of(bits_of(factor) & 0xfffff000u), low = factor - high;
+  float other_high = float_of(bits_of(other) & 0xfffff000u), other_low = other - other_high;
+  return ((high * other_high - p) + high * other_low + low * other_high) + low * other_low;
+#endif
+}
+
+// The distribution below -|x| is e^(-x^2 / 2) times a function that falls slowly, a quotient of polynomials here: it keeps its digits
+// however far out x is, and shares the exponential with the density. The exponential is as above for a power that is never positive,
+// with the digits that the square of x lost. Errors of the distribution are below 2.5 units in the last place from -1 on, and below 8
+// in the tail before.
+[[gnu::always_inline]] inline Normal normal(float x) {
+  float a = std::fabs(x);
+  a = a > 14.5f ? 14.5f : a;  // where both are 0 in float32
+  float minus_half = -0.5f * a;
+  float power = minus_half * a, lost = rest_of(power, minus_half, a);
+  constexpr float kShift = 12582912.f + 127.f + 64.f;  // adding it rounds to an integer; the lowest bits hold what makes 2^(k + 64)
+  float shifted = power * 1.44269504f + kShift;
+  float k = shifted - kShift;
+#if defined(__FMA__) || defined(__aarch64__)
+  float r = __builtin_fmaf(k, -0.693359375f, power);
+#else
+  float r = power - k * 0.693359375f;
+#endif
+  r = (r - k * -2.12194440e-4f) + lost;
+  float p = 0.00139517174f;
+  p = p * r + 0.00836959854f;
+  p = p * r + 0.0416661873f;
+  p = p * r + 0.166665122f;
+  p = p * r + 0.5f;
+  p = (p * (r * r) + r) + 1.f;
+  float e = p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  float above = 0.00364335235f;
+  above = above * a + 0.0375727641f;
+  above = above * a + 0.174371505f;
+  above = above * a + 0.426683301f;
+  above = above * a + 0.499999993f;
+  float below = 0.00913235317f;
+  below = below * a + 0.0941900286f;
+  below = below * a + 0.446017169f;
+  below = below * a + 1.16625062f;
+  below = below * a + 1.65125118f;
+  below = below * a + 1.f;
+  float tail = e * (above / below), z = x * x;
+  float s = -7.65390447e-06f;
+  s = s * z + 0.000113485606f;
+  s = s * z - 0.00118632929f;
+  s = s * z + 0.00997332321f;
+  s = s * z - 0.0664903599f;
+  s = s * z + 0.398942280f;
+  float far = x < 0.f ? tail : 1.f - tail;
+  return {a < 1.f ? 0.5f + x * s : far, e * 0.398942280f};
 }
 
 // 1 / (1 + e) or e / (1 + e), corrected by what rounding left of 1 + e.
