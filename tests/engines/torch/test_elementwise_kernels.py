@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -486,3 +487,148 @@ graph (float[batch, 20, 64] a, float[batch, 20, 64] b, float[batch, 20, 64] c)
     found, wanted = (TorchEngine().run(graph, inputs) for graph in (model, plain))
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def within_float32(found: torch.Tensor, terms: torch.Tensor, axes: list[int]) -> bool:
+    """Whether sums of float64 terms are as near as their rounding, and that of sums of sixteen, lets them be."""
+    bound = 2.0**-24 * (16 * terms.abs().sum(axes) / 4 + terms.sum(axes).abs()) + 1e-45
+    return bool(((found.double() - terms.sum(axes)).abs() <= bound).all())
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("shape", "kept"),
+    [((1,), 0), ((7,), 0), ((3, 5), 1), ((1, 300), 1), ((33, 300), 1), ((9, 128, 48), 1), ((1000, 17), 1), ((40, 6, 50), 2)],
+    ids=str,
+)
+def test_sums_over_leading_axes_are_of_unrounded_values(shape, kept, threads):
+    x, scale = (random_tensor(shape, place).to(torch.bfloat16) for place in range(2))
+    terms, axes = x.double() * scale.double(), list(range(len(shape) - kept))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        program = [OPERATIONS["Mul"], 2, 0, 1, -1]
+        y, products, first = torch.ops.burnish.elementwise_sums([x, scale], [], program, [BFLOAT16], [2, 0], kept)
+        (alone,) = torch.ops.burnish.elementwise_sums([x, scale], [], program, [], [2], kept)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(y, (x.float() * scale.float()).to(torch.bfloat16))
+    assert products.dtype == first.dtype == torch.float32
+    assert products.shape == shape[len(shape) - kept :]
+    assert within_float32(products, terms, axes)
+    assert within_float32(first, x.double(), axes)
+    assert torch.equal(products, alone)
+
+
+@needs_kernels
+def test_sums_do_not_depend_on_threads_or_the_order_of_memory_and_keep_what_is_not_finite():
+    x, row = random_tensor((70, 30, 40), 0), random_tensor((40,), 1)
+    x[1, 2, 3], x[3, 4, 5], x[4, 5, 6], x[6, 7, 6] = math.nan, math.inf, math.inf, -math.inf
+    program = [OPERATIONS["Add"], 2, 0, 1, -1]
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for given in (x, x.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+                y, sums = torch.ops.burnish.elementwise_sums([given, row], [], program, [FLOAT], [2], 1)
+                torch.testing.assert_close(y, x + row, rtol=0, atol=0, equal_nan=True)
+                found.append(sums)
+    finally:
+        torch.set_num_threads(before)
+    for sums in found:
+        torch.testing.assert_close(sums, found[0], rtol=0, atol=0, equal_nan=True)
+    assert found[0][[3, 6]].isnan().all()
+    assert found[0][5] == math.inf
+    plain = torch.ones(40, dtype=torch.bool)
+    plain[3], plain[5], plain[6] = False, False, False
+    assert within_float32(found[0][plain], (x + row).double()[..., plain], [0, 1])
+
+
+@needs_kernels
+def test_sums_of_nothing_are_zero_and_what_repeats_is_added_as_often_as_it_stands_there():
+    for shape in ((0, 30), (4, 0), (0, 0)):
+        y, sums = torch.ops.burnish.elementwise_sums([torch.empty(shape)], [], [OPERATIONS["Neg"], 1, 0, -1, -1], [FLOAT], [1], 1)
+        assert y.shape == shape
+        assert torch.equal(sums, torch.zeros(shape[1]))
+    one, row = torch.full((1,), 0.5), random_tensor((1, 300), 0)
+    sums = torch.ops.burnish.elementwise_sums([one, row, torch.ones(64, 1)], [], [], [], [0, 1, 2], 1)
+    assert torch.equal(sums[0], torch.full((300,), 32.0))
+    torch.testing.assert_close(sums[1], row[0] * 64, rtol=1e-6, atol=0)
+    assert torch.equal(sums[2], torch.full((300,), 64.0))
+
+
+@needs_kernels
+def test_sums_name_what_is_wrong_with_their_operands():
+    x = torch.ones(3, 4)
+    for summed, kept, message in (([5], 1, "no register 5"), ([0], 3, "no 3 axes to keep"), ([-1], 1, "no register -1")):
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.burnish.elementwise_sums([x], [], [], [], summed, kept)
+
+
+def bias_gradient(axes: str = "0, 1", more: str = "", keepdims: int = 0) -> str:
+    """A gradient in bfloat16 that is rounded for a product, and added up before for a bias."""
+    return f"""
+<ir_version: 10, opset_import: ["": 18]>
+graph (bfloat16[batch, 30, 64] dy, float[batch, 30, 64] slope) => (bfloat16[batch, 30, 64] dx, float[sum] db, float[out] other) {{
+    axes = Constant <value_ints = [{axes}]> ()
+    wide = Cast <to = 1> (dy)
+    flow = Mul (wide, slope)
+    narrow = Cast <to = 16> (flow)
+    dx = Transpose <perm = [0, 1, 2]> (narrow)
+    db = ReduceSum <keepdims = {keepdims}> (flow, axes)
+    {more or "other = ReduceSum <keepdims = 0> (slope, axes)"}
+}}"""
+
+
+@needs_kernels
+def test_a_sum_that_alone_reads_a_value_is_computed_with_it():
+    plain, model = fused(bias_gradient())
+    assert kinds(model) == ["FusedElementwiseSums", "Transpose", "ReduceSum"]
+    generator = np.random.default_rng(0)
+    dy = torch.from_numpy(generator.normal(size=(50, 30, 64)).astype(np.float32)).to(torch.bfloat16)
+    inputs = {
+        "dy": dy.float().numpy().astype(ml_dtypes.bfloat16),
+        "slope": generator.normal(size=(50, 30, 64)).astype(np.float32),
+    }
+    engine = TorchEngine()
+    found, wanted = (engine.run(graph, inputs) for graph in (model, plain))
+    np.testing.assert_array_equal(found["dx"], wanted["dx"])
+    terms = (dy.float() * torch.from_numpy(inputs["slope"])).double()
+    assert within_float32(torch.from_numpy(found["db"]), terms, [0, 1])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "text",
+    [
+        bias_gradient(axes="0, 2"),
+        bias_gradient(axes="2"),
+        bias_gradient(axes="0, 1, 2"),
+        bias_gradient(keepdims=1),
+        bias_gradient(more="other = Softmax <axis = -1> (flow)"),
+        bias_gradient().replace("30, 64", "width, 8").replace("batch", "30"),
+    ],
+    ids=["not leading", "last", "all", "kept axes", "value read beside", "few columns"],
+)
+def test_other_sums_stay_apart(text):
+    _, model = fused(text)
+    assert "FusedElementwiseSums" not in kinds(model)
+    assert "ReduceSum" in kinds(model)
+
+
+@needs_kernels
+def test_a_cast_that_is_only_added_up_is_not_written():
+    text = """
+<ir_version: 10, opset_import: ["": 18]>
+graph (bfloat16[batch, 30, 64] dy) => (float[64] db) {
+    axes = Constant <value_ints = [0, -2]> ()
+    wide = Cast <to = 1> (dy)
+    db = ReduceSum <keepdims = 0> (wide, axes)
+}"""
+    _, model = fused(text)
+    assert kinds(model) == ["FusedElementwiseSums"]
+    dy = random_tensor((50, 30, 64), 0).to(torch.bfloat16)
+    found = TorchEngine().run(model, {"dy": dy.float().numpy().astype(ml_dtypes.bfloat16)})
+    assert within_float32(torch.from_numpy(found["db"]), dy.double(), [0, 1])

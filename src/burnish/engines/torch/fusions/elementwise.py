@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import onnx_ir as ir
 
 from burnish.engines.torch.fusions.elementwise_programs import DTYPES, Program, is_supported
-from burnish.graph import BURNISH_DOMAIN, constant_array, typed_attribute
+from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, typed_attribute
 
 LONGEST_GROUP = 40
 FEWEST_ELEMENTS = 1024
 FEWEST_SMALL_NODES = 3
 """Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own."""
+
+FEWEST_COLUMNS, MOST_COLUMNS = 16, 2**16
+"""Elements of a sum over leading axes that a group computes."""
 
 LONG = 32
 """Nodes between two readers of a value beyond which it is computed again, where that takes no pass of its own."""
@@ -128,15 +132,21 @@ class _Groups:
 
 
 def fuse_elementwise(graph: ir.Graph) -> None:
-    """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays in order."""
+    """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays in order.
+
+    Where only a sum over leading axes reads a value, as that for the gradient of a bias reads a widened gradient, the chain adds
+    it up and does not write it: ``burnish.FusedElementwiseSums``.
+    """
     groups = _Groups()
     for node in graph:
         groups.add(node)
     _compute_again(graph, groups)
     replaced: list[ir.Node] = []
     for group in groups:
-        if len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2) and _replace(graph, group.nodes):
-            replaced += group.nodes
+        sums = [] if _is_small(group.shape) else _sums_of(group)
+        enough = len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2)
+        if (enough or sums) and _replace(graph, group, sums):
+            replaced += group.nodes + sums
     graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
     graph.sort()
 
@@ -258,11 +268,50 @@ def _is_small(shape: ir.Shape) -> bool:
     return elements < FEWEST_ELEMENTS
 
 
-def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
-    """Put a kernel's node where the nodes are, which then read nothing, and are read by nothing; return whether it could."""
-    members = set(nodes)
+def _sums_of(group: _Group) -> list[ir.Node]:
+    """The sums over the same leading axes of values of a group's that nothing outside of it reads beside."""
+    # What updates the state runs in its memory, apart from the graph.
+    if any(output.is_graph_output() for node in group.nodes for output in node.outputs):
+        return []
+    members = set(group.nodes)
+    found: list[ir.Node] = []
+    summed_axes: set[int] = set()
+    for node in group.nodes:
+        value = node.outputs[0]
+        outside = [user for user, _ in value.uses() if user not in members]
+        axes = {_leading_axes(user, group.shape) if user.graph is node.graph else 0 for user in outside}
+        if outside and value.dtype == ir.DataType.FLOAT and len(axes | summed_axes) == 1 and 0 not in axes:
+            summed_axes |= axes
+            found += outside
+    return found
+
+
+def _leading_axes(node: ir.Node, shape: ir.Shape) -> int:
+    """How many axes of its operand a node adds up, the leading ones and not all, and drops; 0 where it does anything else."""
+    if node.op_type != "ReduceSum" or node.domain != "" or attribute_value(node, "keepdims", 1) or len(node.inputs) != 2:
+        return 0
+    operand, axes = node.inputs[0], None if node.inputs[1] is None else constant_array(node.inputs[1])
+    if operand is None or operand.shape != shape or axes is None or not 0 < axes.size < len(shape):
+        return 0
+    count = axes.size
+    if sorted(int(axis) % len(shape) for axis in axes.reshape(-1)) != list(range(count)):
+        return 0
+    columns = 1
+    for extent in shape.dims[count:]:
+        if not isinstance(extent, int):
+            return 0
+        columns *= extent
+    return count if FEWEST_COLUMNS <= columns <= MOST_COLUMNS else 0
+
+
+def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
+    """Put a kernel's node where a group and the sums of what it computes are; return whether it could.
+
+    Their nodes then read nothing, and are read by nothing.
+    """
+    members = {*group.nodes, *sums}
     # In the order of the graph, which a group that took others in has lost.
-    nodes = _in_order(nodes, members)
+    nodes = _in_order(group.nodes, set(group.nodes))
     program = Program()
     results = []
     for node in nodes:
@@ -270,20 +319,25 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
         output = node.outputs[0]
         if output.is_graph_output() or any(user not in members for user, _ in output.uses()):
             results.append(output)
-    if not results:  # nothing reads the group
+    if not results and not sums:  # nothing reads the group
         _detach(nodes)
         return True
     if not program.tensors:
         return False
-    assembled = program.assemble(results)
-    attributes = {
+    summed = [value for node in sums for value in node.inputs[:1] if value is not None]
+    assembled, registers = program.assemble(results, summed)
+    attributes: dict[str, Any] = {
         "constants": [*program.constants, 0.0],  # an attribute cannot be empty
         "constant_count": len(program.constants),
         "program": assembled,
         "dtypes": [int(value.dtype) for value in results if value.dtype is not None],
     }
+    if sums:
+        attributes |= {name: [*attributes[name], 0] for name in ("program", "dtypes")}  # nor can these
+        attributes |= {"summed": registers, "kept": len(group.shape) - _leading_axes(sums[0], group.shape)}
+    results += [node.outputs[0] for node in sums]
     fused = ir.node(
-        "FusedElementwise",
+        "FusedElementwiseSums" if sums else "FusedElementwise",
         list(program.tensors),
         {name: typed_attribute(name, value) for name, value in attributes.items()},
         domain=BURNISH_DOMAIN,
@@ -295,7 +349,7 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
         name = value.name
         value.replace_all_uses_with(replacement, replace_graph_outputs=True)
         value.name, replacement.name = None, name
-    _detach(nodes)
+    _detach(nodes + sums)
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,29 +124,41 @@ class Program:
             self._constant_of[self._constant_registers[key]] = value
         return self._constant_registers[key]
 
-    def assemble(self, results: list[ir.Value]) -> list[int]:
+    def assemble(self, results: list[ir.Value], summed: Sequence[ir.Value] = ()) -> tuple[list[int], list[int]]:
         """The instructions as the kernel reads them; registers of what is not read any more are used again.
 
         From then on ``constants`` are those that they read.
+
+        Args:
+            results: what is written to memory.
+            summed: what registers must hold when the instructions have run.
+
+        Returns:
+            The instructions, and the registers of ``summed``.
         """
-        self._drop_unread({self._values[value] for value in results})
-        self._join({self._values[value] for value in results})
+        totals = [self._values[value] for value in summed]
+        self._drop_unread({*(self._values[value] for value in results), *totals})
+        self._join({*(self._values[value] for value in results), *totals})
         # Tensors, constants and what another node computed too are copied.
         written = {register for register in self._values.values() if register < 0} | set(self.tensors.values())
         for value in results:
             if self._values[value] in written:
                 self._values[value] = self._append(OPERATIONS["Copy"], (self._values[value],)).results[0]
             written.add(self._values[value])
-        read = {operand for instruction in self._instructions for operand in instruction.operands}
+        read = {*totals, *(operand for instruction in self._instructions for operand in instruction.operands)}
         constants = [register for register in self._constant_of if register in read]
         self.constants = [self._constant_of[register] for register in constants]
         inputs = len(self.tensors) + len(constants)
         place = {register: index for index, register in enumerate([*self.tensors.values(), *constants])}
         place |= {self._values[value]: inputs + index for index, value in enumerate(results)}
+        used = inputs + len(results)
+        for register in totals:
+            if register not in place:
+                place[register] = used
+                used += 1
         fixed = set(place)
         last_read = {operand: index for index, instruction in enumerate(self._instructions) for operand in instruction.operands}
         free: list[int] = []
-        used = inputs + len(results)
         program: list[int] = []
         for index, instruction in enumerate(self._instructions):
             for register in instruction.results:
@@ -161,7 +173,7 @@ class Program:
             unread = {register for register in instruction.results if register not in last_read}
             done = {operand for operand in instruction.operands if last_read[operand] == index}
             free += [place[register] for register in (unread | done) - fixed]
-        return program
+        return program, [place[register] for register in totals]
 
     def _drop_unread(self, results: set[Register]) -> None:
         """Leave out the instructions that no result needs, such as the pieces of what one instruction computes."""

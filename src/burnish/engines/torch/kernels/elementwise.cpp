@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -22,6 +23,16 @@ namespace {
 constexpr int64_t kBlock = 256;  // elements; the blocks of all registers together fit in the first-level cache
 constexpr int64_t kGrain = 64 * kBlock;
 constexpr int64_t kInstruction = 5;  // integers of one
+constexpr std::align_val_t kLine{64};  // of the cache: vectors across two take twice as long
+
+struct DeleteAligned {
+  void operator()(float* memory) const { ::operator delete[](memory, kLine); }
+};
+
+// Memory for floats that starts with a line of the cache.
+std::unique_ptr<float[], DeleteAligned> make_aligned(int64_t count) {
+  return std::unique_ptr<float[], DeleteAligned>(static_cast<float*>(::operator new[](count * sizeof(float), kLine)));
+}
 
 enum Operation : int64_t {
   kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kSqrt, kReciprocal, kAbs, kRelu, kCopy,
@@ -300,6 +311,30 @@ Source source_of(const Tensor& tensor, const Form& form) {
   return source(to_contiguous(view), middle, trailing);
 }
 
+// Totals over leading axes, of what some registers hold, one buffer after another: an element for each place in the axes that are kept.
+struct Totals {
+  const std::vector<int64_t>& registers;
+  int64_t columns;
+  float* data;
+};
+
+// Adds a block whose first element belongs to the column `place`.
+[[gnu::noinline]] void add_up(Operand block, int64_t count, int64_t place, int64_t columns, float* totals) {
+  for (int64_t i = 0; i < count; place = 0) {
+    int64_t run = std::min(columns - place, count - i);
+    const float* values = block.data + i * block.step;
+    float* to = totals + place;
+    if (block.step) {
+#pragma omp simd
+      for (int64_t j = 0; j < run; ++j) to[j] += values[j];
+    } else {
+      float value = *values;
+      for (int64_t j = 0; j < run; ++j) to[j] += value;
+    }
+    i += run;
+  }
+}
+
 // Instructions, and the constants that they read.
 struct Program {
   std::span<const double> constants;
@@ -342,8 +377,12 @@ class Pass {
   // Elements that the blocks of all registers take.
   int64_t scratch() const { return static_cast<int64_t>(registers_.size()) * kBlock; }
 
-  // Computes elements from `begin` to `end`. Results may lie in the memory of operands of their own shape.
-  void run(int64_t begin, int64_t end, float* scratch) const {
+  // How many registers there are.
+  int64_t registers() const { return static_cast<int64_t>(registers_.size()); }
+
+  // Computes elements from `begin` to `end`. Results may lie in the memory of operands of their own shape. Totals are added to; with
+  // them `begin` is in the first column.
+  void run(int64_t begin, int64_t end, float* scratch, const Totals* totals = nullptr) const {
     std::vector<Operand> local(registers_);
     int64_t output_count = static_cast<int64_t>(targets_.size());
     for (int64_t start = begin; start < end; start += kBlock) {
@@ -364,6 +403,10 @@ class Pass {
       }
       for (int64_t output = 0; output < output_count; ++output)
         if (!targets_[output].direct) store(scratch + (inputs_ + output) * kBlock, targets_[output].type, targets_[output].data, start, count);
+      for (size_t i = 0; totals && i < totals->registers.size(); ++i) {
+        float* sums = totals->data + static_cast<int64_t>(i) * totals->columns;
+        add_up(local[totals->registers[i]], count, (start - begin) % totals->columns, totals->columns, sums);
+      }
     }
   }
 
@@ -422,9 +465,62 @@ std::vector<Tensor> elementwise(const std::vector<Tensor>& tensors, const std::v
   }
   Pass pass(Program{constants, program}, tensors.data(), tensors.size(), form, results);
   parallel_for(0, pass.total(), kGrain, [&](int64_t begin, int64_t end) {
-    std::unique_ptr<float[]> scratch(new float[pass.scratch()]);
+    auto scratch = make_aligned(pass.scratch());
     pass.run(begin, end, scratch.get());
   });
+  return results;
+}
+
+// What `elementwise` returns, and behind it the sums over all axes but the last `kept` of what the registers `summed` hold when the
+// program has run: float32, and from values that are not rounded to the type of a result.
+//
+// Sixteen rows at a time are added up in float32, these sums in float64. Rows are shared out in up to kParts parts, whatever the number of
+// threads is: neither does the result depend on it.
+std::vector<Tensor> elementwise_sums(const std::vector<Tensor>& tensors, const std::vector<double>& constants,
+                                     const std::vector<int64_t>& program, const std::vector<int64_t>& outputs,
+                                     const std::vector<int64_t>& summed, int64_t kept) {
+  constexpr int64_t kRows = 16, kParts = 32;
+  BURNISH_CHECK(!tensors.empty(), "elementwise: a tensor expected");
+  Form form = form_of(tensors);
+  form.order.clear(), form.strides.clear();  // rows are the leading axes
+  BURNISH_CHECK(kept >= 0 && kept <= static_cast<int64_t>(form.sizes.size()), "elementwise: no ", kept, " axes to keep");
+  std::vector<Tensor> results;
+  for (int64_t type : outputs) results.push_back(make_tensor(form.sizes, static_cast<ScalarType>(type)));
+  Pass pass(Program{constants, program}, tensors.data(), tensors.size(), form, results);
+  for (int64_t index : summed) BURNISH_CHECK(index >= 0 && index < pass.registers(), "elementwise: no register ", index);
+  std::vector<int64_t> sizes(form.sizes.end() - kept, form.sizes.end());
+  int64_t columns = 1, rows = 1;
+  for (size_t axis = 0; axis < form.sizes.size(); ++axis) (axis + kept < form.sizes.size() ? rows : columns) *= form.sizes[axis];
+  int64_t count = static_cast<int64_t>(summed.size()), width = count * columns;
+  int64_t share = ((rows + kParts - 1) / kParts + kRows - 1) / kRows * kRows;
+  int64_t parts = width > 0 && rows > 0 ? (rows + share - 1) / share : 0;
+  Tensor partial = make_tensor({parts, width}, kDouble);
+  parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    auto scratch = make_aligned(pass.scratch()), sums = make_aligned(width);
+    Totals totals{summed, columns, sums.get()};
+    for (int64_t part = begin; part < end; ++part) {
+      double* to = partial.mutable_data_ptr<double>() + part * width;
+      std::fill(to, to + width, 0.);
+      int64_t last = std::min((part + 1) * share, rows);
+      for (int64_t row = part * share; row < last; row += kRows) {
+        std::fill(sums.get(), sums.get() + width, 0.f);
+        pass.run(row * columns, std::min(row + kRows, last) * columns, scratch.get(), &totals);
+        for (int64_t i = 0; i < width; ++i) to[i] += static_cast<double>(sums[i]);
+      }
+    }
+  });
+  for (int64_t index = 0; index < count; ++index) {
+    results.push_back(make_tensor(sizes));
+    float* result = results.back().mutable_data_ptr<float>();
+    parallel_for(0, columns, 4096, [&](int64_t begin, int64_t end) {
+      std::vector<double> total(end - begin);
+      for (int64_t part = 0; part < parts; ++part) {
+        const double* from = partial.const_data_ptr<double>() + part * width + index * columns + begin;
+        for (int64_t i = 0; i < end - begin; ++i) total[i] += from[i];
+      }
+      for (int64_t i = begin; i < end; ++i) result[i] = static_cast<float>(total[i - begin]);
+    });
+  }
   return results;
 }
 
@@ -521,7 +617,7 @@ void update_state(const std::vector<Tensor>& tensors, const Tensor& plan, const 
   }
   BURNISH_CHECK(first == tensors.end() && numbers.is_at_end(), "update_state: more operands or constants than programs read");
   parallel_for(0, starts.back() / kBlock, kGrain / kBlock, [&](int64_t begin, int64_t end) {
-    std::unique_ptr<float[]> scratch(new float[scratch_size]);
+    auto scratch = make_aligned(scratch_size);
     size_t index = std::upper_bound(starts.begin(), starts.end(), begin * kBlock) - starts.begin() - 1;
     for (; index < passes.size() && starts[index] < end * kBlock; ++index) {
       int64_t from = std::max<int64_t>(begin * kBlock - starts[index], 0);
@@ -539,6 +635,7 @@ void update_state(const std::vector<Tensor>& tensors, const Tensor& plan, const 
 
 BURNISH_OPERATORS(CPU) {
   operators.implement<&elementwise>("elementwise");
+  operators.implement<&elementwise_sums>("elementwise_sums");
   operators.implement<&update_state>("update_state_");
 }
 

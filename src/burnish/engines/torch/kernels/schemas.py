@@ -42,6 +42,7 @@ SCHEMAS = {
     "batch_norm_gradient": _named(_BATCH_NORM_GRADIENT, ""),
     "elementwise": (
         "elementwise(Tensor[] tensors, float[] constants, int[] program, int[] outputs) -> Tensor[]",
+        "elementwise_sums(Tensor[] tensors, float[] constants, int[] program, int[] outputs, int[] summed, int kept) -> Tensor[]",
         "update_state_(Tensor(a!)[] tensors, Tensor plan, Tensor constants, Tensor(b!)[] entries, Tensor[] values,"
         " Tensor(c!)[] counters, Tensor[] increments) -> ()",
     ),

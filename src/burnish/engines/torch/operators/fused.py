@@ -257,6 +257,17 @@ def elementwise(op: Call) -> Any:
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
+@translates("FusedElementwiseSums", domain=BURNISH_DOMAIN)
+def elementwise_sums(op: Call) -> Any:
+    """Results of a program, and sums over leading axes of what registers hold; program and dtypes have one number too many."""
+    constants = list(op.attribute("constants"))[: op.attribute("constant_count")]
+    types = [SCALAR_TYPES[ir.DataType(number)] for number in op.attribute("dtypes")[:-1]]
+    registers = list(op.attribute("summed")), op.attribute("kept")
+    program = list(op.attribute("program"))[:-1]
+    results = torch.ops.burnish.elementwise_sums.default(op.tensors(), constants, program, types, *registers)
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
 @translates("WinogradConv", domain=BURNISH_DOMAIN)
 def winograd_convolution(op: Call) -> Any:
     return torch.ops.burnish.winograd_convolution.default(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("padding"))
