@@ -80,7 +80,7 @@ def test_the_normal_distribution_keeps_its_digits_far_out():
         unit = torch.from_numpy(np.spacing(wanted[plain].float().numpy())).double()
         errors = (found[plain].double() - wanted[plain]).abs() / unit
         tail = (x[plain] < -1) if not density else torch.zeros_like(errors, dtype=torch.bool)
-        assert errors[~tail].max().item() < (2.0 if density else 2.5), x[plain][~tail][errors[~tail].argmax()]
+        assert errors[~tail].max().item() < (2.0 if density else 3.5), x[plain][~tail][errors[~tail].argmax()]
         assert not tail.any() or errors[tail].max().item() < 8.0, x[plain][tail][errors[tail].argmax()]
     assert normal(torch.zeros(1), density=False).item() == 0.5
 
