@@ -32,7 +32,9 @@ MOST_COPIED = 1024
 OWN_RESULTS = {
     BURNISH_DOMAIN: {
         "ConvInputGrad",
+        "ConvInputGradNarrow",
         "ConvWeightGrad",
+        "ConvWeightGradNarrow",
         "ConvWeightGradProducts",
         "FusedBatchNorm",
         "FusedCrossEntropy",

@@ -20,6 +20,7 @@ from burnish.engines.torch.fusions.depthwise import fuse_depthwise
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
 from burnish.engines.torch.fusions.linear import fuse_linear
 from burnish.engines.torch.fusions.max_pooling import fuse_max_pooling
+from burnish.engines.torch.fusions.narrow_convolution_gradients import use_narrow_gradients
 from burnish.engines.torch.fusions.row_normalization import STANDARDIZED, fuse_normalization
 from burnish.engines.torch.fusions.softmax import fuse_softmax
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED, fuse_synchronized
@@ -66,6 +67,7 @@ def fuse(
         use_winograd(graph)
     if kernels and channels_last:
         use_products(graph)
+        use_narrow_gradients(graph)
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED

@@ -99,6 +99,9 @@ SCHEMAS = {
         " -> (Tensor, Tensor, Tensor, Tensor)",
         *_named(_BATCH_NORM_SYNCHRONIZED, ""),
     ),
+    "convolution_weights_bfloat16": (
+        "convolution_weight_gradient_bfloat16(Tensor dy, Tensor x, int[] extents, int[] strides, int[] padding) -> Tensor",
+    ),
     "depthwise_5x5": _named(_DEPTHWISE, "_5x5"),
     "depthwise_bfloat16": _named(_DEPTHWISE, "_bfloat16"),
     "depthwise_5x5_bfloat16": _named(_DEPTHWISE, "_5x5_bfloat16"),

@@ -9,11 +9,11 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
+from burnish.engines.torch import convolution_gradients
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
 LARGEST_MAP = 7 * 7
-LARGEST_MAP_OF_WEIGHT_GRADIENT = 14 * 14
 """Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
 
 FEW_CHANNELS = 16
@@ -166,7 +166,7 @@ def convolution_input_gradient(op: Call) -> Any:
 @translates("ConvWeightGrad", domain=BURNISH_DOMAIN)
 def convolution_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
-    if _is_product(op, 1, 2, LARGEST_MAP_OF_WEIGHT_GRADIENT):
+    if _is_product(op, 1, 2, convolution_gradients.LARGEST_MAP):
         dy, x = (torch.flatten(_channels_last(op.tensor(index)), 0, 2) for index in (0, 1))
         return torch.mm(dy.t(), x)[:, :, None, None]
     if _skips_pixels_of_few_channels(op, 2):
@@ -175,6 +175,24 @@ def convolution_weight_gradient(op: Call) -> Any:
         dy, x = (torch.flatten(torch.movedim(images, 1, -1), 0, -2) for images in (op.tensor(0), seen))
         return torch.reshape(torch.mm(dy.t(), x), [*op.extents(2)[:2], *[1] * len(strides)])
     return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), weight_index=2, wanted=1)
+
+
+@translates("ConvInputGradNarrow", domain=BURNISH_DOMAIN)
+def narrow_input_gradient(op: Call) -> Any:
+    """(dy, w, x) -> dx; of x the shape is read."""
+    if not convolution_gradients.suit():
+        return convolution_input_gradient(op)
+    return convolution_gradients.strided_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
+
+
+@translates("ConvWeightGradNarrow", domain=BURNISH_DOMAIN)
+def narrow_weight_gradient(op: Call) -> Any:
+    """(dy, x, w) -> dw; of w the shape is read."""
+    if not convolution_gradients.suit():
+        return convolution_weight_gradient(op)
+    convolution_gradients.expect_weight_gradient()
+    dy, x, weight = op.tensors()
+    return convolution_gradients.weight_gradient(dy, x, weight, op.attribute("strides"), op.attribute("pads")[:2])
 
 
 def _backward(op: Call, dy: Any, x: Any, weight: Any, weight_index: int, wanted: int) -> Any:
