@@ -33,7 +33,7 @@ WIDEST = 256
 PANEL = 32
 """Channels that the kernel takes at a time: with others, it multiplies zeros."""
 
-MOST_PAIRED = 1.15
+MOST_PAIRED = 1.1
 """By how many times a batch may become larger where the kernel takes images in pairs."""
 
 
