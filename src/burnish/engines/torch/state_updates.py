@@ -40,6 +40,7 @@ OWN_RESULTS = {
         "FusedCrossEntropy",
         "FusedCrossEntropyGrad",
         "FusedElementwise",
+        "FusedElementwiseSums",
         "FusedLinear",
         "FusedLinearGrad",
         "FusedLinearWeightGrad",

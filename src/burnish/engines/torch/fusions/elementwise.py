@@ -191,12 +191,14 @@ def _group_that_reads(node: ir.Node, shape: ir.Shape, later: list[ir.Node], grou
     if not operands:
         return None
     behind = set(later)
+    # As the state is: an input of the graph, with extents that are known.
+    of_state = shape.is_static() and any(value.producer() is None for value in operands)
     for user, _ in operands[0].uses():
         group = groups.of.get(user) if user in behind else None
         if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
             continue
         # An update of the state runs in place, behind all that reads the state: nothing may wait for it.
-        if any(output.is_graph_output() for member in group.nodes for output in member.outputs):
+        if of_state and any(output.is_graph_output() for member in group.nodes for output in member.outputs):
             continue
         if all(member in behind for member in group.nodes) and all(
             any(value in member.inputs for member in group.nodes) for value in operands
