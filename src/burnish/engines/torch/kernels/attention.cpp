@@ -109,16 +109,35 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const float* strips,
                                                       nullptr, 0);
 }
 
+// The same, added to what is there where there is anything yet.
+void add_up(bool more, int64_t rows, int64_t columns, int64_t depth, const float* strips, const float* panels, float* out, int64_t step) {
+  if (more)
+    multiply<true>(rows, columns, depth, strips, panels, out, step);
+  else
+    multiply<false>(rows, columns, depth, strips, panels, out, step);
+}
+
+// Of the lanes of a vector, those `stride` apart joined: each of them then holds the same.
+template <int stride, typename Join>
+[[gnu::always_inline]] inline Vector joined(Vector values, const Join& join) {
+  products::Integers lanes;
+  for (int lane = 0; lane < kWidth; ++lane) lanes[lane] = lane ^ stride;
+  return join(values, products::pick(values, values, lanes));
+}
+
+template <typename Join>
+[[gnu::always_inline]] inline float joined_lanes(Vector values, const Join& join) {
+  if constexpr (kWidth > 8) values = joined<8>(values, join);
+  if constexpr (kWidth > 4) values = joined<4>(values, join);
+  return joined<1>(joined<2>(values, join), join)[0];
+}
+
 [[gnu::always_inline]] inline float largest_of(Vector values) {
-  float largest = values[0];
-  for (int lane = 1; lane < kWidth; ++lane) largest = values[lane] > largest ? values[lane] : largest;
-  return largest;
+  return joined_lanes(values, [](Vector one, Vector other) { return other > one ? other : one; });
 }
 
 [[gnu::always_inline]] inline float sum_of(Vector values) {
-  float sum = values[0];
-  for (int lane = 1; lane < kWidth; ++lane) sum += values[lane];
-  return sum;
+  return joined_lanes(values, [](Vector one, Vector other) { return one + other; });
 }
 
 // The scores of a query: scaled, and with what the mask adds; -infinity behind `count`, up to whole vectors. Returns the largest.
@@ -266,10 +285,7 @@ void attend(const Shape& shape, const Heads& query, const Heads& key, const Head
             for (int64_t i = 0; i < count; i += kWidth) store_factor(rounded + r * kKeys + i, load(row + i));
           }
           pack_rows(Lines{rounded, kKeys, 1}, rows, count, weights);
-          if (block)
-            multiply<true>(rows, extent, count, weights, values + block * value_panels, sums, wide);
-          else
-            multiply<false>(rows, extent, count, weights, values + block * value_panels, sums, wide);
+          add_up(block > 0, rows, extent, count, weights, values + block * value_panels, sums, wide);
         }
         for (int64_t r = 0; r < rows; ++r) {
           BFloat16* target = result.of(item, first + r);
@@ -302,7 +318,7 @@ void attend_back(const Shape& shape, const Heads& flow, const Heads& query, cons
   int64_t of_all = shape.key_blocks() * panels, columns_of_all = shape.key_blocks() * columns;
   int64_t block_words = step * kKeys;
   int64_t own = total({of_all, of_all, columns_of_all, strips, strips, query_columns, query_columns, turned, straight, block_words, block_words,
-                       block_words / kInWord, block_words / kInWord, step * wide, step, (padded + kKeys) * wide, (padded + kKeys) * wide});
+                       block_words / kInWord, block_words / kInWord, step * wide, step, padded * wide, padded * wide});
   Tensor memory = make_tensor({workers * own});
   float* work = memory.mutable_data_ptr<float>();
   parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -316,10 +332,8 @@ void attend_back(const Shape& shape, const Heads& flow, const Heads& query, cons
       BFloat16* rounded = reinterpret_cast<BFloat16*>(room.take(block_words / kInWord));
       BFloat16* rounded_scores = reinterpret_cast<BFloat16*>(room.take(block_words / kInWord));
       float *query_sums = room.take(step * wide), *means = room.take(step);
-      float *key_sums = room.take((padded + kKeys) * wide), *value_sums = room.take((padded + kKeys) * wide);
+      float *key_sums = room.take(padded * wide), *value_sums = room.take(padded * wide);
       for (int64_t item = worker * shape.items / workers; item < (worker + 1) * shape.items / workers; ++item) {
-        std::fill_n(key_sums, (padded + kKeys) * wide, 0.f);
-        std::fill_n(value_sums, (padded + kKeys) * wide, 0.f);
         for (int64_t unit = 0; unit < blocks; ++unit) {
           int64_t first = unit * step, rows = std::min(step, shape.queries - first);
           if (rows <= 0) break;
@@ -354,14 +368,11 @@ void attend_back(const Shape& shape, const Heads& flow, const Heads& query, cons
               }
             }
             pack_rows(Lines{rounded, 1, kKeys}, count, rows, turned_strips);
-            multiply<true>(count, extent, rows, turned_strips, flows, value_sums + start * wide, wide);
+            add_up(unit > 0, count, extent, rows, turned_strips, flows, value_sums + start * wide, wide);
             pack_rows(Lines{rounded_scores, 1, kKeys}, count, rows, turned_strips);
-            multiply<true>(count, extent, rows, turned_strips, queries, key_sums + start * wide, wide);
+            add_up(unit > 0, count, extent, rows, turned_strips, queries, key_sums + start * wide, wide);
             pack_rows(Lines{rounded_scores, kKeys, 1}, rows, count, straight_strips);
-            if (block)
-              multiply<true>(rows, extent, count, straight_strips, key_columns + block * columns, query_sums, wide);
-            else
-              multiply<false>(rows, extent, count, straight_strips, key_columns + block * columns, query_sums, wide);
+            add_up(block > 0, rows, extent, count, straight_strips, key_columns + block * columns, query_sums, wide);
           }
           for (int64_t r = 0; r < rows; ++r) multiply_row(query_sums + r * wide, extent, 1.f, gradients.query.of(item, first + r));
         }
