@@ -311,7 +311,7 @@ void attend_back(const Shape& shape, const Heads& flow, const Heads& query, cons
                  const Heads& value, const Heads& result, const float* logarithms, const Mask& mask, float scale,
                  const Gradients& gradients) {
   int64_t blocks = shape.query_blocks(), step = shape.query_step(), wide = shape.wide(), extent = shape.extent;
-  int64_t workers = std::min(get_num_threads(), shape.items), padded = round_up(shape.keys, kRows);
+  int64_t workers = std::min(get_num_threads(), shape.items), padded = shape.keys + kRows;
   int64_t panels = packed(kKeys, kAcross, extent), columns = packed(wide, kAcross, kKeys);
   int64_t strips = packed(step, kRows, extent), query_columns = packed(wide, kAcross, step);
   int64_t turned = packed(round_up(kKeys, kRows), kRows, step), straight = packed(step, kRows, kKeys);

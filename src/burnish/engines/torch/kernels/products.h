@@ -28,7 +28,7 @@ constexpr int kRows = 8, kVectors = 3;
 constexpr int64_t kDepth = 384, kStrips = 4, kPanels = 8;
 constexpr int64_t kAhead = 8;  // words of depth that are fetched before they are multiplied
 #else
-constexpr int kRows = 6, kVectors = 2;
+constexpr int kRows = kWidth > 4 ? 6 : 4, kVectors = 2;
 constexpr int64_t kDepth = 256, kStrips = 32, kPanels = 192;
 constexpr int64_t kAhead = 0;
 #endif
