@@ -25,12 +25,14 @@ using Integers = int32_t __attribute__((vector_size(kWidth * 4)));
 // sums are cut. kStrips strips of rows are multiplied at once with kPanels panels of columns.
 #if defined(__AVX512F__)
 constexpr int kRows = 8, kVectors = 3;
-constexpr int64_t kDepth = 384, kStrips = 4, kPanels = 8;
+constexpr int64_t kDepth = 256, kStrips = 4, kPanels = 16;
 constexpr int64_t kAhead = 8;  // words of depth that are fetched before they are multiplied
+constexpr int kUnrolled = 2;   // words that are multiplied between two branches
 #else
 constexpr int kRows = kWidth > 4 ? 6 : 4, kVectors = 2;
 constexpr int64_t kDepth = 256, kStrips = 32, kPanels = 192;
 constexpr int64_t kAhead = 0;
+constexpr int kUnrolled = 4;
 #endif
 constexpr int64_t kColumns = kVectors * kWidth;
 constexpr int64_t kLine = 64 / sizeof(float);  // words that a cache fetches at once
@@ -84,7 +86,7 @@ template <typename Element, int vectors, bool add>
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{}, __builtin_prefetch(c + r * c_row + v * kWidth, 1);
   for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(next + line * kLine, 0, 2);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnrolled
   for (int64_t d = 0; d < depth; ++d) {
     Vector columns[vectors];
 #pragma GCC unroll 8
