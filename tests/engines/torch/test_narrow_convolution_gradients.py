@@ -243,7 +243,7 @@ def test_which_gradients_are_taken():
 @pytest.mark.parametrize("suits", [True, False])
 @pytest.mark.parametrize("window", [{"strides": [2, 2]}, {"weight": (64, 32, 3, 3), "pads": [1, 1, 1, 1]}])
 def test_what_they_become_depends_on_the_processor(window, suits, monkeypatch):
-    monkeypatch.setattr(convolution_gradients, "suit", lambda: suits)
+    monkeypatch.setattr("burnish.engines.torch.operators.convolution.has_narrow_vectors", lambda: suits)
     module = translate(ir.Model(gradients(**window), ir_version=10), torch.device("cpu"))
     called = [getattr(node.target, "__name__", "") for node in module.graph.nodes if node.op == "call_function"]
     own_names = {"weight_gradient", "strided_input_gradient"}
@@ -257,7 +257,7 @@ def test_what_they_become_depends_on_the_processor(window, suits, monkeypatch):
 @needs_kernels
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 runs in float32 on this processor")
 def test_a_network_trains_alike_with_and_without(monkeypatch):
-    monkeypatch.setattr(convolution_gradients, "suit", lambda: True)
+    monkeypatch.setattr("burnish.engines.torch.operators.convolution.has_narrow_vectors", lambda: True)
     monkeypatch.setattr(convolution_gradients, "LEAST_CHANNELS", 1)
     asked = []
     monkeypatch.setattr(convolution_gradients, "_is_fast", lambda *given: asked.append(given) is None)

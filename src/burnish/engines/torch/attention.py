@@ -19,12 +19,12 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch import kernels
+from burnish.engines.torch.processor import has_narrow_vectors
 
 
 def dtypes() -> tuple[ir.DataType, ...]:
     """The dtypes of heads that there are fast kernels for: bfloat16 where the processor has vectors of it, but no tiles."""
-    narrow = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-    return (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if narrow else (ir.DataType.FLOAT,)
+    return (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if has_narrow_vectors() else (ir.DataType.FLOAT,)
 
 
 def expect() -> None:

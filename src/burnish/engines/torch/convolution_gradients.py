@@ -37,11 +37,6 @@ MOST_PAIRED = 1.1
 """By how many times a batch may become larger where the kernel takes images in pairs."""
 
 
-def suit() -> bool:
-    """Whether the processor is of the kind that they were measured on: with vectors of bfloat16, but no tiles."""
-    return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-
-
 def expect_weight_gradient() -> None:
     """Have the kernel built meanwhile."""
     kernels.request("convolution_weights_bfloat16")

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch import kernels
+from burnish.engines.torch.processor import has_narrow_vectors
 
 LARGE = 1 << 24
 """Multiplications of a product; below, packing of the operands costs more than the kernel gains."""
@@ -267,7 +268,7 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
         if own is not None:
             result = own(x, columns, bias)
             return torch.relu_(result) if relu else result
-        if bias is not None and _has_narrow_vectors(x) and (multiply := _pointwise()) is not None:
+        if bias is not None and _is_quick_in_onednn(x) and (multiply := _pointwise()) is not None:
             # The bias is added to the sums, where addmm goes over the result again. oneDNN's ReLU lets no NaN through.
             result = multiply(x, columns.t(), bias.contiguous(), "none", [], "")
             return torch.relu_(result) if relu else result
@@ -277,7 +278,7 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
     return torch._addmm_activation(bias, x, columns) if relu else torch.addmm(bias, x, columns)
 
 
-def _has_narrow_vectors(x: torch.Tensor) -> bool:
+def _is_quick_in_onednn(x: torch.Tensor) -> bool:
     """Whether a matrix is of bfloat16, on a processor with instructions for it, and oneDNN is switched on."""
     narrow = x.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
     return narrow and bool(torch.backends.mkldnn.enabled)
@@ -331,4 +332,4 @@ def _suits(dtype: torch.dtype, name: str) -> bool:
         return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()
     if dtype != torch.bfloat16 or name == "product":
         return False
-    return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    return has_narrow_vectors()

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch import convolution_gradients
+from burnish.engines.torch.processor import has_narrow_vectors
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN
 
@@ -180,7 +181,7 @@ def convolution_weight_gradient(op: Call) -> Any:
 @translates("ConvInputGradNarrow", domain=BURNISH_DOMAIN)
 def narrow_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
-    if not convolution_gradients.suit():
+    if not has_narrow_vectors():
         return convolution_input_gradient(op)
     return convolution_gradients.strided_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
@@ -188,7 +189,7 @@ def narrow_input_gradient(op: Call) -> Any:
 @translates("ConvWeightGradNarrow", domain=BURNISH_DOMAIN)
 def narrow_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
-    if not convolution_gradients.suit():
+    if not has_narrow_vectors():
         return convolution_weight_gradient(op)
     convolution_gradients.expect_weight_gradient()
     dy, x, weight = op.tensors()
