@@ -22,7 +22,7 @@ def main() -> None:
         program = burnish.compile(job["onnx"], loss="cross_entropy", optimizer=optimizer, metrics=(), precision=job["precision"])
         session = burnish.Session(program, engine=engine, threads=job["threads"])
         versions = {"burnish": burnish.__version__, job["engine"]: importlib.import_module(job["engine"]).__version__}
-        return lambda: session.step(next(batches))["loss"], {"nodes": len(program.step.graph), "versions": versions}
+        return lambda: session.step(next(batches))["loss"], {"versions": versions}
 
     serve(build)
 
