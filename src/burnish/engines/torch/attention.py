@@ -1,8 +1,8 @@
 """Scaled dot-product attention without a matrix of probabilities: kernels for the CPU, which keep one number per query.
 
 The probabilities of a block of queries stay in the cache; the gradient computes them again (Dao et al. 2022, FlashAttention). The
-functions are called as a graph runs, when the sizes are known. Heads of bfloat16 are the engine's own kernel's
-(``kernels/attention.cpp``), those of float32, in which it was measured to be no faster, PyTorch's.
+functions are called as a graph runs, when the sizes are known. The engine has a kernel of its own (``kernels/attention.cpp``);
+PyTorch's is there for what that was not measured to be faster for, and where it cannot be built.
 
 PyTorch's kernels give zeros for a query without a probability: one whose scores are not numbers, or are -infinity throughout. Its
 NaN must reach the loss. Such a query has no finite logarithm, or zero, so that what has one is computed with its probabilities.
@@ -19,7 +19,10 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch import kernels
-from burnish.engines.torch.processor import has_narrow_vectors
+from burnish.engines.torch.processor import has_narrow_vectors, has_wide_vectors
+
+FEWEST_QUERIES = 16
+"""Queries of float32 from which on the engine's own kernel is the faster one: it packs all keys and values first."""
 
 
 def dtypes() -> tuple[ir.DataType, ...]:
@@ -27,9 +30,10 @@ def dtypes() -> tuple[ir.DataType, ...]:
     return (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if has_narrow_vectors() else (ir.DataType.FLOAT,)
 
 
-def expect() -> None:
-    """Have the engine's own kernel built meanwhile."""
-    kernels.request("attention")
+def expect(dtype: ir.DataType) -> None:
+    """Have the engine's own kernel built meanwhile, where heads of this dtype will ask for it."""
+    if dtype == ir.DataType.BFLOAT16 or has_wide_vectors():
+        kernels.request("attention")
 
 
 def attention(
@@ -60,7 +64,7 @@ def attention(
         return traced[0], traced[1]
     if _is_empty(query, key):
         return torch.zeros_like(query), query.new_zeros(query.shape[:3], dtype=torch.float32)
-    if query.dtype == torch.bfloat16 and (own := _own("attention")) is not None:
+    if _suits(query) and (own := _own("attention")) is not None:
         found: tuple[torch.Tensor, torch.Tensor] = own(query, key, value, _of_four_axes(mask), scale, zeros)
         return found
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -94,7 +98,7 @@ def attention_gradient(
         return traced[0], traced[1], traced[2]
     if _is_empty(query, key):
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    if query.dtype == torch.bfloat16 and (own := _own("attention_gradient")) is not None:
+    if _suits(query) and (own := _own("attention_gradient")) is not None:
         found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = own(
             flow, query, key, value, result, logarithms, _of_four_axes(mask), scale
         )
@@ -113,6 +117,11 @@ def attention_gradient(
 
 def _is_empty(query: torch.Tensor, key: torch.Tensor) -> bool:
     return query.numel() == 0 or key.numel() == 0
+
+
+def _suits(query: torch.Tensor) -> bool:
+    """Whether the engine's own kernel was measured to be the fastest with as many queries of this dtype."""
+    return query.dtype == torch.bfloat16 or (query.shape[2] >= FEWEST_QUERIES and has_wide_vectors())
 
 
 def _has_probabilities(logarithms: torch.Tensor) -> bool:

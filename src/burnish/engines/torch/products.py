@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch import kernels
-from burnish.engines.torch.processor import has_narrow_vectors
+from burnish.engines.torch.processor import has_narrow_vectors, has_wide_vectors
 
 LARGE = 1 << 24
 """Multiplications of a product; below, packing of the operands costs more than the kernel gains."""
@@ -329,7 +329,7 @@ def _suits(dtype: torch.dtype, name: str) -> bool:
     With vectors of bfloat16 oneDNN's large products are as near to what the processor can do, or nearer; with tiles all are.
     """
     if dtype == torch.float32:
-        return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()
+        return has_wide_vectors()
     if dtype != torch.bfloat16 or name == "product":
         return False
     return has_narrow_vectors()

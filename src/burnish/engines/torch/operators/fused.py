@@ -231,8 +231,7 @@ def batched_product(op: Call) -> Any:
 @translates("FusedAttention", domain=BURNISH_DOMAIN)
 def fused_attention(op: Call) -> Any:
     """(query, key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
-    if op.dtype(0) == ir.DataType.BFLOAT16:
-        attention.expect()
+    attention.expect(op.dtype(0))
     settings = op.attribute("scale"), bool(op.attribute("zeros"))
     return attention.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), *settings)
 
