@@ -18,7 +18,7 @@ needs_kernel = pytest.mark.skipif(not kernels.available("attention"), reason="th
 SHAPES = [(2, 3, 20, 40, 8), (1, 2, 7, 301, 17), (3, 2, 1, 130, 64), (1, 2, 200, 257, 33), (2, 1, 97, 600, 96), (1, 5, 33, 1, 32)]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-19}
 """Of bfloat16 that of one number, relative, at most: probabilities, or their gradients, are rounded, and so is the result. Of
-float32 that of a score, which is an exponent: scores here are up to 2**5, and their sums of products are rounded more than once."""
+float32 that of a score, which is an exponent: they are up to 2**5 here, and their sums of products are rounded more than once."""
 both = pytest.mark.parametrize("dtype", list(ROUNDING), ids=["bfloat16", "float32"])
 
 
