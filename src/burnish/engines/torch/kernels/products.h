@@ -158,6 +158,18 @@ template <int64_t stride>
   return value;
 }
 
+// Has the second-level cache fetch what `pack` will read, so much of it as falls to one of `parts` pieces of other work.
+template <typename Element>
+void fetch(const Lines<Element>& source, int64_t first, int64_t count, int64_t depth, int64_t extent, int64_t part, int64_t parts) {
+  bool along = source.depth_stride == 1;
+  int64_t rows = along ? count : extent, elements = along ? extent : count, stride = along ? source.line_stride : source.depth_stride;
+  const Element* data = source.data + first * source.line_stride + depth * source.depth_stride;
+  for (int64_t row = part * rows / parts; row < (part + 1) * rows / parts; ++row) {
+    for (int64_t element = 0; element < elements; element += 64 / sizeof(Element)) __builtin_prefetch(data + row * stride + element, 0, 2);
+    __builtin_prefetch(data + row * stride + elements - 1, 0, 2);  // a row may begin in the middle of a line of the cache
+  }
+}
+
 // Lines `first` to `first + count` of a matrix, from `depth` on, to panels [words][lines], one behind the other; zeros where there are
 // fewer.
 template <typename Element, int64_t lines>
@@ -182,6 +194,10 @@ void pack(const Lines<Element>& source, int64_t first, int64_t count, int64_t de
       float* target = place(line);
       for (int64_t word = 0; word < words; word += kWidth) {
         int64_t bytes = (extent - word * in_word) * static_cast<int64_t>(sizeof(Element));
+        // The cache does not see by itself that the lines behind these come next.
+        if (line + group < end)
+#pragma GCC unroll 16
+          for (int64_t i = 0; i < group; ++i) __builtin_prefetch(data + (line + group + i) * source.line_stride + word * in_word, 0, 2);
         Vector square[kWidth];
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kWidth; ++i)
@@ -203,6 +219,9 @@ void pack(const Lines<Element>& source, int64_t first, int64_t count, int64_t de
       for (int64_t word = 0; word < words; ++word) {
         const float* row = data + word * source.depth_stride + line;
         float* target = panels + line * words + word * lines;
+        if (line + 2 * lines <= count)
+#pragma GCC unroll 16
+          for (int64_t i = 0; i < lines; i += kLine) __builtin_prefetch(row + lines + i, 0, 2);
         if (line + lines <= count) {
           std::memcpy(target, row, lines * 4);
         } else {
@@ -301,11 +320,14 @@ void multiply(const Share& share, const Blocks& blocks, int64_t depth, const Lin
         pack<Element, kRows>(left, top, bottom - top, start, extent, strips);
         // The next panel is fetched in as many slices as there are strips.
         int64_t slice = kAhead == 0 ? divide_up(words * width, divide_up(bottom - top, kRows) * kLine) : 0;
+        int64_t rows_ahead = std::min(blocks.rows, share.row_end - bottom), done = 0;
+        int64_t tiles = divide_up(bottom - top, kRows) * divide_up(wide, width);
         for (int64_t column = 0; column < wide; column += width) {
           int64_t across = std::min(width, wide - column), lines = column + width < wide ? slice : 0;
           const float *panel = panels + column * words, *next = panel + words * width;
           for (int64_t row = top; row < bottom; row += kRows, next += lines * kLine) {
             int64_t high = std::min<int64_t>(kRows, bottom - row);
+            if (rows_ahead > 0) fetch(left, bottom, rows_ahead, start, extent, done++, tiles);
             const float* strip = strips + (row - top) * words;
             float* target = result ? result + row * result_row + first + column : sums + (row - share.row) * blocks.columns + column;
             int64_t target_row = result ? result_row : blocks.columns;
