@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -26,9 +28,9 @@ def inductor() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    """PyTorch's threads, 1 and 2: a kernel cuts its work by them."""
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """PyTorch's threads, 1 to 3: a kernel cuts its work by them, evenly or not."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

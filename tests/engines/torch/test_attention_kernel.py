@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -20,14 +18,6 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-19}
 """Of bfloat16 that of one number, relative, at most: probabilities, or their gradients, are rounded, and so is the result. Of
 float32 that of a score, which is an exponent: they are up to 2**5 here, and their sums of products are rounded more than once."""
 both = pytest.mark.parametrize("dtype", list(ROUNDING), ids=["bfloat16", "float32"])
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:

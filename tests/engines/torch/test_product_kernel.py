@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -25,14 +23,6 @@ SHAPES = [
     (13, 300, 3091),
     (203, 260, 3079),
 ]
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def normal(rows: int, columns: int, transposed: bool, generator: torch.Generator) -> torch.Tensor:
