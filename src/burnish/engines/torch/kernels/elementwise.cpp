@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t kBlock = 256;  // elements; the blocks of all registers together fit in the first-level cache
 constexpr int64_t kGrain = 64 * kBlock;
+constexpr int64_t kAhead = 2;  // blocks between the one that is computed and the one that is fetched
 constexpr int64_t kInstruction = 5;  // integers of one
 constexpr std::align_val_t kLine{64};  // of the cache: vectors across two take twice as long
 
@@ -209,13 +210,12 @@ const float* block_of(const Source& source, int64_t start, int64_t count, float*
   return scratch;
 }
 
-// Has the second-level cache fetch what is read kAhead blocks behind a place, where one element lies behind another: while a block is
-// computed the cache would fetch nothing, and arithmetic and memory would wait for each other.
+// Has the second-level cache fetch the block from a place on, where one element lies behind another: while a block is computed the cache
+// would fetch nothing, and arithmetic and memory would wait for each other.
 void fetch(const Source& source, int64_t start) {
-  constexpr int64_t kAhead = 2;
   if (source.middle != 1) return;
   int64_t size = source.type == kFloat ? sizeof(float) : source.type == kBFloat16 ? sizeof(BFloat16) : sizeof(bool);
-  const char* data = static_cast<const char*>(source.data) + (start + kAhead * kBlock) * size;
+  const char* data = static_cast<const char*>(source.data) + start * size;
   for (int64_t byte = 0; byte < kBlock * size; byte += 64) __builtin_prefetch(data + byte, 0, 2);
 }
 
@@ -399,7 +399,7 @@ class Pass {
       int64_t count = std::min(kBlock, end - start);
       for (size_t i = 0; i < sources_.size(); ++i)
         if (sources_[i].data) {
-          fetch(sources_[i], start);
+          if (start + kAhead * kBlock < end) fetch(sources_[i], start + kAhead * kBlock);
           local[i].data = block_of(sources_[i], start, count, scratch + i * kBlock);
         }
       for (const int64_t* code = program_.code.data(); code != program_.code.data() + program_.code.size(); code += kInstruction) {
