@@ -6,13 +6,15 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check
 # The test set-up holds everything the demo needs, so the demo uses it where it exists.
 TEST_STAMP := $(VENV)/.set-up-for-tests
 DEMO_STAMP := $(VENV)/.set-up-for-demo
+EXPORTS_VENV := .venv-exports
+EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test lint format bench docs clean
+.PHONY: help setup demo test test-all test-exports lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1 - \2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1 - \2/p' Makefile
 
 setup: $(TEST_STAMP)  ## Create .venv with everything that tests need, PyTorch included
 
@@ -22,6 +24,13 @@ demo: $(DEMO_SET_UP)  ## Train a small network on images of digits, without PyTo
 # One worker per core, each with one thread: the tests are many and small.
 test: $(TEST_STAMP)  ## Run all tests
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto
+
+test-all: test  ## Run all tests, and 2,000 broken models through loading, compilation and a step
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz run --cases 2000
+
+# An environment of its own: torchvision, without the CUDA libraries that its operators need, would stop PyTorch's exporter elsewhere.
+test-exports: $(EXPORTS_STAMP)  ## Train 24 models of transformers and torchvision, exported as their users do; fetches both packages
+	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
 
 lint: $(TEST_STAMP)  ## Check style, types and the order of the layers
 	$(VENV)/bin/ruff check
@@ -41,7 +50,7 @@ docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) runs/demo build dist src/burnish/engines/torch/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(EXPORTS_VENV) runs/demo build dist src/burnish/engines/torch/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -72,4 +81,11 @@ $(TEST_STAMP): pyproject.toml | $(PYTHON)
 
 $(DEMO_STAMP): pyproject.toml | $(PYTHON)
 	$(PIP) install --editable ".[demo]"
+	@touch $@
+
+$(EXPORTS_STAMP): pyproject.toml | $(PYTHON)
+	$(PYTHON) -m venv $(EXPORTS_VENV)
+	$(EXPORTS_VENV)/bin/python -m pip install "torch==2.13.0"
+	$(EXPORTS_VENV)/bin/python -m pip install --editable . "onnxscript>=0.5" "transformers>=5" pillow
+	$(EXPORTS_VENV)/bin/python -m pip install --no-deps "torchvision==0.28.0"
 	@touch $@

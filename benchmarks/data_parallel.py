@@ -3,7 +3,7 @@
     python benchmarks/data_parallel.py --model resnet50 --batch 8 --save
     python benchmarks/data_parallel.py --model mobilenet_v2 --workers 2 4 --rounds 5
 
-Every contender is a team of workers, one process each, joined by Gloo over loopback. Teams take turns, in rounds that are
+Every contender is a team of workers, one process each, joined over loopback. Teams take turns, in rounds that are
 interleaved; a team that waits does nothing, and takes steps that do not count before those that do. The simulation
 (``data_parallel_simulation.py``) is fed with one worker's computation and this machine's exchanges, both measured here, is held
 against the measured teams, and then asked about larger ones.
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import secrets
 import socket
 import statistics
 import sys
@@ -114,6 +115,7 @@ def start_team(name: str, workers: int, job: Mapping[str, Any], folder: Path) ->
     common = {"OMP_NUM_THREADS": str(job["threads"])}
     if kind.joined and (workers > 1 or kind.script != OURS):
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+        common["BURNISH_SECRET"] = secrets.token_hex(16)
     if kind.keeps_pages:
         allocator = environments.keeping_pages()
         if allocator is not None:
@@ -217,6 +219,7 @@ def measure_exchanges(workers: int, folder: Path) -> list[tuple[int, int, float]
     environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
+        "BURNISH_SECRET": secrets.token_hex(16),
         "WORLD_SIZE": str(workers),
         "OMP_NUM_THREADS": "1",
     }

@@ -31,6 +31,22 @@ opset {OPSETS[0]} to opset {OPSETS[-1]} that have a rule.
 An operator without a rule is no obstacle where no gradient has to pass through it: before the first trained parameter, and
 on integer and boolean values. Where a rule is needed and missing, `burnish.compile` raises a
 [GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
+
+## Older opsets
+
+An operator means what it meant in the opset of its file, from opset 7 on: an attribute that became an input is written as one,
+an axis that split a matrix (`Softmax`, `LogSoftmax` and `Hardmax` before opset 13) is written with the shapes around it, and a
+form that no later opset has is an [UnsupportedOperatorError](errors.md#unsupportedoperatorerror). `onnx.reference` takes no
+notice of the opset in some operators, `Softmax` among them, and is no measure for files before opset 13. Where the standard's
+text leaves a choice, or says otherwise than runtimes do:
+
+- `MaxUnpool` with an output shape: indices of a `MaxPool` in the model count positions of what that layer read. Other indices
+  count positions of the size that follows from the attributes, which fills the leading corner, as in the standard's test case;
+  ONNX Runtime counts positions of the output shape.
+- Pooling with `ceil_mode=1`: a window that would start behind the data is left out, in every opset. The standard says so since
+  opset 22, and its shape inference counts such windows before.
+- `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
+- `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
 """
 
 

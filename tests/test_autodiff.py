@@ -6,10 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import burnish
 from burnish.autodiff import differentiate
 from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor
 from burnish.lowering import lower_semantic_operators
+from burnish.ops import gradient, registry
 from oracles.gradient_harness import Evaluator
 
 X = np.array([[0.5, -1.25, 2.0]])
@@ -160,6 +162,50 @@ def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy() -> No
         differentiate(builder, {node.outputs[0]: dy}, [x.value])
 
 
+def rule_returning(result: object, monkeypatch: pytest.MonkeyPatch) -> Builder:
+    """A graph ``y = Fmod (x, w)`` whose operator has a rule that returns ``result`` of the cotangent."""
+    monkeypatch.setitem(registry._gradients, ("", "Mod"), [])
+    gradient("Mod")(lambda op, dy: result(dy) if callable(result) else result)
+    builder = new_builder()
+    node = ir.node("Mod", [float64_input(builder, name).value for name in "xw"], {"fmod": 1}, name="rest")
+    builder.graph.append(node)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", ir.TensorType(ir.DataType.DOUBLE), ir.Shape([1, 3])
+    return builder
+
+
+def gradients_by(builder: Builder, *names: str) -> dict[ir.Value, Tensor | None]:
+    inputs = {value.name: value for value in builder.graph.inputs}
+    (node,) = builder.graph
+    return differentiate(builder, {node.outputs[0]: float64_input(builder, "dy")}, [inputs[name] for name in names])
+
+
+@pytest.mark.parametrize("result", [lambda dy: dy, lambda dy: (dy,), lambda dy: ()])
+def test_a_rule_that_returns_too_few_gradients(result, monkeypatch) -> None:
+    message = (
+        r"^the gradient rule of Mod 'rest' \(output 'y'\) returned [01] of 2 gradients, and none for its input 1, 'w', which is "
+        r"differentiated: let the rule \(burnish\.ops\.gradient\) return one for each input, None where there is none$"
+    )
+    with pytest.raises(GradientError, match=message):
+        gradients_by(rule_returning(result, monkeypatch), "w")
+
+
+def test_a_rule_may_leave_out_inputs_that_nobody_asks_for(monkeypatch) -> None:
+    (gradient_of_x,) = gradients_by(rule_returning(lambda dy: dy, monkeypatch), "x").values()
+    assert gradient_of_x is not None
+
+
+@pytest.mark.parametrize("result", [None, (None, None), (None, None, None)])
+def test_a_rule_that_says_that_there_is_no_gradient(result, monkeypatch) -> None:
+    assert list(gradients_by(rule_returning(result, monkeypatch), "x", "w").values()) == [None, None]
+
+
+@pytest.mark.parametrize("result", [0.0, [None, None], lambda dy: [dy, dy], lambda dy: (dy, 1.0)])
+def test_a_rule_that_returns_no_tensors(result, monkeypatch) -> None:
+    message = r"^the gradient rule of Mod 'rest' \(output 'y'\) returned .*: let it .* return a tensor, or a tuple with"
+    with pytest.raises(GradientError, match=message):
+        gradients_by(rule_returning(result, monkeypatch), "x", "w")
+
+
 @pytest.mark.parametrize("where", ["before the wanted value", "beside the output", "behind the output"])
 def test_an_operator_without_a_rule_off_the_path_is_not_looked_at(where: str) -> None:
     builder = new_builder()
@@ -243,3 +289,13 @@ def test_the_reverse_pass_of_a_reverse_pass() -> None:
     second = differentiate(builder, {first.value: ddx}, [x.value])[x.value]
     (result,) = run(builder, [second], {"x": X, "dy": DY, "ddx": np.ones_like(X)})
     np.testing.assert_allclose(result, DY * np.exp(X * X) * (2 + 4 * X * X), rtol=1e-13)
+
+
+def test_pads_beyond_every_extent_are_named() -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]>
+    graph (float[n, 4] x) => (float[n, m] y) { pads = Constant <value_ints = [0, 1, -9223372036854775808, 0]> ()
+    [far] y = Pad (x, pads) }"""
+    with pytest.raises(
+        GradientError, match=r"Pad 'far' .*pads by \[0, 1, -9223372036854775808, 0\], and no tensor has such an extent"
+    ):
+        burnish.grad(ir.from_onnx_text(text), wrt="x")

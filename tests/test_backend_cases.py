@@ -20,6 +20,8 @@ NODE_CASES = {
     "momentum": (r"test_(nesterov_)?momentum", 3),
     "dropout": (r"test_dropout_", 6),
     "batch normalization": (r"test_batchnorm_", 4),
+    "max unpooling": (r"test_maxunpool_", 2),
+    "mean and variance normalization": (r"test_mvn", 1),
     "negative log-likelihood": (r"test_nllloss_", 36),
     "softmax cross-entropy": (r"test_sce_", 68),
 }

@@ -87,9 +87,11 @@ def test_every_page_is_linked_from_the_index():
     assert [page for page in pages if f"({page})" not in index] == []
 
 
-def test_every_error_is_documented():
+def test_every_error_and_warning_is_documented():
     errors = {name for name, item in vars(burnish.errors).items() if isinstance(item, type) and issubclass(item, Exception)}
-    assert errors == set(re.findall(r"^## (\w+Error)$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert errors == set(
+        re.findall(r"^## (\w+(?:Error|Warning))$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def test_operator_table_is_up_to_date():
@@ -98,6 +100,24 @@ def test_operator_table_is_up_to_date():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT / "docs", check=True)
     page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
     assert page == result.stdout, "run `make docs` and commit docs/operators.md"
+
+
+def test_every_path_that_contributing_names_exists():
+    """A word in angle brackets stands for any name; a file named without a folder is somewhere in the repository."""
+    named = set(re.findall(r"`([\w.<>-]+(?:/[\w.<>-]+)*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    top = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    paths = {name for name in named if "/" in name and name.split("/")[0] in top}
+    files = {name for name in named - paths if name.endswith((".md", ".py", ".toml", ".txt"))}
+    assert len(paths) > 30
+    assert "registry.py" in files
+
+    def exists(path: str, folders: tuple[str, ...] = ("",)) -> bool:
+        pattern = re.sub(r"<\w+>", "*", path)
+        return any(any(ROOT.glob(folder + pattern)) for folder in folders)
+
+    missing = [path for path in paths if not exists(path)]
+    missing += [name for name in files if not exists(name, ("", "src/**/", "tests/**/", "docs/", "benchmarks/**/"))]
+    assert sorted(missing) == []
 
 
 def test_every_folder_of_the_package_is_in_the_architecture_page():

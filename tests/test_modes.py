@@ -33,6 +33,7 @@ def bound(norm, model=None):
         RunningVariance.ONNX,
         key,
         lambda: asked.append(step) or step,
+        data=("x",),
     )
     return graph, {value.name for value in updated}, len(asked)
 
@@ -82,7 +83,7 @@ def test_the_step_is_read_only_where_a_policy_counts_steps_and_once_for_all_laye
 
 
 def test_synchronized_layers_are_found_by_the_metadata_of_their_nodes():
-    graph, _, _ = bound({"bn1": "sync"})
+    graph, _, _ = bound({"bn1": "sync", "bn2": "train"})
     found = {node.metadata_props[LAYER_METADATA]: node.metadata_props[POLICY_METADATA] for node in graph if node.metadata_props}
     assert found == {"bn1": "sync", "bn2": "train"}
 

@@ -78,9 +78,11 @@ def test_public_names_are_all_there():
 
 
 def test_errors_share_one_base():
-    errors = [item for item in vars(burnish.errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    raised = [item for item in vars(burnish.errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    errors = [error for error in raised if not issubclass(error, Warning)]
     assert len(errors) >= 9
     assert all(issubclass(error, burnish.errors.BurnishError) and error.__doc__ for error in errors)
+    assert all(issubclass(warning, UserWarning) and warning.__doc__ for warning in raised if warning not in errors)
 
 
 def test_version_is_that_of_the_distribution():

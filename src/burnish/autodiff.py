@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import FLOATING, Builder, Tensor, describe_node, source_of, unbroadcast
-from burnish.ops import Operation, find_gradient
+from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, quantization_of, source_of, unbroadcast
+from burnish.ops import Gradients, Operation, find_gradient
 
 
 def differentiate(
@@ -47,36 +47,58 @@ def differentiate(
             raise GradientError(_no_rule(node, next(value for value in node.inputs if value is not None and value in active)))
         source = source_of(node)
         with builder.attributed(None if source is None else f"gradient of {source}"):
-            result = rule(Operation(node, builder, wanted), *incoming)
-            produced = result if isinstance(result, tuple) else (result,)
-            for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=False):
+            produced = _checked(node, wanted, rule(Operation(node, builder, wanted), *incoming))
+            for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=True):
                 if operand is not None and is_wanted and produced_gradient is not None:
                     _accumulate(gradients, operand, unbroadcast(produced_gradient, builder.tensor(operand)))
     return {value: gradients.get(value) for value in wrt}
 
 
-def _reached_from(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return the floating-point values that depend on ``wrt``: only these carry gradients."""
+def _checked(node: ir.Node, wanted: Sequence[bool], result: Gradients) -> tuple[Tensor | None, ...]:
+    """Return what a rule gives for each input of a node; those that are left out at the end must not be wanted.
+
+    Raises:
+        GradientError: the rule returns fewer gradients than are asked for, or something else than tensors.
+    """
+    produced = (None,) * len(wanted) if result is None else result if isinstance(result, tuple) else (result,)
+    if not all(gradient is None or isinstance(gradient, Tensor) for gradient in produced):
+        raise GradientError(
+            f"the gradient rule of {describe_node(node)} returned {result!r}: let it (burnish.ops.gradient) return a tensor, or "
+            "a tuple with a tensor or None for each input"
+        )
+    missing = next((index for index in range(len(produced), len(wanted)) if wanted[index]), None)
+    if missing is not None:
+        operand = node.inputs[missing]
+        raise GradientError(
+            f"the gradient rule of {describe_node(node)} returned {len(produced)} of {len(wanted)} gradients, and none for its "
+            f"input {missing}, '{'' if operand is None else operand.name}', which is differentiated: let the rule "
+            "(burnish.ops.gradient) return one for each input, None where there is none"
+        )
+    return (*produced, *(None for _ in wanted))[: len(wanted)]
+
+
+def _reached_from(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], around: Sequence[set[ir.Value]] = ()) -> set[ir.Value]:
+    """Return the floating-point values that depend on ``wrt``, or on a value in ``around``: only these carry gradients."""
     active = set(wrt)
+    scopes = (active, *around)
     for node in nodes:
-        if any(value in active for value in node.inputs if value is not None) or _read_inside(node, active) is not None:
+        read = any(value in scope for scope in scopes for value in node.inputs if value is not None)
+        if read or _read_inside(node, *scopes) is not None:
             active.update(output for output in node.outputs if output.dtype is None or output.dtype in FLOATING)
     return active
 
 
-def _read_inside(node: ir.Node, active: Collection[ir.Value]) -> ir.Value | None:
-    """Return a value of ``active`` that an output of a branch or loop body depends on.
+def _read_inside(node: ir.Node, *active: set[ir.Value]) -> ir.Value | None:
+    """Return a value out of ``active`` that an output of a branch or loop body depends on.
 
     A body reads the values of the graph around it by name: they are no inputs of the node, and no rule of a node gives them
     a gradient.
     """
-    for attribute in node.attributes.values():
-        inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
-        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
-            reached = _reached_from(body, active)
-            if any(output in reached for output in body.outputs):
-                read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
-                return next(value for value in (*read, *body.outputs) if value in active)
+    for body in bodies(node):
+        reached = _reached_from(body, (), active)
+        if any(output in scope for scope in (reached, *active) for output in body.outputs):
+            read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
+            return next(value for value in (*read, *body.outputs) if any(value in scope for scope in active))
     return None
 
 
@@ -86,6 +108,8 @@ def _accumulate(gradients: dict[ir.Value, Tensor], value: ir.Value, contribution
 
 
 def _no_rule(node: ir.Node, value: ir.Value) -> str:
+    if quantized := quantization_of(node):
+        return f"'{value.name}' is differentiated through an operator without a gradient: {quantized}"
     return (
         f"{describe_node(node)} has no gradient rule, and '{value.name}' is differentiated through it. "
         "Differentiate only what comes after it, or an output that avoids it, or register a rule with burnish.ops.gradient"

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from burnish.engines.base import LoadedModel
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, InputError
 from burnish.lowering import TARGETS
@@ -23,13 +23,13 @@ class PreparedModel(BackendRep):
     """A model loaded into ONNX Runtime.
 
     Args:
-        session: the model, lowered.
+        model: the model, lowered and loaded.
         inputs: the names of the source's inputs, in its order.
         outputs: the names of its outputs.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, inputs: Sequence[str], outputs: Sequence[str]):
-        self._session = session
+    def __init__(self, model: LoadedModel, inputs: Sequence[str], outputs: Sequence[str]):
+        self._model = model
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
 
@@ -49,13 +49,8 @@ class PreparedModel(BackendRep):
         """
         # Scalars of numpy count as arrays here, and ONNX Runtime refuses them.
         feed = {name: np.asarray(item) if isinstance(item, np.generic) else item for name, item in self._by_name(inputs).items()}
-        try:
-            results = self._session.run(list(self._outputs), feed)
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
-            raise EngineError(
-                f"ONNX Runtime could not run the model: {error}. Check the dtypes and shapes of its inputs"
-            ) from error
-        return tuple(namedtupledict("Outputs", self._outputs)(*results))
+        results = self._model(feed)
+        return tuple(namedtupledict("Outputs", self._outputs)(*(results[name] for name in self._outputs)))
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -93,9 +88,9 @@ class BurnishBackend(Backend):
         if not cls.supports_device(device):
             raise EngineError(f"The backend runs on device 'CPU' only, not on '{device}': leave device out")
         lowered = lower(model, seed=seed)
-        session = OnnxRuntimeEngine().inference_session(lowered)
+        loaded = OnnxRuntimeEngine().load(lowered)
         inputs, outputs = ([value.name or "" for value in values] for values in (lowered.graph.inputs, lowered.graph.outputs))
-        return PreparedModel(session, inputs, outputs)
+        return PreparedModel(loaded, inputs, outputs)
 
     @classmethod
     def run_node(

@@ -1,9 +1,47 @@
-"""Every error burnish raises on purpose. Each message names the node or name, what is wrong, and what to do about it."""
+"""Every error burnish raises on purpose, and every warning: the node or name, what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
+import logging
+import unicodedata
+from collections.abc import Mapping
 
-class BurnishError(Exception):
+UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that steer a terminal or an editor: control and format characters, lone surrogates, line ends."""
+
+
+def escaped(text: str) -> str:
+    """Return a text with the characters that steer a terminal written out: ``\\x1b``, ``\\n``, ``\\u202e``.
+
+    Names in a file can hold any: colour codes, line ends that forge a line, marks that turn what follows around.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in UNSHOWN else character
+        for character in text
+    )
+
+
+class _EscapedRecords(logging.Filter):
+    """Writes out what steers a terminal in messages of the log ``burnish``."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = escaped(record.getMessage()), ()
+        return True
+
+
+logging.getLogger("burnish").addFilter(_EscapedRecords())
+
+
+class _Escaped:
+    """An exception whose text is one line without anything that steers a terminal, whatever names stand in it."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
+
+
+class BurnishError(_Escaped, Exception):
     """Base of all errors that are the user's to act on."""
 
 
@@ -61,6 +99,28 @@ class WorkerError(BurnishError):
     def __init__(self, message: str, comes_again: bool = False):
         super().__init__(message)
         self.comes_again = comes_again
+
+
+class CarryOverWarning(_Escaped, UserWarning):
+    """A state was taken over in part: the message names what was not."""
+
+
+class UntrainedWeightsWarning(_Escaped, UserWarning):
+    """Weights of a model stay as they are though nobody asked for that: no gradient reaches them.
+
+    Attributes:
+        problem: the message without the options that the caller added to it.
+        weights: initializer name -> why, as a clause that names the operator in the way.
+    """
+
+    def __init__(self, problem: str, options: str, weights: Mapping[str, str]):
+        super().__init__(f"{problem} ({options})")
+        self.problem = problem
+        self.weights = dict(weights)
+
+
+class ObjectiveWarning(_Escaped, UserWarning):
+    """The loss probably means something else than the model's output: it applies an activation to probabilities."""
 
 
 def comes_again(error: BaseException) -> bool:

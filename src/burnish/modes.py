@@ -6,19 +6,20 @@ A source exported in training mode and one exported in inference mode are specia
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, attribute_value, describe_node, replace_node, replace_value
-from burnish.norm_policies import BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
+from burnish.errors import ConfigurationError, ModelError
+from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_node, replace_node, replace_uses, replace_value
+from burnish.norm_policies import Auto, BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
 from burnish.norm_policies.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
 from burnish.ops.recurrent import lacks_kernel
-from burnish.random import bernoulli, dropout, multinomial, normal, uniform
+from burnish.random import Numbered, bernoulli, dropout, multinomial, normal, uniform
+from burnish.sample_axes import Analysis, numbered
 
 # Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
 # thousand standard deviations no digit of it is left.
@@ -42,6 +43,7 @@ def bind_training(
     running_variance: RunningVariance,
     key: ir.Value,
     step: Callable[[], ir.Value],
+    data: Collection[str],
 ) -> dict[ir.Value, ir.Value]:
     """Specialize a graph to training, in place.
 
@@ -51,6 +53,7 @@ def bind_training(
         running_variance: which batch variance enters the running variance.
         key: the random key that is drawn from; every node that draws has a stream of its own.
         step: gives the step counter, an int64 scalar; called only when a policy changes over training.
+        data: the names of the inputs that are a batch: what is drawn says where in it the samples stand.
 
     Returns:
         For every running statistic that a step updates, its next value.
@@ -59,18 +62,20 @@ def bind_training(
         ModelError: a layer whose operands do not hold one value per channel.
     """
     statistics = RunningStatistics(running_variance, policies, step)
+    drawing = _nodes(graph, DRAWING)
+    analysis = Analysis(graph, data) if drawing else None
+    places = {} if analysis is None else {node: numbered(analysis, node.outputs[0]) for node in drawing}
     for node in batch_normalizations(graph):
         policy = policies[node]
+        assert not isinstance(policy, Auto), "an automatic policy is settled before a graph is bound"
         if isinstance(policy, BatchStatistics):
             _bind_batch_statistics(graph, node, policy, statistics)
         else:
             _bind_frozen(node)
             _center(graph, node)
-    for stream, node in enumerate(_nodes(graph, DRAWING)):
-        if node.op_type == "Dropout":
-            _bind_dropout(graph, node, key, stream)
-        else:
-            _bind_draw(graph, node, key, stream)
+    for stream, node in enumerate(drawing):
+        bind = _bind_dropout if node.op_type == "Dropout" else _bind_draw
+        bind(graph, node, key, stream, places[node])
     put_training_forms(graph)
     return statistics.updated
 
@@ -115,7 +120,7 @@ def _bind_frozen(node: ir.Node) -> None:
     node.attributes.pop("training_mode", None)
     for output, running in zip(node.outputs[1:], node.inputs[3:5], strict=False):
         if running is not None:
-            output.replace_all_uses_with(running, replace_graph_outputs=True)
+            replace_uses(output, running)
     node.resize_outputs(1)
 
 
@@ -137,14 +142,14 @@ def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatisti
     check_layer(node)
     for output, replacement in zip(node.outputs, normalize(Builder(graph, before=node), node, policy, statistics), strict=False):
         replace_value(output, replacement.value)
-    graph.remove(node, safe=True)
+    remove_node(node)
 
 
 def _nodes(graph: ir.Graph, op_types: Container[str]) -> list[ir.Node]:
     return [node for node in graph if node.op_type in op_types and node.domain == ""]
 
 
-def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) -> None:
+def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int, places: Numbered) -> None:
     builder = Builder(graph, before=node)
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
         raise ConfigurationError(
@@ -155,12 +160,17 @@ def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) ->
     given = node.inputs[1] if len(node.inputs) > 1 else None
     ratio: Tensor | float = 0.5 if given is None else builder.tensor(given)
     if isinstance(ratio, Tensor) and ratio.array is not None:
-        ratio = float(ratio.array)
-    replace_value(node.outputs[0], dropout(builder, x, ratio, builder.tensor(key), stream).value)
-    graph.remove(node, safe=True)
+        if ratio.array.size != 1 or not 0.0 <= ratio.array.item() <= 1.0:
+            raise ModelError(
+                f"{describe_node(node)}: a dropout ratio is one number between 0 and 1, not {ratio.array.tolist()}; correct "
+                "it in the model"
+            )
+        ratio = float(ratio.array.item())
+    replace_value(node.outputs[0], dropout(builder, x, ratio, builder.tensor(key), stream, places).value)
+    remove_node(node)
 
 
-def _bind_draw(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) -> None:
+def _bind_draw(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int, places: Numbered) -> None:
     """Put numbers drawn from the key in the place of a random operator; its ``seed`` attribute gives way to the key."""
     builder = Builder(graph, before=node)
     words, source = builder.tensor(key), node.inputs[0] if node.inputs else None
@@ -173,17 +183,17 @@ def _bind_draw(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int) -> No
     dtype = ir.DataType(declared) if declared is not None else own
     if node.op_type == "Multinomial":
         samples = attribute_value(node, "sample_size", 1)
-        drawn = multinomial(builder, words, stream, like, samples, dtype or ir.DataType.INT32)
+        drawn = multinomial(builder, words, stream, like, samples, dtype or ir.DataType.INT32, places)
     elif node.op_type == "Bernoulli":
-        drawn = bernoulli(builder, words, stream, like, dtype or like.dtype)
+        drawn = bernoulli(builder, words, stream, like, dtype or like.dtype, places)
     elif node.op_type.startswith("RandomUniform"):
         low, high = attribute_value(node, "low", 0.0), attribute_value(node, "high", 1.0)
-        drawn = uniform(builder, words, stream, like, dtype or ir.DataType.FLOAT, low, high)
+        drawn = uniform(builder, words, stream, like, dtype or ir.DataType.FLOAT, low, high, places)
     else:
         mean, scale = attribute_value(node, "mean", 0.0), attribute_value(node, "scale", 1.0)
-        drawn = normal(builder, words, stream, like, dtype or ir.DataType.FLOAT, mean, scale)
+        drawn = normal(builder, words, stream, like, dtype or ir.DataType.FLOAT, mean, scale, places)
     replace_value(node.outputs[0], drawn.value)
-    graph.remove(node, safe=True)
+    remove_node(node)
 
 
 def _remove_dropout(node: ir.Node) -> None:
@@ -196,4 +206,4 @@ def _remove_dropout(node: ir.Node) -> None:
         everything = builder.op("Expand", builder.constant(np.asarray(True)), builder.op("Shape", builder.tensor(data)))
         replace_value(node.outputs[1], everything.value)
     replace_value(node.outputs[0], data)
-    graph.remove(node, safe=True)
+    remove_node(node)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, TypeGuard, TypeVar
 
 from burnish.errors import ConfigurationError
 
@@ -73,14 +77,69 @@ def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, A
         raise ConfigurationError(f"{what}: {error}; it was given the options {dict(settings)}") from error
 
 
-def is_number(value: object) -> bool:
-    """Whether something is a finite number of Python's, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+class PlainSettings:
+    """What frozen dataclasses of settings share: NumPy's scalars become Python's before anything checks or writes them.
+
+    They stand in fields, and in tuples, lists and dictionaries there. A subclass that has a ``__post_init__`` finds it done.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check = cls.__dict__.get("__post_init__")
+        if check is None:
+            return
+
+        @functools.wraps(check)
+        def checked(self: PlainSettings) -> None:
+            _make_plain(self)
+            check(self)
+
+        cls.__post_init__ = checked  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        _make_plain(self)
 
 
-def is_whole(value: object) -> bool:
-    """Whether something is a whole number of Python's, and no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
+def _make_plain(settings: PlainSettings) -> None:
+    for field in fields(settings):  # type: ignore[arg-type]  # its subclasses are dataclasses
+        value = getattr(settings, field.name)
+        converted = plain(value)
+        if converted is not value:
+            object.__setattr__(settings, field.name, converted)
+
+
+def plain(value: Any) -> Any:
+    """Return a setting with Python's numbers and truth values in place of NumPy's scalars; the same object where it has none."""
+    import numpy as np  # not above: the command's help would wait for it
+
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return bool(value) if isinstance(value, np.bool_) else int(value) if isinstance(value, np.integer) else float(value)
+    if type(value) in (tuple, list):
+        parts = [plain(part) for part in value]
+        return value if all(map(operator.is_, parts, value)) else type(value)(parts)
+    if type(value) is dict:
+        items = {key: plain(part) for key, part in value.items()}
+        return value if all(items[key] is part for key, part in value.items()) else items
+    return value
+
+
+def call_hint(value: object) -> str:
+    """Return ``: call it, as in Cosine(...)`` for a class or function in the place of what it makes, else nothing."""
+    return f": call it, as in {value.__name__}(...)" if isinstance(value, type | FunctionType) else ""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether something is a finite number, of Python's or NumPy's, and no truth value."""
+    import numpy as np
+
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether something is a whole number, of Python's or NumPy's, and no truth value."""
+    import numpy as np
+
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def matches_pattern(name: str, pattern: str) -> bool:

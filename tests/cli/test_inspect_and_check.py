@@ -61,6 +61,16 @@ def test_inspect_names_vectors_that_an_exporter_may_have_merged(run, folder):
     assert "trained as one" not in run("inspect", "model.onnx").stdout
 
 
+def test_inspect_says_what_a_file_in_float16_is_trained_in(run, folder):
+    model = """<ir_version: 10, opset_import: ["": 18]> g (float16[N, 2] x) => (float16[N, 2] y)
+<float16[2, 2] w = {1, 1, 1, 1}> { y = MatMul (x, w) }"""
+    onnx.save(onnx.parser.parse_model(model), folder / "half.onnx")
+    line = "  weights in float16 train in float32, which all is computed in; an export rounds them to float16 again\n"
+    assert line in run("inspect", "half.onnx").stdout
+    assert json.loads(run("inspect", "half.onnx", "--json").stdout)["rounded"] == ["float16"]
+    assert "rounds them" not in run("inspect", "model.onnx").stdout
+
+
 def test_inspect_counts_no_fillers_of_group_normalization(run, folder):
     """An exporter fills in the affine part of each group with ones and zeros, which compile keeps as constants."""
     model = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 6] x) => (float[N, 4, 6] y)
@@ -94,6 +104,58 @@ def test_inspect_names_the_scalars_that_do_not_train(run, folder):
     assert "scalars" not in run("inspect", "model.onnx").stdout
 
 
+QUANTIZED = """<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y, float[N, 2] z)
+<float[2, 2] w = {1, 2, 3, 4}, float[2, 2] head = {1, 2, 3, 4}, float[2, 2] other = {1, 2, 3, 4}, float[3] idle = {1, 2, 3},
+ float scale = {0.1}, int8 zero = {0}> {
+    h = MatMul (x, w)
+    q = QuantizeLinear (h, scale, zero)
+    d = DequantizeLinear (q, scale, zero)
+    y = MatMul (d, head)
+    z = MatMul (d, other)
+}"""
+
+
+def test_weights_that_no_gradient_reaches_are_listed(run, folder):
+    onnx.save(onnx.parser.parse_model(QUANTIZED), folder / "quantized.onnx")
+    text = run("inspect", "quantized.onnx").stdout
+    assert "parameters, which train: 8 in 2 tensors" in text
+    assert "weights that no gradient reaches, and that stay as they are: 7 in 2 tensors" in text
+    assert re.search(r"\n  w +\[2, 2\] +4  float  QuantizeLinear '\w+' \(output 'q'\) lets no gradient through\n", text)
+    assert re.search(r"\n  idle +\[3\] +3  float  no operator reads it\n", text)
+    assert "constants, which stay as they are: 2 tensors\n" in text
+    assert "weights that no gradient reaches" not in run("inspect", "model.onnx").stdout
+
+    text = run("inspect", "quantized.onnx", "--outputs", "y").stdout
+    assert "  the loss reads y\n" in text
+    assert re.search(r"\n  other .* nothing that leads to 'y' reads it\n", text)
+    summary = json.loads(run("inspect", "quantized.onnx", "--json", "--outputs", "y").stdout)
+    assert [entry["name"] for entry in summary["parameters"]] == ["head"]
+    assert [entry["name"] for entry in summary["unreached"]] == ["w", "other", "idle"]
+    assert [entry["name"] for entry in summary["constants"]] == ["scale", "zero"]
+    both = json.loads(run("inspect", "quantized.onnx", "--json", "--outputs", "y,z").stdout)
+    assert both["predictions"] == [
+        {"output": name, "reads": name, "stepped_over": None, "bounded_by": None} for name in ("y", "z")
+    ]
+    assert [entry["name"] for entry in both["parameters"]] == ["head", "other"]
+    assert "the model has no output 'k'; it has 'y', 'z'" in run("inspect", "quantized.onnx", "--outputs", "k", code=1).stderr
+
+
+def test_commands_warn_of_weights_that_no_gradient_reaches(run, folder):
+    onnx.save(onnx.parser.parse_model(QUANTIZED), folder / "quantized.onnx")
+    options = ("--loss", "mse", "--outputs", "y")
+    for command in (("check", "quantized.onnx"), ("compile", "quantized.onnx", "-o", "program")):
+        printed = run(*command, *options).stderr
+        assert "warning: 3 weights stay as they are: no gradient reaches them. 'w': QuantizeLinear" in printed
+        assert printed.endswith("(--trainable says what trains, --outputs what the loss reads)\n")
+        assert "=" not in printed
+        assert run(*command, *options, "--trainable", "head").stderr == ""
+
+
+def test_inspect_takes_no_outputs_for_a_program(run, folder):
+    run("compile", "model.onnx", "-o", "program")
+    assert "--outputs is for a model, and 'program' is a program" in run("inspect", "program", "--outputs", "y", code=2).stderr
+
+
 @pytest.mark.parametrize("source", ["program", "run"])
 def test_inspect_of_a_program(run, folder, source):
     run("compile", "model.onnx", "-o", "run/program", "--trainable", "classifier.bias")
@@ -102,7 +164,7 @@ def test_inspect_of_a_program(run, folder, source):
     assert re.search(r"optimizer +\{\"name\": \"sgd\", \"lr\": 0\.1, \"momentum\": 0\.9", text)
     assert re.search(r"label +labels  int64 \[batch\]", text)
     assert re.search(r"step\.onnx +\d+ nodes", text)
-    assert json.loads(run("inspect", "run", "--json").stdout)["options"]["norm"] == "train"
+    assert json.loads(run("inspect", "run", "--json").stdout)["options"]["norm"] == "auto"
 
 
 def write_model_without_gradient(path: Path, off_the_path: bool) -> None:
@@ -137,7 +199,7 @@ def test_inspect_of_a_program_in_one_file(run):
 def test_inspect_and_check_name_what_lacks_a_gradient(run, folder):
     write_model_without_gradient(folder / "det.onnx", off_the_path=False)
     text = run("inspect", "det.onnx").stdout
-    assert "the loss reads values, behind the final softmax" in text
+    assert "the loss reads values, before Softmax" in text
     assert re.search(r"1  Det  lacks a gradient", text)
     assert "Det 'the_determinant' (output 'determinant')" in text
     result = run("check", "det.onnx", code=1)

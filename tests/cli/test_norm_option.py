@@ -11,7 +11,7 @@ from burnish.cli.options import norm_policies
 @pytest.mark.parametrize(
     ("given", "policies"),
     [
-        ([], "train"),
+        ([], "auto"),
         (["frozen"], "frozen"),
         (["ghost:32"], "ghost:32"),
         (["ghost:32,momentum=0.5"], "ghost:32,momentum=0.5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx_ir as ir
@@ -61,6 +62,17 @@ def test_options_are_those_of_the_interface(run, folder, options, optimizer):
     loaded = Program.load("program")
     assert loaded.options["optimizer"] == json.loads(json.dumps(expected.options["optimizer"]))
     assert loaded.signature == expected.signature
+
+
+def test_an_average_that_still_holds_the_first_weights_is_named(run):
+    def said(*arguments):
+        return " ".join(run(*arguments).stdout.split())
+
+    young = said(*TRAIN, "--average", "ema:decay=0.99,bias_correction=false", "--no-fold", "-o", "young")
+    assert re.search(r"\d\d% of the average is still the weights before training: take more steps, .*--no-average", young)
+    assert "of the average" in said("export", "young", "-o", "young.onnx")
+    assert "of the average" not in said("export", "young", "-o", "last.onnx", "--no-average")
+    assert "of the average" not in said(*TRAIN, "--average", "ema:decay=0.99", "--no-fold", "-o", "corrected")
 
 
 def test_an_average_is_evaluated_and_exported(run, folder):

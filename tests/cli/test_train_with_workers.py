@@ -344,6 +344,7 @@ def test_data_that_one_worker_cannot_read_are_named_by_all(data):
         options = arguments("run")
         options[options.index("many.npz")] = "missing.npz" if rank else "many.npz"
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place["BURNISH_SECRET"] = "known to workers alone"
         processes.append(
             subprocess.Popen(
                 [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment(), **place}

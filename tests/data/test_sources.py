@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from burnish.data import ArrayDataset, Wanted, as_dataset, open_dataset
+from burnish.data.unlabelled import open_samples
 from burnish.errors import DataError
 from specs.program_inputs import class_entry, classification, data_entry, value_entry
 
@@ -336,3 +338,29 @@ def test_arrays_pairs_and_data_sets_are_data_too(tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=np.array([0, 1]))
     for path in (tmp_path / "data.npz", str(tmp_path / "data.npz")):
         assert len(as_dataset(path, wanted)) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "note"),
+    [
+        ("x y", None),
+        ("x labels", None),
+        ("x y mask", "nothing reads the array 'mask'"),
+        ("x y b a", "nothing reads the arrays 'b', 'a'"),
+        ("x y labels", "nothing reads the array 'y'"),
+    ],
+)
+def test_arrays_that_nothing_reads_are_named(tmp_path, names, note):
+    path = tmp_path / "data.npz"
+    arrays = {"x": np.zeros((2, 2), np.float32)}
+    np.savez(path, **{name: arrays.get(name, np.zeros(2, np.int64)) for name in names.split()})
+    found = open_dataset(path, classification(2)).note
+    assert found == (None if note is None else f"{path}: {note}")
+
+
+def test_arrays_beside_several_inputs_and_labels(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, left=np.zeros((3, 2)), right=np.ones((3, 1)), targets=np.zeros(3), x=np.zeros(3), y=np.zeros(3))
+    wanted = Wanted((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
+    assert open_dataset(path, wanted).note == f"{path}: nothing reads the arrays 'x', 'y'"
+    assert open_samples(path, replace(wanted, label=None, predicts=True)).note == f"{path}: nothing reads the array 'x'"

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from burnish.data import Wanted
-from burnish.data.wanted import fit_data, fit_label, image_layout
+from burnish.data.preprocessing import image_layout
+from burnish.data.wanted import fit_data, fit_label
 from burnish.errors import DataError
 from burnish.program import Entry, Role
 from specs.program_inputs import class_entry, data_entry, value_entry

@@ -68,6 +68,174 @@ g (float[N, 4, 3, 3] x) => (float[N, 4] logits) <float[4] scale = {1, 2, 3, 4}, 
     assert_like(train_in_threads(program, batches, THREE), train_alone(program, batches), double=False)
 
 
+NOTHING_TO = {
+    "reshape": "s = Constant <value_ints = [0, -1]> () \n y = Reshape (h, s)",
+    "reshape by what remains": "s = Constant <value_ints = [-1, 4]> () \n y = Reshape (h, s)",
+    "find the largest of": """
+        zero = Constant <value_ints = [0]> ()
+        largest = ReduceMax <keepdims = 1> (h, zero)
+        none = Sub (largest, largest)
+        y = Add (h, none)
+        """,
+    "pick from": """
+        best = ArgMax <axis = 0, keepdims = 1> (h)
+        zeros = Sub (best, best)
+        picked = GatherElements <axis = 0> (h, zeros)
+        none = Sub (picked, picked)
+        y = Add (h, none)
+        """,
+    "sort": """
+        one = Constant <value_ints = [1]> ()
+        column = Gather <axis = 1> (h, one)
+        values, places = TopK <axis = 0> (column, one)
+        none = Sub (values, values)
+        y = Add (h, none)
+        """,
+    "take the mean of": """
+        zero = Constant <value_ints = [0]> ()
+        mean = ReduceMean <keepdims = 1> (h, zero)
+        none = Sub (mean, mean)
+        y = Add (h, none)
+        """,
+    "divide by their number": """
+        rows = Shape <start = 0, end = 1> (h)
+        many = Constant <value_ints = [12]> ()
+        share = Div (many, rows)
+        more = Cast <to = 11> (share)
+        none = Sub (more, more)
+        y = Add (h, none)
+        """,
+    "pool": """
+        s = Constant <value_ints = [-1, 1, 2, 2]> ()
+        image = Reshape (h, s)
+        pooled = MaxPool <kernel_shape = [2, 2], pads = [1, 1, 1, 1], strides = [2, 2]> (image)
+        y = Flatten (pooled)
+        """,
+    "count down from": """
+        low = ReduceMin <keepdims = 0> (ids)
+        below = Sub (ids, low)
+        more = Gather (table, below)
+        none = Sub (more, more)
+        y = Add (h, none)
+        """,
+}
+"""What operators do that have no result for nothing, or none of that shape; nothing of other samples stays in the result."""
+
+
+def of_nothing(body: str) -> burnish.Program:
+    rows = ", ".join(str(number % 7 - 3) for number in range(40))
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+g (int64[batch] ids) => (double[batch, 3] logits)
+<double[10, 4] table = {{{rows}}}, double[4, 3] w = {{1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6}}, double half = {{0.5}},
+bool true = {{1}}> {{
+    e = Gather (table, ids)
+    h = Dropout (e, half, true)
+    {body}
+    logits = MatMul (y, w)
+}}""")
+    return burnish.compile(model, optimizer="sgd:lr=0.05,momentum=0.9")
+
+
+def tokens(steps: int, samples: int = SAMPLES) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"ids": rng.integers(3, 10, samples), "labels": rng.integers(0, 3, samples)} for _ in range(steps)]
+
+
+@pytest.mark.parametrize("body", NOTHING_TO.values(), ids=NOTHING_TO)
+def test_operators_that_have_no_result_for_nothing(body):
+    program, batches = of_nothing(body), tokens(3)
+    assert_like(train_in_threads(program, batches, THREE), train_alone(program, batches), double=True)
+
+
+OPTIONS = {
+    "deterministic": ({"deterministic": True}, 1e-11),
+    "each exchange apart": ({"share": False, "bucket_size": 1}, 1e-11),
+    "sharded": ({"shard_optimizer": True}, 1e-11),
+    "in 16 bits": ({"compression": "bfloat16"}, 2e-2),
+    "in 16 bits, sharded": ({"compression": "float16", "shard_optimizer": True}, 2e-3),
+}
+
+
+@pytest.mark.parametrize(("options", "tolerance"), OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: burnish.optim.accumulate(optimizer, 2)])
+def test_every_kind_of_exchange(options, tolerance, wrap):
+    """Workers come to the same bits, and to what those with samples come to."""
+    program = of_nothing(NOTHING_TO["reshape"]).with_optimizer(wrap(burnish.optim.sgd(lr=0.05, momentum=0.9)))
+    batches, sizes = tokens(4), [*THREE, [0, 0, 12]]
+    alone, (first, *others) = train_alone(program, batches), train_in_threads(program, batches, sizes, **options)
+    assert largest_difference(first, alone) < tolerance
+    for other in others:
+        assert largest_difference(other, first) == 0
+
+
+def test_narrow_matrices():
+    """What PowerSGD leaves out of a step is added to the next: an empty part leaves out nothing, and gets what it left out."""
+    program, batches = of_nothing(NOTHING_TO["reshape"]), tokens(3)
+    first, *others = train_in_threads(program, batches, THREE, compression="powersgd:3")
+    assert largest_difference(first, train_alone(program, batches)) < 1e-11
+    for other in others:
+        assert largest_difference(other, first) == 0
+
+
+@pytest.mark.parametrize("options", [{"recompute": "layers"}, {"precision": "float16"}, {"precision": "bfloat16"}])
+def test_how_it_is_computed_changes_nothing(options):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+g (float[batch, 2, 2] x) => (float[batch, 4] logits) <float[4, 4] v = {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 3, 2, 1, 0},
+float[4, 4] w = {1, 0, 3, -4, 5, -6, 1, 2, 0, 4, -5, 6, 3, 2, 1, 0}> {
+    s = Constant <value_ints = [0, -1]> ()
+    y = Reshape (x, s)
+    h = MatMul (y, v)
+    z = Tanh (h)
+    logits = MatMul (z, w)
+}""")
+    program = burnish.compile(model, optimizer="sgd:lr=0.01", **options)
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(3, SAMPLES, 2, 2)).astype(np.float32), rng.integers(0, 4, (3, SAMPLES))
+    batches = [{"x": x[index], "labels": labels[index]} for index in range(3)]
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, THREE):
+        assert largest_difference(outcome, alone) < (2e-6 if "recompute" in options else 2e-2)
+
+
+def test_a_worker_that_begins_without_samples_gets_some_of_another():
+    """No number can be made up that any model takes: rows of the table are counted from the end here, and 0 is none of them."""
+    program = of_nothing("""
+        twelve = Constant <value_int = 12> ()
+        from_end = Sub (ids, twelve)
+        more = Gather (table, from_end)
+        y = Add (h, more)
+        """)
+    batches, sizes = tokens(3), [[0, 0, 12], [0, 12, 0], [12, 0, 0]]
+    assert_like(train_in_threads(program, batches, sizes), train_alone(program, batches), double=True)
+
+
+def test_no_worker_begins_with_samples():
+    program, sizes = of_nothing(NOTHING_TO["reshape"]), [[0, 0], [0, 6], [6, 0]]
+    outcomes = train_in_threads(program, [tokens(1, sum(split))[0] for split in sizes], sizes)
+    for reports, states in outcomes:
+        assert reports[0]["loss"] == 0
+        assert np.isfinite([value for report in reports[1:] for value in report.values()]).all()
+        assert largest_difference((reports[1:], states), (outcomes[0][0][1:], outcomes[0][1])) == 0
+
+
+def test_what_stands_for_samples_does_not_show():
+    """Of one whose logarithm, loss and gradients are not finite nothing is left."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+g (double[batch, 4] x) => (double[batch, 3] logits) <double[4, 3] w = {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6}> {
+    y = Log (x)
+    logits = MatMul (y, w)
+}""")
+    program = burnish.compile(model, optimizer="sgd:lr=0.05,momentum=0.9")
+    rng = np.random.default_rng(0)
+    batches = [{"x": rng.uniform(1, 2, (count, 4)), "labels": rng.integers(0, 3, count)} for count in (0, 6, 6)]
+    outcomes = train_in_threads(program, batches, [[0, 0], [0, 6], [3, 3]])
+    for reports, states in outcomes:
+        assert np.isfinite([value for report in reports[1:] for value in report.values()]).all()
+        assert reports[0]["loss"] == 0
+        assert states[0]["param/w"].tobytes() == program.initial_state()["param/w"].tobytes()
+        assert np.isfinite(states[-1]["param/w"]).all()
+
+
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("norm", "sizes"), APART, ids=["local", "sync"])

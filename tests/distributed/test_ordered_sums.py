@@ -11,6 +11,7 @@ import burnish
 from burnish.distributed import join
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.encodings import BFloat16, Encoding, Float16, encoding_of
+from burnish.distributed.connection.exchange import Exchange
 from burnish.distributed.connection.ordered_sums import SMALL_BYTES, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch import kernels
@@ -65,7 +66,7 @@ def every_sum(communicator, cases):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_processes_connected_by_gloo_add_up_the_same(pool, workers):
+def test_processes_add_up_the_same(pool, workers):
     cases = [(terms(workers, size), kind) for size in SIZES for kind in (None, "float16", "bfloat16")]
     by_processes = pool.run(workers, every_sum, cases)
     for ours, theirs in zip(by_processes, in_threads(workers, lambda communicator: every_sum(communicator, cases)), strict=True):
@@ -74,11 +75,11 @@ def test_processes_connected_by_gloo_add_up_the_same(pool, workers):
 
 
 def _compressed(rank, cases, share_memory):
-    """What one worker gets of sums of rows, by memory that is shared or by Gloo."""
+    """What one worker gets of sums of rows, by memory that is shared or by connections."""
     with join(timeout=30, first_contact=60, share_memory=share_memory) as group:
         communicator, found = GroupCommunicator(group), []
         if share_memory:
-            torch.distributed.all_to_all_single = torch.distributed.all_gather = torch.distributed.all_reduce = _by_gloo
+            Exchange.all_to_all = Exchange.all_gather = Exchange.all_reduce = _by_connections
         for numbers, compression in cases:
             sums = OrderedSums(communicator, compression=encoding_of(compression))
             own = torch.from_numpy(numbers[rank].copy())
@@ -94,17 +95,17 @@ def _compressed(rank, cases, share_memory):
         return found
 
 
-def _by_gloo(*arguments, **options):
-    raise AssertionError("exchanged by Gloo")
+def _by_connections(*arguments, **options):
+    raise AssertionError("exchanged by connections")
 
 
 @pytest.mark.skipif(not kernels.available("shared_memory"), reason="needs a C++ compiler")
 @pytest.mark.parametrize("workers", [2, 3])
-def test_compressed_sums_are_the_same_by_shared_memory_and_by_gloo(workers):
+def test_compressed_sums_are_the_same_by_shared_memory_and_by_connections(workers):
     sizes, dtypes = (*SIZES, 10**5), (np.float32, np.float64)
     cases = [(terms(workers, size, dtype), kind) for size in sizes for dtype in dtypes for kind in ("float16", "bfloat16")]
-    shared, by_gloo = (run(_compressed, workers, cases, share_memory) for share_memory in (True, False))
-    for ours, theirs in zip(shared, by_gloo, strict=True):
+    shared, by_connections = (run(_compressed, workers, cases, share_memory) for share_memory in (True, False))
+    for ours, theirs in zip(shared, by_connections, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(one, other)
 

@@ -11,6 +11,7 @@ import burnish
 from burnish import optim
 from burnish.distributed import join
 from burnish.distributed.connection.communicators import GroupCommunicator
+from burnish.distributed.connection.exchange import Exchange
 from burnish.distributed.connection.ordered_sums import OrderedSums
 from burnish.distributed.connection.power_sgd import PowerSGD, rank_of
 from burnish.engines.torch import kernels
@@ -61,21 +62,21 @@ def test_sums_of_that_rank_are_exact(workers):
 def _by_processes(rank, steps, approximated, share_memory):
     with join(timeout=30, first_contact=60, share_memory=share_memory) as group:
         if share_memory:
-            torch.distributed.all_reduce = _by_gloo
+            Exchange.all_reduce = _by_connections
         communicator = OrderedSums(GroupCommunicator(group))
         return [result.numpy() for result in summed(communicator, steps, approximated)]
 
 
-def _by_gloo(*arguments, **options):
-    raise AssertionError("exchanged by Gloo")
+def _by_connections(*arguments, **options):
+    raise AssertionError("exchanged by connections")
 
 
 @pytest.mark.skipif(not kernels.available("shared_memory"), reason="needs a C++ compiler")
-def test_results_are_the_same_by_shared_memory_and_by_gloo():
+def test_results_are_the_same_by_shared_memory_and_by_connections():
     steps = [gradients(3, rank=20, seed=seed) for seed in range(3)]
     for approximated in (2, 20):  # the last of which leaves every gradient whole
-        shared, by_gloo = (run(_by_processes, 3, steps, approximated, share_memory) for share_memory in (True, False))
-        for ours, theirs in zip(shared, by_gloo, strict=True):
+        shared, by_connections = (run(_by_processes, 3, steps, approximated, share_memory) for share_memory in (True, False))
+        for ours, theirs in zip(shared, by_connections, strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(one, other)
 

@@ -11,10 +11,13 @@ import pytest
 import torch
 from worker_processes import Workers, free_port, run, tell
 
-from burnish.distributed.connection import process_group
+from burnish.distributed.connection import rendezvous
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
+
+SECRET = {"BURNISH_SECRET": "known to workers alone"}
+PLACE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def _exchanges(rank):
@@ -144,6 +147,18 @@ def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, seconds):
         assert waited < seconds
 
 
+def _joins_again(rank):
+    sums = []
+    for number in range(3):
+        with join(timeout=10, first_contact=60) as group:
+            sums.append(group.all_reduce(torch.tensor([rank + number])).item())
+    return sums
+
+
+def test_workers_that_left_meet_again():
+    assert run(_joins_again, 3) == [[3, 6, 9]] * 3
+
+
 def _fails(rank, error):
     group = join(timeout=10, first_contact=60)
     group.barrier()
@@ -196,7 +211,7 @@ def test_ranks_that_do_not_come_are_named():
 
 
 def test_a_store_that_is_not_there_is_named(monkeypatch):
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **SECRET}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -209,7 +224,7 @@ def test_a_port_that_something_else_listens_on(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1]), **SECRET}
         for name, value in place.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("RANK", "0")
@@ -232,10 +247,12 @@ def test_a_port_that_something_else_listens_on(monkeypatch):
         ({"WORLD_SIZE": "two", "RANK": "0"}, r"WORLD_SIZE=two: it is to be a whole number of at least 1"),
         ({"WORLD_SIZE": "2", "RANK": "1"}, r"MASTER_ADDR is not set"),
         ({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, r"MASTER_PORT=0: it is to be a whole number"),
+        ({**PLACE}, r"BURNISH_SECRET is not set: .* Set it to the same 16 characters or more on every machine"),
+        ({**PLACE, "BURNISH_SECRET": "guess"}, r"BURNISH_SECRET has 5 characters: .*openssl rand -hex 32"),
     ],
 )
 def test_an_environment_that_contradicts_itself_is_refused(monkeypatch, variables, message):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "BURNISH_MEETING", "BURNISH_SECRET"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -250,8 +267,9 @@ def test_wrong_arguments_are_refused():
         ProcessGroup(0, 1).all_reduce(torch.ones(1), "mean")
     with pytest.raises(ConfigurationError, match=r"size=0: give a whole number of workers, 1 or more"):
         ProcessGroup(0, 1).split(0)
-    with pytest.raises(EngineError, match=r"device='tpu': workers exchange tensors on cpu or cuda"):
-        join("tpu")
+    for device in ("tpu", "privateuseone", "cuda:x", "cuda:-1", "", 0):
+        with pytest.raises(EngineError, match=rf"device={device!r}: workers exchange tensors on cpu or cuda"):
+            join(device)
     with pytest.raises(EngineError, match=r"The all-reduce of values: this worker has left the group of workers \(close\)"):
         ProcessGroup(0, 2).all_reduce(torch.ones(1))
 
@@ -265,4 +283,4 @@ def test_a_gpu_that_is_not_there_is_refused():
 def test_without_torch_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(EngineError, match=r"PyTorch is not installed: pip install 'burnish\[torch\]', or train with one worker"):
-        process_group.torch_distributed()
+        rendezvous.torch_distributed()

@@ -1,4 +1,4 @@
-"""Sums of which each worker gets a section, by shared memory and by Gloo: in the order of the ranks, at half the bytes."""
+"""Sums of which each worker gets a section, by shared memory and by connections: in the order of the ranks, at half the bytes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _written(rank, count):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts what a process writes")
 @pytest.mark.parametrize("workers", [2, 3])
-def test_by_gloo_a_worker_sends_half_as_many_bytes_for_a_section_as_for_all(workers):
+def test_by_connections_a_worker_sends_half_as_many_bytes_for_a_section_as_for_all(workers):
     count = 6 * 2**18
     for whole, section in run(_written, workers, count):
         expected = (workers - 1) / workers * 4 * count

@@ -34,6 +34,8 @@ OPTIMIZERS = {
     "momentum alone in one group": optim.groups(optim.sgd(lr=0.05), {"*bias": optim.sgd(lr=0.05, momentum=0.9)}),
     "lamb": optim.lamb(lr=0.01),
     "adafactor": optim.adafactor(lr=0.01),
+    "an average of the method": optim.asgd(lr=0.1, t0=1),
+    "rprop": optim.rprop(lr=0.01),
 }
 
 

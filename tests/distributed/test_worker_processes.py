@@ -1,4 +1,4 @@
-"""Processes connected by Gloo come to what one process with the whole batch comes to."""
+"""Processes that exchange values come to what one process with the whole batch comes to."""
 
 from __future__ import annotations
 

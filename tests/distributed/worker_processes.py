@@ -1,4 +1,4 @@
-"""Workers for tests: processes that run one function each, with the environment that ``torchrun`` would set.
+"""Workers for tests: processes that run one function each, and meet at a port of the loopback as those of several machines do.
 
 They are forked from a server that has imported PyTorch once, as that takes longer than what most tests do.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import socket
 import traceback
 from collections.abc import Callable, Mapping
@@ -42,7 +43,12 @@ class Workers:
     """
 
     def __init__(self, function: Callable, world_size: int, *arguments: Any, environment: Mapping[str, str] | None = None):
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+        address = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "BURNISH_SECRET": secrets.token_hex(16),
+            "WORLD_SIZE": str(world_size),
+        }
         self.processes, self._pipes = [], []
         for rank in range(world_size):
             variables = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", **(environment or {})}

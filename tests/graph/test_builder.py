@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from burnish.errors import ModelError
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, zeros_like
 from oracles.gradient_harness import Evaluator
 
@@ -142,3 +143,34 @@ def test_zeros_like_are_made_when_the_graph_runs(dtype: ir.DataType, shape: list
     data = np.ones((2, 3), dtype.numpy())
     (result,) = Evaluator(ir.Model(builder.graph, ir_version=10))({"x": data}).values()
     np.testing.assert_array_equal(result, np.zeros_like(data), strict=True)
+
+
+def test_operands_that_do_not_fit_name_the_node_and_what_it_is_a_part_of() -> None:
+    builder, x = builder_with_input()
+    with (
+        builder.attributed("gradient of Gemm 'fc' (output 'y')"),
+        pytest.raises(ModelError, match=r"MatMul '.*' .*of the gradient of Gemm 'fc' .*cannot take these operands: "),
+    ):
+        builder.op("MatMul", x, builder.constant(np.ones((7, 7), np.float32)))
+
+
+def test_a_dtype_that_is_not_known_names_the_node() -> None:
+    builder, x = builder_with_input()
+    unknown = builder.op("Mystery", x, domain="custom")
+    with pytest.raises(ModelError, match=r"the dtype of '.*', output of custom\.Mystery .*cannot be inferred: declare it"):
+        unknown.dtype  # noqa: B018
+
+
+def test_an_axis_that_a_value_does_not_have_names_it() -> None:
+    builder, _ = builder_with_input()
+    with pytest.raises(ModelError, match=r"has the shape \[\], without a dimension 0: export the model again"):
+        builder.constant(np.asarray(1)).dimension(0)
+
+
+def test_operands_of_one_name_are_told_apart():
+    """A body under construction may name a value as the graph around it does."""
+    dtype = ir.TensorType(ir.DataType.FLOAT)
+    outer, inner = (ir.Value(name="v", type=dtype, shape=ir.Shape(dims)) for dims in ([6, 2], [3, 6]))
+    builder = Builder(ir.Graph([inner], [], nodes=[], opset_imports={"": 18}))
+    product = builder.op("MatMul", builder.tensor(inner), builder.tensor(outer))
+    assert product.shape == ir.Shape([3, 2])

@@ -34,6 +34,10 @@ def last(found: ir.Model) -> ir.Node:
         ("y = GroupNormalization<num_groups=2>(x, x, x)", 21, 23, True),
         ("y = RMSNormalization(x, x)", 18, 23, False),
         ('y = Pad<mode="wrap">(x, x)', 18, 19, False),
+        ("y = Cast<to=18>(x)", 23, 24, False),
+        ("y = Cast<to=17>(x)", 23, 24, True),
+        ("y = Mod(x, x)", 27, 28, False),
+        ("y = Mod<fmod=1>(x, x)", 27, 28, True),
     ],
 )
 def test_meaning(body: str, opset: int, newer: int, expected: bool) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
+import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
@@ -43,7 +44,7 @@ def test_data_beside_the_model(tmp_path: Path, location: str, offset: int | None
     (tmp_path / location).write_bytes(bytes(offset or 0) + WEIGHT.tobytes())
     model = load(path)
     tensor = model.graph.initializers["w"].const_value
-    assert isinstance(tensor, ir.ExternalTensor)
+    assert tensor is not None
     np.testing.assert_array_equal(tensor.numpy(), WEIGHT)
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(onnxruntime_outputs(str(path), {"x": x})["y"], x @ WEIGHT, rtol=1e-5, atol=1e-6)
@@ -172,3 +173,17 @@ def test_constant_node_with_external_data_outside(tmp_path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match="outside the model's folder"):
         load(path)
+
+
+def test_a_shape_may_lie_beside_the_model(tmp_path: Path) -> None:
+    shape = np.array([-1, 3], np.int64)
+    tensor = TensorProto(name="shape", data_type=TensorProto.INT64, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="shapes.bin")
+    (tmp_path / "shapes.bin").write_bytes(shape.tobytes())
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (("x", ["n", 3, 1]), ("y", ["n", 3]))]
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"])], "g", info[:1], info[1:], [tensor])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    loaded = load(tmp_path / "model.onnx")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3, 1)
+    np.testing.assert_array_equal(burnish.engines.get("onnxruntime").run(loaded, {"x": x})["y"], x[..., 0])

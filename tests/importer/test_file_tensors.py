@@ -120,7 +120,7 @@ def test_weights_of_a_file_that_was_written_to_are_refused(tmp_path: Path, chang
     tensor = file_tensors(load(path))["large"]
     assert released(tensor)
     change(path)
-    message = r"the weight 'large' is to be read again, and '.*model.onnx' has been written to since .*: load or compile"
+    message = r"the tensor 'large' is to be read from '.*model.onnx', and that file has been written to since .*: load or compile"
     with pytest.raises(ModelError, match=message):
         tensor.numpy()
 
@@ -164,3 +164,18 @@ def test_a_session_lets_go_of_the_weights_that_it_has_taken_over(tmp_path: Path)
     for weights in (program.weights, program.initial_state(), program.with_optimizer("adam").weights):
         np.testing.assert_array_equal(weights["param/weight"], LARGE)
         np.testing.assert_array_equal(weights["param/bias"], BIAS)
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError("Unable to allocate")], ids=["disk", "memory"])
+def test_what_cannot_be_read_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    model = load(write(tmp_path / "model.onnx"))
+    tensor = model.graph.initializers["large"].const_value
+    assert isinstance(tensor, FileTensor)
+    tensor.release()
+
+    def fail(*arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(ModelError, match=rf"'large' cannot be read from '.*model\.onnx': .*{error.args[-1]}\. Check the disk"):
+        tensor.numpy()

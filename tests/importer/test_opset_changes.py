@@ -6,8 +6,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+import torch
+from onnx import TensorProto, helper, numpy_helper
 
+import burnish
+from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
@@ -86,9 +89,75 @@ def test_batch_normalization_with_five_outputs_was_in_training_mode(opset: int) 
     assert [output.name for output in node.outputs] == ["y", "m", "v"]
 
 
-def test_saved_statistics_that_are_read_are_a_named_error() -> None:
-    source = _batch_normalization(9, ["y", "m", "v", "saved_mean", "saved_var"], ["y", "saved_mean"])
-    with pytest.raises(UnsupportedOperatorError, match=r"BatchNormalization 'norm'.*saved mean or variance.*'saved_mean'"):
+SAVED = ["y", "m", "v", "saved_mean", "saved_var"]
+
+
+def _double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in float64."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+    return model
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 13])
+@pytest.mark.parametrize("names", [SAVED, ["y", "", "", "saved_mean", "saved_var"], ["y", "", "", "", "saved_var"]])
+def test_saved_statistics_have_the_values_and_gradients_of_pytorch(opset: int, names: list[str]) -> None:
+    """A mean of a thousand deviations costs their gradients no digits either."""
+    wanted = [name for name in names if name]
+    source = _double(_batch_normalization(opset, names, wanted, momentum=0.75, epsilon=2**-10))
+    random = np.random.default_rng(opset)
+    x = torch.tensor(random.normal(1000.0, 1.0, size=(2, 3, 4, 4)), requires_grad=True)
+    mean = x.mean((0, 2, 3))
+    variance = (x - mean[:, None, None]).square().mean((0, 2, 3))
+    y = torch.nn.functional.batch_norm(x, None, None, torch.ones(3).double(), torch.ones(3).double(), training=True, eps=2**-10)
+    expected = dict(zip(SAVED, (y, 0.75 + 0.25 * mean, 0.75 + 0.25 * variance, mean, variance), strict=True))
+    for name in wanted:
+        cotangent = random.normal(size=tuple(expected[name].shape))
+        (gradient,) = torch.autograd.grad(expected[name], x, torch.tensor(cotangent), retain_graph=True)
+        found = ReferenceEngine().run(
+            burnish.grad(source, wrt=["x"], of=name), {"x": x.detach().numpy(), f"cotangent:{name}": cotangent}
+        )
+        for other in wanted:
+            np.testing.assert_allclose(found[other], expected[other].detach().numpy(), rtol=1e-10, atol=1e-12, err_msg=other)
+        np.testing.assert_allclose(found["grad:x"], gradient.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_loss_over_saved_statistics_trains(dtype: type) -> None:
+    """x @ w, normalized; the loss reads the variance that was saved, whose slope in w is known."""
+    d = Draft(9)
+    d.weight(np.array([[1.0, -2.0], [0.5, 3.0]], dtype), "w")
+    d.nodes.append(helper.make_node("MatMul", ["x", "w"], ["h"]))
+    operands = [d.weight(np.full(2, number, dtype), name) for name, number in (("s", 1), ("b", 0), ("mean", 0), ("var", 1))]
+    d.nodes.append(helper.make_node("BatchNormalization", ["h", *operands], SAVED, name="norm"))
+    elements = TensorProto.FLOAT16 if dtype is np.float16 else TensorProto.FLOAT
+    proto = d.model(["batch", 2], [("y", elements), ("saved_var", elements)])
+    for value in proto.graph.input:
+        value.type.tensor_type.elem_type = elements
+    program = burnish.compile(proto, loss="mse", outputs="saved_var", trainable=["w"], optimizer="sgd:lr=0.01")
+    x = np.random.default_rng(0).normal(size=(6, 2)).astype(dtype)
+    w = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64, requires_grad=True)
+    h = torch.tensor(x.astype(np.float64)) @ w
+    loss = (h.var(0, unbiased=False) - 1).square().mean()
+    (slope,) = torch.autograd.grad(loss, w)
+    tolerance = 1e-5 if dtype is np.float32 else 5e-3
+    for engine in ("onnxruntime", "torch"):
+        session = burnish.Session(program, engine)
+        stepped = session.step({"x": x, "targets": np.ones(2, dtype)})
+        assert stepped["loss"] == pytest.approx(loss.item(), rel=tolerance)
+        moved = session.state()["param/w"]
+        np.testing.assert_allclose(moved, w.detach().numpy() - 0.01 * slope.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def test_saved_statistics_of_a_value_of_unknown_rank_are_a_named_error() -> None:
+    source = _batch_normalization(9, SAVED, ["y", "saved_mean"])
+    source.graph.node[0].input[0] = "z"
+    source.graph.node.insert(0, helper.make_node("Reshape", ["x", "target"], ["z"]))
+    source.graph.input.append(helper.make_tensor_value_info("target", TensorProto.INT64, ["rank"]))
+    message = r"BatchNormalization 'norm'.*saved mean or variance.*rank of its input 'z'"
+    with pytest.raises(UnsupportedOperatorError, match=message):
         load(source)
 
 
@@ -131,6 +200,21 @@ def test_resize_coordinates_without_an_equivalent_are_a_named_error() -> None:
     y = d.node("Resize", "x", roi, scales, mode="nearest", **attributes)
     with pytest.raises(UnsupportedOperatorError, match="tf_half_pixel_for_nn"):
         load(d.model([1, 1, 4, 4], [(y, TensorProto.FLOAT)]))
+
+
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_rows_of_one_element_where_the_axis_is_the_rank(op_type: str) -> None:
+    """Split behind its last axis the input is a column; ONNX Runtime does not take it."""
+    d = Draft(7)
+    model = load(_single_output(d, d.node(op_type, "x", axis=1), [4]))
+    x = {"x": np.array([0.5, -1, 2, 0], np.float32)}
+    expected = np.zeros(4) if op_type == "LogSoftmax" else np.ones(4)
+    (found,) = onnxruntime_outputs(model, x).values()
+    np.testing.assert_array_equal(found, expected)
+
+
+def _single_output(draft: Draft, output: str, shape: list[int | str]) -> onnx.ModelProto:
+    return draft.model(shape, [(output, TensorProto.FLOAT)])
 
 
 @pytest.mark.parametrize("opset", [1, 6])

@@ -8,6 +8,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import burnish
+from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
@@ -61,6 +63,51 @@ def test_names_that_are_taken_are_not_given_again() -> None:
     nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
     model = load(build(nodes, {"a": [None, 3], "b": [3, "batch"]}, {"y": None}))
     assert shapes(model)["y"] == ir.Shape(["a_dim_0", "batch"])
+
+
+@pytest.mark.parametrize("unknown", [-1, "?", "", " ", "None", "none", "unk__12", "unknown", "*", "NaN"])
+def test_what_stands_for_no_extent_is_an_unknown_one_of_its_own(unknown: int | str) -> None:
+    """Height and width have the same name that is none, and so has the batch of another input."""
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["other"], ["z"])]
+    model = build(nodes, {"x": [unknown, 3, unknown, unknown], "other": [unknown, 2]}, {"y": None, "z": None}, {})
+    found = shapes(load(model))
+    assert found["y"] == ir.Shape(["batch", 3, "x_dim_2", "x_dim_3"])
+    assert found["z"] == ir.Shape(["other_dim_0", 2])
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ([0, 3], ["batch", 3]),
+        ([0, 3, 0, 0], ["batch", 3, "x_dim_2", "x_dim_3"]),
+        (["N", 3, 0, 0], ["N", 3, "x_dim_2", "x_dim_3"]),
+        ([1, 8, 0, 64], [1, 8, 0, 64]),
+        ([0], [0]),
+    ],
+)
+def test_an_extent_of_zero_is_unknown_where_no_data_would_fit(declared: list[int | str], expected: list[int | str]) -> None:
+    """A single one, as of a cache that is empty at first, is meant."""
+    model = build([helper.make_node("Relu", ["x"], ["y"])], {"x": declared}, {"y": None}, {})
+    assert shapes(load(model))["y"] == ir.Shape(expected)
+
+
+def test_no_extent_is_below_minus_one() -> None:
+    model = build([helper.make_node("Relu", ["x"], ["y"])], {"x": [-2, 3]}, {"y": None}, {})
+    with pytest.raises(ModelError, match=r"'x' is declared with the shape \[-2,3\], and no extent can be below zero"):
+        load(model)
+
+
+def test_images_of_any_height_and_width_train_where_neither_has_a_name() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel"], ["maps"], kernel_shape=[3, 3]),
+        helper.make_node("GlobalAveragePool", ["maps"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["y"]),
+    ]
+    model = build(nodes, {"x": [-1, 3, "?", "?"]}, {"y": None}, {"kernel": np.ones((4, 3, 3, 3), np.float32) / 9})
+    session = burnish.Session(burnish.compile(model), "onnxruntime")
+    for height, width in ((48, 192), (7, 5)):
+        x = np.random.default_rng(0).standard_normal((2, 3, height, width)).astype(np.float32)
+        assert np.isfinite(session.step({"x": x, "labels": np.array([0, 3])})["loss"])
 
 
 def test_a_fixed_batch_is_kept() -> None:
@@ -243,3 +290,61 @@ def test_shape_arithmetic_that_is_an_output_stays() -> None:
 def test_batch_of_a_flattened_image_is_known() -> None:
     found = shapes(load(build(flatten_by_shape(0), {"x": ["n", 3, 4]}, {"y": None})))
     assert found["y"] == ir.Shape(["n", 12])
+
+
+def test_names_that_inference_made_up_do_not_outlive_it() -> None:
+    """An upgrade puts a node between, whose unknown extents get the names that the output's had before."""
+    model = build(
+        [
+            helper.make_node("ReduceSum", ["x"], ["t"], keepdims=0),
+            helper.make_node("Mul", ["t", "n"], ["zero"]),
+            helper.make_node("Add", ["s", "zero"], ["scales"]),
+            helper.make_node("Resize", ["x", "scales"], ["y"], mode="nearest"),
+        ],
+        {"x": [1, 2, 5, 6]},
+        {"y": None},
+        {"s": np.array([1, 1, 0.6, 0.5], np.float32), "n": np.float32(0)},
+    )
+    model.opset_import[0].version = 10
+    first, second = (node.outputs[0].shape for node in load(model).graph if node.op_type == "Resize")
+    assert first is not None
+    assert second is not None
+    assert not {str(dim) for dim in first.dims} & {str(dim) for dim in second.dims}
+
+
+@pytest.mark.parametrize("opset", [10, 18, 21, 22])
+def test_windows_that_would_start_behind_the_data_are_not_counted(opset: int) -> None:
+    """What follows fits the size that runtimes give, and not the larger one that inference gave before opset 22."""
+    model = build(
+        [
+            helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[3, 2], strides=[4, 2], pads=[1, 0, 1, 0], ceil_mode=1),
+            helper.make_node("AveragePool", ["p"], ["a"], kernel_shape=[1, 1], strides=[2, 1], ceil_mode=1),
+            helper.make_node("Flatten", ["a"], ["f"]),
+            helper.make_node("MatMul", ["f", "w"], ["y"]),
+        ],
+        {"x": ["n", 2, 6, 5]},
+        {"y": ["n", 4]},
+        {"w": np.ones((6, 4), np.float32)},
+    )
+    model.opset_import[0].version = opset
+    found = load(model)
+    assert shapes(found)["p"] == ir.Shape(["n", 2, 2, 3])
+    assert shapes(found)["f"] == ir.Shape(["n", 6])
+    x = {"x": np.random.default_rng(0).normal(size=(2, 2, 6, 5)).astype(np.float32)}
+    model.opset_import[0].version = 22  # before, ONNX Runtime does not load it: its inference finds that the weight does not fit
+    np.testing.assert_array_equal(onnxruntime_outputs(found, x)["y"], onnxruntime_outputs(model, x)["y"])
+
+
+def test_places_of_maxima_of_cropped_data_are_a_named_error() -> None:
+    pool = helper.make_node("MaxPool", ["x"], ["y", "i"], name="pool", kernel_shape=[1, 2], strides=[4, 2], ceil_mode=1)
+    model = build([pool, helper.make_node("Cast", ["i"], ["z"], to=1)], {"x": [1, 1, 4, 5]}, {"y": None, "z": None})
+    with pytest.raises(UnsupportedOperatorError, match=r"MaxPool 'pool' .*rounds its output size up .*with ceil_mode=0"):
+        load(model)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 18])
+def test_mean_variance_normalization_has_the_axes_of_the_standard(opset: int) -> None:
+    model = build([helper.make_node("MeanVarianceNormalization", ["x"], ["y"])], {"x": ["n", 3, 4, 5]}, {"y": None})
+    model.opset_import[0].version = opset
+    (node,) = load(model).graph
+    assert tuple(node.attributes["axes"].as_ints()) == (0, 2, 3)

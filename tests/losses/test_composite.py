@@ -172,7 +172,8 @@ def test_a_loss_given_as_an_onnx_graph(given: str, tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "loss.onnx")
     forms = {"from_onnx": losses.from_onnx(proto), "path": tmp_path / "loss.onnx", "text": str(tmp_path / "loss.onnx")}
     forms |= {"proto": proto, "ir": ir.from_proto(proto)}
-    program = compiled("ab", forms[given])
+    with pytest.warns(burnish.errors.UntrainedWeightsWarning, match="'w:b': nothing that leads to 'a' reads it"):
+        program = compiled("ab", forms[given])
     assert [(entry.name, entry.shape) for entry in program.signature["step"].inputs_of(Role.LABEL)] == [
         ("goal", ("batch", 3)),
         ("importance", ("batch",)),

@@ -14,6 +14,7 @@ import pytest
 import burnish
 from burnish import norms
 from burnish.errors import ConfigurationError, InputError, ModelError
+from burnish.program import Role
 from oracles.normalization_policies import MOMENTUM, batches, frozen, ghost, network, reference, renorm, train
 
 RENORM = {"r_max": 1.5, "d_max": 0.6, "start": 1, "r_max_step": 4, "d_max_step": 3}
@@ -212,7 +213,7 @@ def test_policies_as_objects():
 @pytest.mark.parametrize(
     ("norm", "message"),
     [
-        ("whiten", r"norm: unknown policy 'whiten'; choose among 'train', 'frozen', 'sync', 'local', 'ghost', 'renorm'"),
+        ("whiten", r"norm: unknown policy 'whiten'; choose among 'auto', 'train', 'frozen', 'sync', 'local', 'ghost', 'renorm'"),
         ({1: "frozen"}, r"norm: a pattern is the name of a layer, .* not 1$"),
         ({"bn3": "frozen"}, r"norm: the pattern 'bn3' matches no batch normalization layer; .* are: 'bn1', 'bn2'"),
         ({"bn1": 3}, r"norm: a policy is text, such as 'train' or 'ghost:32', or an object of burnish\.norms, not 3"),
@@ -332,10 +333,19 @@ def test_an_empty_batch():
     with pytest.raises(InputError, match=r"The input 'x' is empty along axis 0 .*: leave empty batches out"):
         session.step(empty)
     message = (
-        r"BatchNormalization '/bn1' .*: its input 'first' of shape \[0, 3, 3, 3\] is empty, and an empty batch has no statistics"
+        r"BatchNormalization '/bn1' .*: its input 'first' of shape \[\?, 3, 0, 3\] is empty, and an empty batch has no statistics"
     )
+    without_rows = network(4)
+    without_rows.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 0
     with pytest.raises(ConfigurationError, match=message):
-        burnish.compile(network(4, batch=0), loss="mse")
+        burnish.compile(without_rows, loss="mse")
+
+
+def test_a_declared_batch_of_no_samples_is_an_open_one():
+    program = burnish.compile(network(4, batch=0), loss="mse")
+    (x,) = program.signature["step"].inputs_of(Role.DATA)
+    assert x.extents == ("batch", 3, 3, 3)
+    burnish.Session(program).step(batches(4, 1, 2)[0])
 
 
 def resized(name, values):

@@ -113,13 +113,24 @@ def test_the_exponential_average_is_torchs(make: Any, torch_optimizer: Any, opti
         reference.step()
         average.update_parameters(module)
         expected.append(arrays(module, "param") | arrays(average.module, "opt/average"))
-    history = run_random_problem(optim.ema(make(), decay), "float64")
+    history = run_random_problem(optim.ema(make(), decay, bias_correction=False), "float64")
     assert_same_history(history, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_share_of_the_first_value_in_an_average() -> None:
+    plain = optim.ema(optim.sgd(), 0.99, bias_correction=False)
+    assert optim.share_of_first(plain, 100) == pytest.approx(0.99**100)
+    assert optim.share_of_first(optim.accumulate(plain, 4), 103) == pytest.approx(0.99**25)
+    assert optim.share_of_first(optim.ema(optim.accumulate(optim.sgd(), 4), 0.99, bias_correction=False), 8) == 0.99**8
+    assert optim.share_of_first(optim.ema(optim.sgd()), 1) == 0
+    assert optim.share_of_first(optim.ema(optim.sgd()), 0) == 1
+    assert optim.share_of_first(optim.swa(optim.sgd()), 1) == 0
+    assert optim.share_of_first(optim.sgd(), 1) == 0
 
 
 def test_bias_correction_leaves_the_first_parameters_out() -> None:
     decay = 0.9
-    history = run_random_problem(optim.ema(optim.sgd(lr=LR), decay, bias_correction=True), "float64")
+    history = run_random_problem(optim.ema(optim.sgd(lr=LR), decay), "float64")
     for t in (1, 2, 17, STEPS):
         shares = np.array([(1 - decay) * decay ** (t - 1 - i) for i in range(t)])
         for name in SHAPES:

@@ -51,6 +51,7 @@ PARABOLA = {
     "adam": Run({"lr": 0.1}),
     "adamax": Run({"lr": 0.1}),
     "adamw": Run({"lr": 0.1, "weight_decay": 0.0}),
+    "asgd": Run({"lr": 0.1, "lambd": 0.0}),
     "lamb": Run({"lr": exponential(0.1, 0.975), "weight_decay": 0.0}),
     "lars": Run({"lr": exponential(0.1, 0.975), "trust_coefficient": 1.0}),
     "lion": Run({"lr": exponential(0.2, 0.97)}),
@@ -59,6 +60,7 @@ PARABOLA = {
     "radam": Run({"lr": 0.1}),
     "rmsprop": Run({"lr": 0.01, "momentum": 0.9}),
     "rowwise_adagrad": Run({"lr": 1.0}),
+    "rprop": Run({"lr": 0.1, "step_sizes": (1e-9, 50.0)}),
     "sgd": Run({"lr": 0.05, "momentum": 0.9, "nesterov": True}),
 }
 ROSENBROCK = {
@@ -68,6 +70,7 @@ ROSENBROCK = {
     "adam": Run({"lr": 0.02}, 4000),
     "adamax": Run({"lr": 0.05}, 4000),
     "adamw": Run({"lr": 0.02, "weight_decay": 0.0, "amsgrad": True}, 8000),
+    "asgd": Run({"lr": 1.5e-3, "lambd": 0.0}, 8000),
     "lamb": Run({"lr": 0.02, "weight_decay": 0.0}, 8000, falling=True),
     "lars": Run({"lr": 0.01, "trust_coefficient": 1.0}, 8000, falling=True),
     "lion": Run({"lr": 0.005}, 8000, falling=True),
@@ -76,6 +79,7 @@ ROSENBROCK = {
     "radam": Run({"lr": 0.005, "betas": (0.9, 0.99)}, 4000),
     "rmsprop": Run({"lr": 0.001, "momentum": 0.9}, 4000),
     "rowwise_adagrad": Run({"lr": 0.5}, 8000),
+    "rprop": Run({"lr": 0.01}, 4000),
     "sgd": Run({"lr": 1e-3, "momentum": 0.9}, 4000),
 }
 # With every part of the state and of the update that the defaults leave out.
@@ -84,6 +88,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.1},
     "adam": {"amsgrad": True, "weight_decay": 0.01},
     "adamw": {"amsgrad": True},
+    "asgd": {"lambd": 0.01, "t0": 2, "weight_decay": 0.01},
     "lamb": {"adapt_vectors": False},
     "lars": {"nesterov": True, "weight_decay": 0.01, "eps": 1e-3, "adapt_vectors": False},
     "lion": {"weight_decay": 0.1},
@@ -91,6 +96,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nadam": {"weight_decay": 0.01, "decoupled_weight_decay": True},
     "radam": {"weight_decay": 0.01, "decoupled_weight_decay": True, "betas": (0.5, 0.9)},
     "rmsprop": {"momentum": 0.9, "centered": True, "weight_decay": 0.01},
+    "rprop": {"etas": (0.25, 1.5), "step_sizes": (1e-4, 0.05)},
     "sgd": {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01},
 }
 every_name = pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))

@@ -183,7 +183,7 @@ def test_parts_of_a_chain_keep_their_state_apart() -> None:
     last = run_random_problem(optimizer, "float64")[-1]
     slots = {key.removeprefix("opt/").partition("/")[0] for key in last if key.startswith("opt/")}
     counting = {f"{slot}:counting:{place}" for slot in ("seen", "steps") for place in (1, 2, 4)}
-    assert slots == counting | {"momentum", "average"}
+    assert slots == counting | {"momentum", "average", "average_count"}
     whole = sum(step_gradients["bias"] for step_gradients in gradients)
     clipped = sum(np.clip(step_gradients["bias"], -0.5, 0.5) for step_gradients in gradients)
     np.testing.assert_allclose(last["opt/seen:counting:2/bias"], whole, rtol=1e-12)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.engines.base import Arrays, LoadedModel, ProgramRunner
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.graph import insert_behind
+from burnish.graph import Names, insert_behind
 from burnish.lowering import TARGETS
 from burnish.program import Program
 from burnish.program.draft import settle
@@ -44,13 +44,14 @@ class FaultyEngine:
 
     def _broken(self, model: ir.Model) -> ir.Model:
         copy = model.clone()
+        names = Names.of(copy.graph)
         for node in [node for node in copy.graph if self.is_faulty(node)]:
             constant = ir.node("Constant", [], {"value": ir.tensor(np.asarray(self.factor, node.outputs[0].dtype.numpy()))})
             constant.outputs[0].name = f"{node.outputs[0].name}:factor"
             copy.graph.insert_before(node, constant)
             following = ir.node("Mul", [node.outputs[0], constant.outputs[0]])
             following.outputs[0].name = f"{node.outputs[0].name}:wrong"
-            insert_behind(node, following)
+            insert_behind(node, following, names)
         return copy
 
 

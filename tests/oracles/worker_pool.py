@@ -1,10 +1,10 @@
-"""Worker processes connected by Gloo on loopback, started once and given any number of tasks."""
+"""Worker processes that have met in a folder of their own, started once and given any number of tasks."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +21,11 @@ class WorkerPool:
 
     def __init__(self, size: int):
         context = multiprocessing.get_context("spawn")
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
+        self._folder = tempfile.TemporaryDirectory(prefix="burnish-")
         self._ends, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, self._folder.name, theirs), daemon=True)
             process.start()
             self._ends.append(ours)
             self._processes.append(process)
@@ -55,6 +53,7 @@ class WorkerPool:
             process.join(10)
             if process.is_alive():
                 process.kill()
+        self._folder.cleanup()
 
 
 class _Failure:
@@ -62,20 +61,19 @@ class _Failure:
         self.text = text
 
 
-def _serve(rank: int, size: int, port: int, end: Any) -> None:
+def _serve(rank: int, size: int, folder: str, end: Any) -> None:
     import torch
-    import torch.distributed as dist
 
+    from burnish.distributed import join
     from burnish.distributed.connection.communicators import GroupCommunicator
-    from burnish.distributed.connection.process_group import ProcessGroup
     from burnish.errors import BurnishError
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), "BURNISH_MEETING": folder})
+    everyone = join(timeout=SECONDS)
     communicators = {}
     for workers in range(1, size + 1):
-        members = range(workers)
-        pair = [ProcessGroup(rank, workers, torch_group=dist.new_group(list(members)), members=members) for _ in range(2)]
+        pair = [everyone.apart(workers) for _ in range(2)]
         if rank < workers:
             communicators[workers] = GroupCommunicator(*pair)
     while (task := end.recv()) is not None:

@@ -356,7 +356,7 @@ def test_backend_runs_single_operators_and_takes_inputs_by_name():
         prepared.run({"a": one})
     with pytest.raises(InputError, match=r"has 2 inputs \('a', 'b'\), and 1 were given"):
         prepared.run([one])
-    with pytest.raises(EngineError, match="could not run the model"):
+    with pytest.raises(EngineError, match="failed in the model graph: Unexpected input data type"):
         prepared.run([one, np.ones(2)])
     with pytest.raises(InputError, match="the node has 5 inputs, and 1 were given"):
         BurnishBackend.run_node(node, [one])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.program.persistence import graph_hashes, model_bytes
@@ -38,7 +39,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda op
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return burnish.compile(residual_network(width=4, blocks=(1, 1), input_shape=(1, 8, 8)), optimizer="sgd")
+    return burnish.compile(residual_network(width=4, blocks=(1, 1), input_shape=(1, 8, 8)), optimizer="sgd", norm="train")
 
 
 def names_of(program: Program, graph: str, *roles: Role) -> set[str]:
@@ -62,7 +63,8 @@ def run(program: Program, graph: str, state: dict[str, np.ndarray], extra: dict[
 
 @every_optimizer
 def test_the_program_is_the_one_that_compiling_with_it_gives(program: Program, optimizer: optim.Optimizer) -> None:
-    compiled = burnish.compile(residual_network(width=4, blocks=(1, 1), input_shape=(1, 8, 8)), optimizer=optimizer)
+    model = residual_network(width=4, blocks=(1, 1), input_shape=(1, 8, 8))
+    compiled = burnish.compile(model, optimizer=optimizer, norm="train")
     derived = program.with_optimizer(optimizer)
     assert graph_hashes(derived) == graph_hashes(compiled)
     assert derived.signature == compiled.signature
@@ -133,8 +135,8 @@ def test_a_loaded_program_takes_another_optimizer_too(
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_mixed_precision_stays_around_the_other_optimizer(precision: str) -> None:
     model = residual_network(width=4, blocks=(1,), input_shape=(1, 8, 8))
-    whole = burnish.compile(model, optimizer=OPTIMIZERS[-1], precision=precision)
-    derived = burnish.compile(model, precision=precision).with_optimizer(OPTIMIZERS[-1])
+    whole = burnish.compile(model, optimizer=OPTIMIZERS[-1], precision=precision, norm="train")
+    derived = burnish.compile(model, precision=precision, norm="train").with_optimizer(OPTIMIZERS[-1])
     assert graph_hashes(derived) == graph_hashes(whole)
     assert ("opt/loss_scale" in derived.initial_state()) == (precision == "float16")
 
@@ -236,7 +238,7 @@ def test_what_goes_around_an_optimizer_starts_from_the_parameters_carried_over(p
     wrapped = program.with_optimizer(optim.ema(optim.sgd()))
     carried = wrapped.carry_state(session.state())
     assert int(carried.state["step"]) == 3
-    assert all(name.startswith("opt/average/") for name in carried.fresh)
+    assert all(name.startswith(("opt/average/", "opt/average_count")) for name in carried.fresh)
     for name, other in averages(wrapped.signature, "average").items():
         np.testing.assert_array_equal(carried.state[other], session.state()[name])
 
@@ -312,4 +314,15 @@ def test_an_optimizer_that_does_not_fit(program: Program, optimizer: object, mes
 
 def test_a_program_is_described_in_one_line() -> None:
     program = burnish.compile(residual_network((1, 4, 4), classes=3, width=2, blocks=(1,)))
-    assert re.fullmatch(r"Program\(init: \d+ nodes, step: \d+ nodes, grad: .*, predict: \d+ nodes\)", repr(program))
+    assert re.fullmatch(r"Program\(init: \d+ nodes, step: not lowered yet, grad: .*, predict: \d+ nodes\)", repr(program))
+
+
+def test_layers_that_only_the_other_optimizer_freezes_are_named() -> None:
+    automatic = burnish.compile(residual_network(width=4, blocks=(1, 1), input_shape=(1, 8, 8)))
+    message = r"freezes the batch normalization '(stem|stage1)[^']*' and \d more, whose statistics still move.*norm='frozen'"
+    with pytest.warns(ObjectiveWarning, match=message):
+        automatic.with_optimizer(FROZEN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        automatic.with_optimizer("adam")
+        burnish.compile(residual_network(width=4, blocks=(1,), input_shape=(1, 8, 8)), norm="train").with_optimizer(FROZEN)

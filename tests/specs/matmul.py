@@ -42,6 +42,8 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample([a, b], attributes, name=f"trans_{left}{right}", batched=batched, most_nodes=2)
             scaled = attributes | {"alpha": 0.7, "beta": -1.3}
             yield Sample([a, b, normal(rng, 4)], scaled, name=f"trans_{left}{right}_scaled", batched=batched)
+    yield Sample([normal(rng, 2, 3), normal(rng, 4, 3)], {"transB": 2}, name="trans_b_of_another_number")
+    yield Sample([normal(rng, 3, 2), normal(rng, 3, 4)], {"transA": -3}, name="trans_a_of_another_number", batched=())
     for name, shape in {"scalar": (), "one": (1,), "row": (4,), "row_2d": (1, 4), "column": (2, 1), "full": (2, 4)}.items():
         yield Sample([normal(rng, 2, 3), normal(rng, 3, 4), normal(rng, *shape)], {"beta": 0.5}, name=f"bias_{name}")
 

@@ -63,13 +63,14 @@ Make = Callable[[int], onnx.ModelProto]
 
 @dataclass(frozen=True)
 class Case:
-    """A model for the opsets ``since`` to ``until``, fed with a float array of ``shape``."""
+    """A model for the opsets ``since`` to ``until``, fed with a float array of ``shape``; some have no gradient."""
 
     name: str
     make: Make
     shape: tuple[int, ...]
     since: int = FIRST
     until: int = LAST
+    differentiable: bool = True
 
     @property
     def opsets(self) -> list[int]:
@@ -79,9 +80,9 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(shape: tuple[int, ...], since: int = FIRST, until: int = LAST) -> Callable[[Make], Make]:
+def case(shape: tuple[int, ...], since: int = FIRST, until: int = LAST, differentiable: bool = True) -> Callable[[Make], Make]:
     def register(make: Make) -> Make:
-        CASES.append(Case(make.__name__, make, shape, since, until))
+        CASES.append(Case(make.__name__, make, shape, since, until, differentiable))
         return make
 
     return register
@@ -251,6 +252,24 @@ _resize("resize_nearest_up_and_down", [1.0, 1.0, 2.0, 0.5], "nearest")
 _resize("resize_linear", [1.0, 1.0, 2.0, 2.0], "linear")
 
 
+def _resize_at_run_time(name: str, scale: float) -> None:
+    """Scales that only the running model knows, in an opset whose nearest depends on whether they enlarge."""
+
+    def make(opset: int) -> onnx.ModelProto:
+        d = Draft(opset)
+        total = d.node("Cast", d.axes("ReduceSum", "x", [0, 1, 2, 3], since=13, keepdims=0), to=TensorProto.INT64)
+        zero = d.node("Mul", d.node("Cast", total, to=TensorProto.FLOAT), d.weight(np.float32(0)))
+        scales = d.node("Add", d.weight(np.asarray([1, 1, scale, 1.5], np.float32)), zero)
+        return _single(d, d.node("Resize", "x", scales, mode="nearest"), [1, 2, 5, 6])
+
+    make.__name__ = name
+    case((1, 2, 5, 6), since=10, until=10)(make)
+
+
+_resize_at_run_time("resize_up_at_run_time", 2.0)
+_resize_at_run_time("resize_down_at_run_time", 0.6)
+
+
 @case((1, 2, 4, 4), since=11)
 def resize_sizes(opset: int) -> onnx.ModelProto:
     d = Draft(opset)
@@ -282,7 +301,7 @@ def scatter(opset: int) -> onnx.ModelProto:
     return _single(d, d.node("Scatter" if opset < 11 else "ScatterElements", "x", indices, updates, axis=1), [2, 3])
 
 
-@case((1, 2, 6, 6), since=10, until=21)
+@case((1, 2, 6, 6), since=10, until=21, differentiable=False)
 def roi_align(opset: int) -> onnx.ModelProto:
     d = Draft(opset)
     rois, batch = d.weight(np.array([[0.3, 0.2, 4.1, 3.7]], np.float32)), d.weight(np.array([0], np.int64))
@@ -319,7 +338,7 @@ def dense_and_arithmetic(opset: int) -> onnx.ModelProto:
     return _single(d, d.node("Reshape", d.node("Transpose", y, perm=[0, 2, 1]), shape), ["batch", 3, 4])
 
 
-@case((2, 3), since=11)
+@case((2, 3), since=11, differentiable=False)
 def branches(opset: int) -> onnx.ModelProto:
     """Axes of nodes inside an If, which captures values of the graph around it."""
     d = Draft(opset)
@@ -334,3 +353,66 @@ def branches(opset: int) -> onnx.ModelProto:
         output = helper.make_tensor_value_info(y, TensorProto.FLOAT, None)
         branches[branch] = helper.make_graph(inner.nodes, branch, [], [output], inner.initializers)
     return _single(d, d.node("If", condition, **branches), ["batch", 3])
+
+
+@case((2, 5), since=9)
+def one_hot(opset: int) -> onnx.ModelProto:
+    d = Draft(opset)
+    indices = np.array([[0, 2, 1, 1, 4], [3, 0, 0, 3, 2]]) - (5 if opset >= 11 else 0)  # negative ones came with opset 11
+    codes = d.node("OneHot", d.weight(indices), d.ints(4), "x01", axis=1)
+    pair = d.node("Slice", "x", d.ints(0, 0), d.ints(1, 2)) if opset >= 10 else d.node("Slice", "x", starts=[0, 0], ends=[1, 2])
+    d.nodes.append(helper.make_node("Reshape", [pair, d.ints(2)], ["x01"]))
+    d.nodes.append(d.nodes.pop(0))
+    return _single(d, codes, [2, 5])
+
+
+def _pool(name: str, op_type: str, extents: tuple[int, ...], since: int, **attributes: object) -> None:
+    """Output sizes rounded up, where the last window would start behind the data."""
+
+    def make(opset: int) -> onnx.ModelProto:
+        d = Draft(opset)
+        y = d.node("Exp", d.node(op_type, "x", ceil_mode=1, **attributes))
+        return _single(d, d.axes("ReduceSum", y, [0], since=13, keepdims=0), ["batch", 2, *extents])
+
+    make.__name__ = name
+    case((2, 2, *extents), since=since)(make)
+
+
+for _op, _since in (("MaxPool", 10), ("AveragePool", 10), ("LpPool", 18)):
+    _pool(f"{_op}_dropped", _op, (6,), _since, kernel_shape=[3], strides=[4], pads=[1, 1])
+    _pool(f"{_op}_one_dropped", _op, (6, 6), _since, kernel_shape=[3, 2], strides=[4, 4], pads=[1, 0, 1, 0])
+    _pool(f"{_op}_cropped", _op, (4, 5), _since, kernel_shape=[1, 2], strides=[4, 2])
+_pool(
+    "AveragePool_dropped_counting",
+    "AveragePool",
+    (6, 6),
+    10,
+    kernel_shape=[3, 3],
+    strides=[4, 2],
+    pads=[1] * 4,
+    count_include_pad=1,
+)
+
+
+def _transposed(name: str, **attributes: object) -> None:
+    """Pads that are not even, whose formula opset 11 corrected."""
+
+    def make(opset: int) -> onnx.ModelProto:
+        d = Draft(opset)
+        y = d.node("ConvTranspose", "x", d.weight(_random(2, 1, 3, 3)), strides=[2, 2], **attributes)
+        return _single(d, y, ["batch", 2, 4, 5])
+
+    make.__name__ = f"transposed_{name}"
+    case((2, 2, 4, 5))(make)
+
+
+_transposed("same_upper", auto_pad="SAME_UPPER")
+_transposed("same_lower", auto_pad="SAME_LOWER")
+_transposed("output_shape", output_shape=[8, 10])
+_transposed("output_shape_same_upper", output_shape=[8, 10], auto_pad="SAME_UPPER")
+
+
+@case((2, 3, 4, 4), since=9)
+def mean_variance_normalization(opset: int) -> onnx.ModelProto:
+    d = Draft(opset)
+    return _single(d, d.node("MeanVarianceNormalization", "x"), ["batch", 3, 4, 4])

@@ -163,6 +163,8 @@ def pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample([x, integers(0, 0, 2, 3, 0, 0, 4, 1)], {"mode": mode}, name=mode)
         yield Sample([x, integers(0, 0, 2, -1, 0, 0, -2, 1)], {"mode": mode}, name=f"{mode}_negative")
         yield Sample([x, integers(2, 3), None, integers(3)], {"mode": mode}, name=f"{mode}_axes")
+    one = normal(rng, 2, 1, 5)
+    yield Sample([one, integers(0, 0, 2, 0, 0, 1)], {"mode": "reflect"}, name="reflect_beside_an_extent_of_one")
     yield Sample([x, integers(0, 0, 2, 3, 0, 0, 4, 1)], {"mode": "wrap"}, name="wrap", opset=19)
 
 
@@ -192,7 +194,8 @@ def torch_pad_by_axes(
         elif mode == "wrap":
             source = source % size
         else:
-            source = (source % (2 * size - 2)).apply_(lambda index, size=size: min(index, 2 * size - 2 - index))
+            period = max(2 * size - 2, 1)
+            source = (source % period).apply_(lambda index, size=size: min(index, 2 * size - 2 - index))
         x = cropped.index_select(axis, source)
     return x
 

@@ -48,6 +48,32 @@ def test_a_fitting_batch_is_not_copied():
         assert array is given[name]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "labels"),
+    [(("batch", 1, 1), np.array([3, 9])), (("batch", 1, 1), np.array([[3], [9]])), ((2, "width", 1), np.zeros((2, 5), np.int64))],
+)
+def test_labels_may_leave_out_last_axes_of_extent_one(wanted, labels):
+    signature = GraphSignature((Entry("labels", Role.LABEL, ir.DataType.INT64, wanted, minimum=0, maximum=9),), ())
+    checked = check_batch(signature, {"labels": labels})["labels"]
+    assert checked.shape == (*labels.shape, *[1] * (3 - labels.ndim))
+    np.testing.assert_array_equal(checked.reshape(labels.shape), labels)
+
+
+def test_other_axes_are_not_left_out():
+    signature = GraphSignature(
+        (
+            Entry("x", Role.DATA, ir.DataType.FLOAT, ("batch", 1)),
+            Entry("labels", Role.LABEL, ir.DataType.INT64, ("batch", 1, 2)),
+        ),
+        (),
+    )
+    fitting = {"x": np.zeros((2, 1), np.float32), "labels": np.zeros((2, 1, 2), np.int64)}
+    check_batch(signature, fitting)
+    for name, shape in (("labels", (2,)), ("labels", (2, 1)), ("x", (2,))):
+        with pytest.raises(InputError, match=rf"'{name}' has {len(shape)} dimensions"):
+            check_batch(signature, {**fitting, name: fitting[name].reshape(-1)[: np.prod(shape)].reshape(shape)})
+
+
 def test_nothing_else_than_a_dict_is_a_batch():
     with pytest.raises(InputError, match=r"dict of arrays by input name, not a tuple: give \{'image': \.\.\., 'mask'"):
         check_batch(SIGNATURE, (1, 2))
@@ -63,6 +89,7 @@ def test_nothing_else_than_a_dict_is_a_batch():
         ({"image": np.zeros((3, 4, 4), np.float32)}, r"'image' has 3 dimensions, and the program takes 4: .*got \[3, 4, 4\]"),
         ({"labels": np.zeros((2, 1), int)}, r"'labels' has 2 dimensions.*expected shape \[batch\], got \[2, 1\]"),
         ({"image": np.zeros((2, 3, 4, 5), np.float32)}, r"'image' has extent 5 along axis 3, and the program takes 4"),
+        ({"image": np.zeros((2, 1, 4, 4), np.float32)}, r"'image' has extent 1 along axis 1.*got \[2, 1, 4, 4\]$"),
         ({"labels": np.zeros(3, int)}, r"'image' and 'labels' disagree about 'batch': 2 and 3"),
         ({"image": np.zeros((0, 3, 4, 4), np.float32)}, r"'image' is empty along axis 0.*leave empty batches out"),
         ({"mask": np.zeros((2, 0), bool)}, r"'mask' is empty along axis 1"),
@@ -202,3 +229,19 @@ def test_hyperparameters_are_checked_whenever_others_are_given():
         check({"decay": float("nan")})
     with pytest.raises(ConfigurationError, match="'decay' has no default"):
         check({})
+
+
+@pytest.mark.parametrize(
+    ("extents", "shape", "says_how"),
+    [((1, 3), (4, 3), True), ((5, 1, 3), (5, 4, 3), True), ((1, 1, 3), (1, 4, 3), False), ((8, 3), (4, 3), False)],
+)
+def test_a_batch_of_several_for_a_model_of_one_sample_says_what_to_do(extents, shape, says_how):
+    signature = GraphSignature((Entry("x", Role.DATA, ir.DataType.FLOAT, extents),), ())
+    with pytest.raises(InputError) as caught:
+        check_batch(signature, {"x": np.zeros(shape, np.float32)})
+    assert f"expected shape [{', '.join(map(str, extents))}], got" in str(caught.value)
+    remedy = (
+        "exported for one sample at a time: compile it with batch='open' (--batch open), which lets it take batches of any size, "
+        "or export it again with an open batch (dynamic axes)"
+    )
+    assert str(caught.value).endswith(remedy) is says_how

@@ -9,9 +9,8 @@ import onnx
 import pytest
 
 import burnish
-from burnish.errors import CheckpointError
+from burnish.errors import CarryOverWarning, CheckpointError
 from burnish.models import residual_network
-from burnish.program.carry_over import CarryOverWarning
 
 
 def batch(size: int = 6) -> dict[str, np.ndarray]:

@@ -43,6 +43,20 @@ def test_by_default_there_is_one(program, tmp_path):
     assert names(tmp_path) == ["best.safetensors", "latest.safetensors"]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_a_killed_save_left_is_removed(program, tmp_path, resume):
+    """A process killed in its very first save leaves no checkpoint to resume, only files that are half written."""
+    if resume:
+        trainer(program, tmp_path, epochs=1).run()
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    for name in (".tmpclZ8AX", ".latest.safetensors.0123abcd.partial", ".step-00000001.safetensors.0123abcd.partial"):
+        (checkpoints / name).write_bytes(b"half")
+    (checkpoints / ".tmp-of-another").write_bytes(b"not burnish's")
+    trainer(program, tmp_path, resume=resume).run()
+    assert names(tmp_path) == [".tmp-of-another", "best.safetensors", "latest.safetensors"]
+
+
 def test_another_number_drops_what_is_too_many(program, tmp_path):
     trainer(program, tmp_path, keep_checkpoints=4, epochs=1).run()
     trainer(program, tmp_path, keep_checkpoints=2, resume=True).run()

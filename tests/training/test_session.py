@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -205,6 +207,25 @@ def test_the_second_step_compiles_nothing(program, monkeypatch):
     session.load_state(session.state())
     session.step(tiny_batch())
     assert made == ["step", "evaluate"]
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "torch"])
+def test_threads_that_share_a_session_wait_for_each_other(program, engine):
+    """The same batch in every step: the order does not matter, and the state is that of as many steps one after the other."""
+    alone, shared = Session(program, engine=engine, threads=1), Session(program, engine=engine, threads=1)
+    for _ in range(4 * 25):
+        alone.step(tiny_batch())
+
+    def use(position: int) -> None:
+        for _ in range(25):
+            shared.step(tiny_batch())
+            shared.evaluate(tiny_batch(2 + position))
+            shared.state()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))
+    assert shared.step_count == 100
+    assert_same_state(shared.state(), alone.state())
 
 
 def test_a_closed_session_keeps_its_state(program, tmp_path):

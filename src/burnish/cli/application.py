@@ -13,9 +13,11 @@ from burnish.cli.compare import compare
 from burnish.cli.compile import compile
 from burnish.cli.console import errors
 from burnish.cli.demo import demo
+from burnish.cli.evaluate import evaluate
 from burnish.cli.export import export
 from burnish.cli.inspect import inspect
-from burnish.cli.launch import INTERRUPTED, exit_status, other_rank
+from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
+from burnish.cli.predict import predict
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 
@@ -37,14 +39,15 @@ class Group(TyperGroup):
             if ctx.meta["burnish.debug"]:
                 raise
             rank = other_rank()
-            # What stops all workers, the first of them says.
-            if rank is None or not isinstance(error, WorkerError | NonFiniteLossError):
+            # What stops all workers, the first of each machine says; and one that never came to the others says why.
+            if is_first_of_machine() or not has_joined() or not isinstance(error, WorkerError | NonFiniteLossError):
                 prefix = "" if rank is None else f"[rank {rank}] "
                 errors().print(f"{prefix}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(exit_status(error)) from error
         except KeyboardInterrupt as interrupt:
             if other_rank() is None:
-                errors().print(str(interrupt) or "Stopped.", style="yellow", markup=False, highlight=False, soft_wrap=True)
+                for line in (str(interrupt) or "Stopped.").split("\n"):
+                    errors().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
 
 
@@ -71,5 +74,5 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-for command in (train, compile, inspect, check, compare, export, demo):
+for command in (train, predict, evaluate, compile, inspect, check, compare, export, demo):
     app.command()(command)

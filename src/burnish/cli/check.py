@@ -8,7 +8,7 @@ from burnish.cli.train import what_trains
 from burnish.errors import GradientError
 
 
-@takes_compilation(only=("loss", "trainable", "norm", "outputs"))
+@takes_compilation(only=("loss", "trainable", "norm", "outputs", "batch"))
 def check(model: ModelArgument, *, compilation: Compilation) -> None:
     """Say whether a model can be trained, or what stands in the way."""
     from burnish.cli.summary import summarize
@@ -16,7 +16,7 @@ def check(model: ModelArgument, *, compilation: Compilation) -> None:
     try:
         program = compilation.program(model)
     except GradientError as error:
-        lacking = summarize(model)["lacking"]
+        lacking = summarize(model, batch=compilation.batch)["lacking"]
         if len(lacking) > 1:
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from burnish.cli.console import counted, errors, output, split
+from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.data_options import check_data_options
 from burnish.cli.options import Compilation, ModelArgument, takes_compilation
 
@@ -120,6 +120,8 @@ def _batches(
     from burnish.data import Loader, Wanted, open_dataset
 
     dataset = open_dataset(data, Wanted.by(program), label=label)
+    if (note := getattr(dataset, "note", None)) is not None:
+        output().print(note, markup=False)
     loader = Loader(dataset, min(batch_size, len(dataset)), seed, drop_last=True)
     return (batch for epoch in count() for batch in loader.epoch(epoch))
 
@@ -148,7 +150,8 @@ def _print(comparison: Comparison) -> None:
         losses.add_row(str(step), *(f"{found[name]:.7g}" if name in found else "-" for name in comparison.engines))
     console.print(losses)
     for report in comparison.reports:
-        console.print(f"\n{report.engine} beside {comparison.engines[0]}", markup=False)
+        console.print()
+        console.print(f"{report.engine} beside {comparison.engines[0]}", markup=False)
         table = Table(box=None)
         for name in ("tensor", "kind", "by norm", "by max", "tolerance", "step", ""):
             table.add_column(name, justify="left" if name in ("tensor", "kind", "") else "right", overflow="fold")
@@ -162,7 +165,7 @@ def _print(comparison: Comparison) -> None:
             verdict = "differs" if not tensor.agrees else "rounding" if tensor.by_rounding else ""
             figures = (f"{tensor.worst.by_norm:.1e}", f"{tensor.worst.by_max:.1e}", f"{tensor.tolerance:.1e}", str(tensor.step))
             exact = [f"{comparison.errors[name].get(tensor.name, 0.0):.1e}" for name in comparison.engines if comparison.errors]
-            table.add_row(tensor.name, tensor.kind, *figures, verdict, *exact)
+            table.add_row(cell(tensor.name), tensor.kind, *figures, verdict, *exact)
         console.print(table)
         if len(tensors) > len(shown):
             hidden = tensors[len(shown) :]

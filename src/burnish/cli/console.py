@@ -7,16 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+from burnish.errors import escaped
+
+
+class EscapingConsole(Console):
+    """Prints a text as one line: what would steer the terminal, in names from files, is written out (``burnish.errors``)."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(escaped(item) if isinstance(item, str) else item for item in objects), **options)
+
+
+def cell(text: str) -> Text:
+    """Return what stands in a table: nothing in it is markup, and nothing steers the terminal."""
+    return Text(escaped(text))
 
 
 def output(quiet: bool = False) -> Console:
     """The console of what a command has to say; made anew, as the stream may have been replaced since."""
-    return Console(highlight=False, soft_wrap=True, quiet=quiet)
+    return EscapingConsole(highlight=False, soft_wrap=True, quiet=quiet)
 
 
 def errors() -> Console:
     """The console of errors and warnings."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return EscapingConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def warn_with_rank(rank: int) -> None:

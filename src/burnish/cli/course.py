@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from burnish.training.checkpoint import Checkpoint
 
 CONSTANT, ONE_CYCLE = "constant", "one_cycle"
+TAKEOVER = "takeover.json"
+"""In the folder of a run while its checkpoints are written for another learning rate: the program's options without one."""
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -171,22 +173,24 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def take_over_checkpoints(folder: Path, program: Program) -> None:
     """Let the checkpoints of a run go on with a program that differs from the run's own in its learning rate alone.
 
-    The program is saved in the place of the run's, and the checkpoints are written for it. Where more differs, nothing is done:
-    resuming then says what.
+    The checkpoints are written for the program, which is then saved in the place of the run's. A record stands beside them until
+    that is done: where this is killed, the next call goes on from whatever it left, with either rate. Where more differs, nothing
+    is done: resuming then says what.
+
+    Raises:
+        CheckpointError: a file cannot be written.
     """
-    from burnish.program.persistence import MANIFEST
+    from burnish.program.state import remove_left_behind, replacing
     from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
 
-    try:
-        earlier = json.loads((folder / "program" / MANIFEST).read_text(encoding="utf-8"))["options"]
-        wanted = json.loads(json.dumps(program.options))  # tuples are lists in a file
-        same = _without_rate(earlier) == _without_rate(wanted)
-    except (OSError, ValueError, KeyError, TypeError):
+    wanted = json.loads(json.dumps(program.options))  # tuples are lists in a file
+    record = folder / TAKEOVER
+    remove_left_behind(record)
+    if not _differs_in_rate(folder, record, wanted):
         return
-    if not same or earlier == wanted:
-        return
+    with replacing(record) as partial:
+        partial.write_text(json.dumps(_without_rate(wanted)), encoding="utf-8")
     identity = ProgramIdentity.of(program)
-    program.save(folder / "program")
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
         try:
             checkpoint = read_checkpoint(path)
@@ -195,8 +199,29 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
         differing = {name for name, value in identity.graphs.items() if checkpoint.identity.graphs.get(name) != value}
         if differing and differing <= {"init", "step", "apply"}:
             write_checkpoint(
-                path, checkpoint.state, step=checkpoint.step, identity=identity, engine=checkpoint.engine, extra=checkpoint.extra
+                path,
+                checkpoint.state,
+                step=checkpoint.step,
+                identity=identity,
+                engine=checkpoint.engine,
+                extra=checkpoint.extra,
+                metadata=checkpoint.metadata,
             )
+    program.save(folder / "program")
+    record.unlink()
+
+
+def _differs_in_rate(folder: Path, record: Path, wanted: dict[str, Any]) -> bool:
+    """Whether what is in the folder of a run may be for another learning rate than a program of these options, and only that."""
+    from burnish.program.persistence import MANIFEST
+
+    try:
+        if record.exists():
+            return bool(json.loads(record.read_text(encoding="utf-8")) == _without_rate(wanted))
+        earlier = json.loads((folder / "program" / MANIFEST).read_text(encoding="utf-8"))["options"]
+        return bool(earlier != wanted and _without_rate(earlier) == _without_rate(wanted))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _without_rate(options: dict[str, Any]) -> dict[str, Any]:

@@ -18,19 +18,22 @@ LABELS = {
 }
 
 
-def check_data_options(*sources: str | None, label: str | None = None, image_size: tuple[int, int] | None = None) -> None:
+def check_data_options(
+    *sources: str | None, label: str | None = None, image_size: tuple[int, int] | None = None, pixels: str | None = None
+) -> None:
     """Refuse options that have no meaning for any of the data that are given.
 
     Args:
         sources: the data to train and to evaluate on, as ``burnish.data.open_dataset`` takes them; None where there are none.
         label: of ``--label``.
         image_size: of ``--image-size``.
+        pixels: the first of the options of pixels that was given.
 
     Raises:
         DataError: there are no such data.
         typer.BadParameter: an option without a meaning; the message names it, the data, and what it is for.
     """
-    if label is None and image_size is None:
+    if label is None and image_size is None and pixels is None:
         return
     from burnish.data.sources import data_kind
 
@@ -50,4 +53,9 @@ def check_data_options(*sources: str | None, label: str | None = None, image_siz
         raise typer.BadParameter(
             f"--image-size is what the files in a folder of images are resized to, and '{source}' is {NAMES[kind]}, whose "
             "samples have a shape already: leave it out"
+        )
+    if pixels is not None and not kinds.keys() & {"images", "npz"}:
+        raise typer.BadParameter(
+            f"{pixels} says what is done to the pixels of images and of arrays of bytes, and '{source}' is {NAMES[kind]}, whose "
+            "numbers are taken as they are: leave it out"
         )

@@ -72,8 +72,8 @@ def demo(
     (labels,) = [batch["labels"] for batch in arrays.epoch(0)]
     counted = right_by_onnxruntime(tuned, images, labels)
     total = len(labels)
+    console.print(f"Test accuracy, burnish session:    {expected}/{total} = {expected / total:.2%}", markup=False)
     console.print(
-        f"Test accuracy, burnish session:    {expected}/{total} = {expected / total:.2%}\n"
         f"Test accuracy, plain ONNX Runtime: {counted}/{total} = {counted / total:.2%}, from {tuned}",
         markup=False,
     )

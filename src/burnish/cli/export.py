@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
-from burnish.cli.options import FoldOption, export_line, is_program
+from burnish.cli.options import FoldOption, export_line
 
 
 def export(
@@ -36,24 +35,12 @@ def export(
     from burnish.program import Program
     from burnish.program.training_info import write_training_model
     from burnish.training import Session
-    from burnish.training.checkpoint_folder import BEST, LATEST
+    from burnish.training.saved_runs import checkpoint_of, exported_parameters, program_beside
 
-    if not source.exists():
-        raise CheckpointError(f"'{source}': there is no such run or checkpoint; give the folder that burnish train wrote")
-    if source.is_dir():
-        checkpoint = source / "checkpoints" / (BEST if best else LATEST)
-    elif best:
+    if best and source.is_file():
         raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
-    else:
-        checkpoint = source
-    if not checkpoint.exists() and is_program(source):
-        raise CheckpointError(
-            f"'{source}' is a program that is compiled and not trained: train it (burnish train {source}) and export the "
-            f"folder of the run; its model as it is stands in '{source / 'predict.onnx'}'"
-        )
-    if not checkpoint.exists():
-        raise CheckpointError(f"'{source}' holds no {checkpoint.name}: the run has not saved anything yet")
-    program = next((folder / "program" for folder in checkpoint.absolute().parents[:2] if (folder / "program").is_dir()), None)
+    checkpoint = checkpoint_of(source, best)
+    program = program_beside(checkpoint)
     if program is None:
         raise CheckpointError(
             f"The program of '{checkpoint}' is not beside it: a run keeps it in its folder 'program'. "
@@ -62,20 +49,11 @@ def export(
     session = Session(Program.load(program))
     session.restore(checkpoint)
     if training:
-        write_training_model(session.program.to_onnx(session.state()), path)
+        write_training_model(session.program.to_onnx(session.state(), session.metadata), path)
         line = f"{path}: the model and its training after {counted(session.step_count, 'step')}"
         output().print(line, markup=False)
         return
-    parameters = _exported(program.parent) if average is None else AVERAGE if average else None
+    parameters = exported_parameters(program.parent) if average is None else AVERAGE if average else None
     session.export(path, fold_norm=fold, parameters=parameters)
     what = "the model" if parameters is None else "the average of the model's weights"
-    output().print(export_line(path, what, session.step_count, session.program, fold), markup=False)
-
-
-def _exported(folder: Path) -> str | None:
-    """Return what the run in a folder exported: the parameters (None, also where it does not say), or their ``average``."""
-    try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))["parameters"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return AVERAGE if found == AVERAGE else None
+    output().print(export_line(path, what, session.step_count, session.program, fold, parameters), markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,10 @@ import typer
 from rich.console import Console
 
 from burnish.cli.console import counted, output
+from burnish.cli.options import BatchOption, read_batch, read_outputs
 
 CONSTANTS_SHOWN = 10
+CLASSES_SHOWN = 20
 
 
 def inspect(
@@ -19,12 +22,25 @@ def inspect(
         Path, typer.Argument(metavar="MODEL", help="An ONNX file, a program, or the folder of a run.", show_default=False)
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            "--outputs",
+            metavar="NAME",
+            help="The output that the loss would read, or several with commas between; by default the only one.",
+        ),
+    ] = None,
+    batch: BatchOption = None,
 ) -> None:
     """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
     from burnish.cli.summary import program_at, summarize, summarize_program
 
     program = program_at(model)
-    summary = summarize(model) if program is None else summarize_program(program)
+    if program is not None and outputs is not None:
+        raise typer.BadParameter(f"--outputs is for a model, and '{model}' is a program, compiled with its own: leave it out")
+    if program is not None and batch is not None:
+        raise typer.BadParameter(f"--batch is for a model, and '{model}' is a program, compiled with its own: leave it out")
+    summary = summarize(model, read_outputs(outputs), read_batch(batch)) if program is None else summarize_program(program)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))
     elif program is None:
@@ -38,9 +54,10 @@ def _print_program(summary: dict[str, Any], console: Console) -> None:
         console.print(text, markup=False)
 
     say(f"{summary['program']}: a training program; {summary['trains']}")
+    _say_data(summary, say)
     say("compiled with")
     for name, value in summary["options"].items():
-        if name not in ("trainable", "norm_layers"):
+        if name not in ("trainable", "norm_layers", "rounded_weights"):
             say(f"  {name:<16}  {value if isinstance(value, str) else json.dumps(value)}")
     say("a step takes, beside its state")
     for value in summary["inputs"]:
@@ -59,16 +76,26 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     for direction in ("inputs", "outputs"):
         for value in summary[direction]:
             say(f"  {direction[:-1]:<7} {value['name']}  {value['dtype']} {_shape(value)}")
-    prediction = summary["prediction"]
-    names = [value["name"] for value in summary["outputs"]]
-    if prediction is None:
+    _say_data(summary, say)
+    if not summary["predictions"]:
+        names = [value["name"] for value in summary["outputs"]]
         say(f"  the loss would read one of {', '.join(names)}: choose with --outputs")
-    else:
-        say(f"  the loss reads {prediction}" + ("" if prediction in names else ", behind the final softmax"))
+    for prediction in summary["predictions"]:
+        if prediction["stepped_over"] is not None:
+            say(f"  the loss reads {prediction['reads']}, before {prediction['stepped_over']}, which it applies itself")
+        elif prediction["bounded_by"] is not None:
+            say(f"  the loss reads {prediction['reads']}, which {prediction['bounded_by']} bounds to [0, 1]: choose a loss of")
+            say("  probabilities, or let it read what comes before (--outputs takes any value of the model)")
+        else:
+            say(f"  the loss reads {prediction['reads']}")
     for kind, title in (("parameters", "parameters, which train"), ("statistics", "running statistics, which training updates")):
         total = sum(value["count"] for value in summary[kind])
-        say(f"\n{title}: {total:,} in {counted(len(summary[kind]), 'tensor')}")
+        say()
+        say(f"{title}: {total:,} in {counted(len(summary[kind]), 'tensor')}")
         _table(summary[kind], console)
+        if kind == "parameters" and summary["rounded"]:
+            dtypes = " and ".join(summary["rounded"])
+            say(f"  weights in {dtypes} train in float32, which all is computed in; an export rounds them to {dtypes} again")
     merged = summary["perhaps_merged"]
     if merged:
         names = list(merged)
@@ -77,8 +104,15 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         say(f"  of one value, read by several layers, and trained as one: {shown}{more}")
         say("  where these were parameters of their own, export again with an exporter that does not merge them")
         say("  (torch.onnx.export(..., dynamo=True, optimize=False))")
+    unreached = summary["unreached"]
+    if unreached:
+        total = sum(value["count"] for value in unreached)
+        say()
+        say(f"weights that no gradient reaches, and that stay as they are: {total:,} in {counted(len(unreached), 'tensor')}")
+        _table(unreached, console)
     constants = summary["constants"]
-    say(f"\nconstants, which stay as they are: {counted(len(constants), 'tensor')}")
+    say()
+    say(f"constants, which stay as they are: {counted(len(constants), 'tensor')}")
     _table(constants[:CONSTANTS_SHOWN], console)
     if len(constants) > CONSTANTS_SHOWN:
         say(f"  and {len(constants) - CONSTANTS_SHOWN} more (--json lists them)")
@@ -86,24 +120,37 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     if scalars:
         more = f" and {len(scalars) - CONSTANTS_SHOWN} more" if len(scalars) > CONSTANTS_SHOWN else ""
         say(f"  scalars do not train, these among them: {', '.join(scalars[:CONSTANTS_SHOWN])}{more}")
-    say(f"\noperators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
+    say()
+    say(f"operators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
     for entry in summary["operators"]:
         say(f"  {entry['count']:>5}  {entry['operator']}" + ("  lacks a gradient" if entry["lacks_gradient"] else ""))
     if summary["nothing_trains"]:
-        say(f"\nNothing would train: {summary['nothing_trains']}.")
+        say()
+        say(f"Nothing would train: {summary['nothing_trains']}.")
     elif summary["lacking"]:
-        say("\nThe loss depends on weights through these, which have no gradient:")
+        say()
+        say("The loss depends on weights through these, which have no gradient:")
         for node in summary["lacking"]:
             say(f"  {node}")
     else:
-        say("\nEvery operator between a parameter and the loss has a gradient.")
+        say()
+        say("Every operator between a parameter and the loss has a gradient.")
+
+
+def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:
+    if "pixels" in summary:
+        say(f"pixels: {summary['pixels']}")
+    if "classes" in summary:
+        names = summary["classes"]
+        more = f" and {len(names) - CLASSES_SHOWN} more (--json lists them)" if len(names) > CLASSES_SHOWN else ""
+        say(f"classes: {', '.join(names[:CLASSES_SHOWN])}{more}")
 
 
 def _table(values: list[dict[str, Any]], console: Console) -> None:
     width = max((len(value["name"]) for value in values), default=0)
     for value in values:
         text = f"  {value['name']:<{width}}  {_shape(value):<20} {value.get('count', 0):>12,}  {value['dtype']}"
-        console.print(text, markup=False)
+        console.print(text + (f"  {value['reason']}" if "reason" in value else ""), markup=False)
 
 
 def _shape(value: dict[str, Any]) -> str:

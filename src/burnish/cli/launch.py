@@ -1,14 +1,23 @@
-"""``burnish train --workers``: starts the workers of one machine by what ``torchrun`` is made of, and says how they ended."""
+"""``burnish train --workers``: starts the workers of a machine, stops and restarts them, and says how they ended.
+
+Each gets its rank in the environment, and where to meet the others: on one machine in a new folder that nobody else can enter, on
+several at a port of the first. Nothing listens here.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
+import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
@@ -22,8 +31,55 @@ COMES_AGAIN = 78
 """By what a worker ends that would end so at every start: EX_CONFIG of sysexits.h."""
 LAUNCHED = "BURNISH_LAUNCHED"
 """In the environment of workers whose launcher reads that status."""
-# A worker that is asked to stop finishes its step and saves.
-SHUTDOWN_SECONDS = "120"
+RUN_ID = "BURNISH_RUN_ID"
+"""In the environment of workers: the name of their launch."""
+# A worker that is asked to stop finishes its step and saves; one whose run has failed only ends.
+SHUTDOWN_SECONDS = 120.0
+END_SECONDS = 30.0
+LOOK_UP_SECONDS = 0.1
+STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
+# The path of a socket has little room: where folders for temporary files lie deeper, workers meet here.
+SHORT_FOLDER, FOLDER_CHARACTERS = "/tmp", 60
+PORT = 29500
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines of a run, and which of them this is.
+
+    Attributes:
+        count: how many there are.
+        rank: of this one, from 0.
+        address: by which the others reach the first one.
+        port: of the first one, where all workers meet.
+    """
+
+    count: int = 1
+    rank: int = 0
+    address: str = ""
+    port: int = PORT
+
+    @classmethod
+    def of_options(cls, count: int, rank: int | None, address: str | None, port: int | None) -> Machines:
+        """Return what the options of a command say.
+
+        Raises:
+            typer.BadParameter: they contradict each other, or one is missing.
+        """
+        if count == 1:
+            given = {"--node-rank": rank, "--master-address": address, "--master-port": port}
+            for option in [option for option, value in given.items() if value is not None]:
+                raise typer.BadParameter(f"{option} is for workers on several machines: give their number too (--nodes)")
+            return cls()
+        if rank is None or address is None:
+            missing = "--node-rank" if rank is None else "--master-address"
+            raise typer.BadParameter(
+                f"--nodes {count}: {missing} is missing: give every machine its own --node-rank, from 0 to {count - 1}, and all "
+                "the address of the first as --master-address"
+            )
+        if rank >= count:
+            raise typer.BadParameter(f"--node-rank {rank} is not below --nodes {count}: machines count from 0")
+        return cls(count, rank, address, PORT if port is None else port)
 
 
 def is_worker() -> bool:
@@ -36,6 +92,18 @@ def other_rank() -> str | None:
     return os.environ.get("RANK") if is_worker() and os.environ.get("RANK", "0") != "0" else None
 
 
+def is_first_of_machine() -> bool:
+    """Whether this process speaks for the workers of its machine."""
+    rank = other_rank()
+    return rank is None or os.environ.get("LOCAL_RANK", rank) == "0"
+
+
+def has_joined() -> bool:
+    """Whether this process has come to the other workers of its run; false of one that is no worker."""
+    joining = sys.modules.get("burnish.distributed.connection.joining")
+    return joining is not None and joining.has_joined()
+
+
 def exit_status(error: BurnishError) -> int:
     """Return by what status an error ends this process: a worker tells its launcher whether to start it again."""
     return COMES_AGAIN if is_worker() and LAUNCHED in os.environ and comes_again(error) else 1
@@ -43,7 +111,7 @@ def exit_status(error: BurnishError) -> int:
 
 def run_id() -> str:
     """Return the name of the launch that this process belongs to, which its restarts share; empty where it has none."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    name = os.environ.get(RUN_ID, "") or os.environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" else name
 
 
@@ -89,68 +157,138 @@ def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_
         check_engine(get(engine))
 
 
-def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str) -> None:
+def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, machines: Machines) -> None:
     """Run a command of burnish in several processes of this machine, and wait for them.
 
     Args:
         arguments: of the command, as each worker gets them.
-        workers: how many.
+        workers: how many of this machine.
         restarts: how often to start all of them again when one fails otherwise than it would each time.
         resume: the command line that goes on from the last checkpoint.
+        machines: on which the run is; each has a launcher of its own.
 
     Raises:
+        ConfigurationError: there are several machines, and no secret.
         WorkerError: a worker was killed.
         typer.Exit: the workers ended otherwise than by success; they have said why.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from burnish.distributed.connection import rendezvous
 
-    # What the launcher logs of workers that fail, they say themselves, or it is said below.
-    logging.disable(logging.ERROR)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
-    os.environ[LAUNCHED] = "1"
-    # Connections that break are reported as errors; the library's traces of them say less.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    name = uuid.uuid4().hex
+    common = {
+        **{name: text for name, text in os.environ.items() if name != rendezvous.FOLDER},
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // workers))),
+        # Connections of GPUs that break are reported as errors; the library's traces of them say less.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "WORLD_SIZE": str(workers * machines.count),
+        "LOCAL_WORLD_SIZE": str(workers),
+        LAUNCHED: "1",
+        RUN_ID: uuid.uuid4().hex,
+    }
+    if machines.count > 1:
+        rendezvous.secret_of_environment()
+        common |= {"MASTER_ADDR": machines.address, "MASTER_PORT": str(machines.port)}
+    command = [sys.executable, "-m", "burnish", *arguments]
+    first = workers * machines.rank
+    for left in reversed(range(restarts + 1)):
+        with _place_to_meet(machines) as place:
+            failed = _run(command, [{**common, **place, **_ranks(first, local)} for local in range(workers)], resume)
+        if failed is None:
+            return
+        local, process = failed
+        if process.returncode in (REFUSED, COMES_AGAIN, INTERRUPTED):
+            raise typer.Exit(1 if process.returncode == COMES_AGAIN else process.returncode)
+        if not left:
+            raise _ended(first + local, process, resume)
+
+
+@contextmanager
+def _place_to_meet(machines: Machines) -> Iterator[dict[str, str]]:
+    """What workers are told of where they meet: on one machine a new folder, which is taken away when they have ended."""
+    if machines.count > 1:
+        yield {}
+        return
+    from burnish.distributed.connection import rendezvous
+    from burnish.distributed.connection.sockets import check_folder
+
+    folder = tempfile.mkdtemp(prefix="burnish-", dir=SHORT_FOLDER if len(tempfile.gettempdir()) > FOLDER_CHARACTERS else None)
     try:
-        for left in reversed(range(restarts + 1)):
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=workers,
-                run_id=name,
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                max_restarts=0,
-                monitor_interval=0.1,
-                local_addr="localhost",
-            )
-            try:
-                elastic_launch(config, sys.executable)("-m", "burnish", *arguments)
-                return
-            except ChildFailedError as error:
-                rank, failure = error.get_first_failure()
-            if failure.exitcode in (REFUSED, COMES_AGAIN):
-                raise typer.Exit(REFUSED if failure.exitcode == REFUSED else 1)
-            if not left:
-                raise _ended(rank, failure, resume)
-    except SignalException as stop:
-        if stop.sigval == signal.SIGINT:
-            raise typer.Exit(INTERRUPTED) from None  # the first worker has said where the state is
-        text = f"Stopped by {signal.Signals(stop.sigval).name}, and the workers too. Go on from the last checkpoint:\n  {resume}"
-        errors().print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(128 + int(stop.sigval)) from None
+        check_folder(Path(folder))
+        yield {rendezvous.FOLDER: folder}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ended(rank: int, failure: Any, resume: str) -> Exception:
-    if failure.exitcode >= 0:
-        return typer.Exit(failure.exitcode)
-    name = signal.Signals(-failure.exitcode).name
+def _ranks(first: int, local: int) -> dict[str, str]:
+    return {"RANK": str(first + local), "LOCAL_RANK": str(local)}
+
+
+def _run(
+    command: Sequence[str], environments: Sequence[Mapping[str, str]], resume: str
+) -> tuple[int, subprocess.Popen[bytes]] | None:
+    """Start a worker in each environment and wait until all have succeeded; returns the first that fails, and its place.
+
+    Raises:
+        typer.Exit: this process was asked to stop, and has stopped the workers.
+    """
+    workers: list[subprocess.Popen[bytes]] = []
+    with _stops_noted() as stops:
+        try:
+            for environment in environments:
+                workers.append(subprocess.Popen(command, env=environment, start_new_session=os.name == "posix"))
+            while not stops:
+                running = [worker for worker in workers if worker.poll() is None]
+                # Of several that have ended by now, one that was killed is the reason.
+                failed = [(local, worker) for local, worker in enumerate(workers) if worker.returncode]
+                if failed:
+                    return min(failed, key=lambda entry: entry[1].returncode > 0)
+                if not running:
+                    return None
+                time.sleep(LOOK_UP_SECONDS)
+            stop = stops[0]
+            _end(workers, stops, SHUTDOWN_SECONDS)
+        finally:
+            _end(workers, [signal.SIGTERM], END_SECONDS)
+    if stop == signal.SIGINT:
+        raise typer.Exit(INTERRUPTED)  # the first worker has said where the state is
+    what = f"Stopped by {signal.Signals(stop).name}, and the workers too. Go on from the last checkpoint:"
+    for line in (what, f"  {resume}"):
+        errors().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(128 + int(stop))
+
+
+@contextmanager
+def _stops_noted() -> Iterator[list[int]]:
+    """Enter the signals that ask this process to stop in a list, in place of ending it."""
+    noted: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: noted.append(number)) for number in STOPS}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(workers: Sequence[subprocess.Popen[bytes]], signals: list[int], seconds: float) -> None:
+    """Hand signals on to workers as they come, wait until they have ended, and kill what is left after so many seconds."""
+    until = time.monotonic() + seconds
+    sent = 0
+    while running := [worker for worker in workers if worker.poll() is None]:
+        late = time.monotonic() > until
+        for number in [signal.SIGKILL] if late else signals[sent:]:
+            for worker in running:
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.pid, number)
+        sent = len(signals)
+        time.sleep(LOOK_UP_SECONDS / 2)
+
+
+def _ended(rank: int, process: subprocess.Popen[bytes], resume: str) -> Exception:
+    if process.returncode >= 0:
+        return typer.Exit(process.returncode)
+    name = signal.Signals(-process.returncode).name
     memory = " The system does so when memory runs out: then take fewer workers or a smaller batch." if name == "SIGKILL" else ""
     return WorkerError(
-        f"Rank {rank} (process {failure.pid}) was ended by {name}, and the others were stopped.{memory} What was trained since "
-        f"the last checkpoint is lost; go on from it, with as many workers as you like:\n  {resume}"
+        f"Rank {rank} (process {process.pid}) was ended by {name}, and the others were stopped.{memory} What was trained since "
+        f"the last checkpoint is lost; go on from it, with as many workers as you like: {resume}"
     )

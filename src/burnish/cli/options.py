@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from burnish.cli.console import counted, split
+from burnish.cli import launch
+from burnish.cli.console import counted, errors, split
 from burnish.cli.course import CONSTANT
 from burnish.cli.optimizer_options import (
     AccumulateOption,
@@ -29,13 +31,16 @@ from burnish.cli.optimizer_options import (
     build_optimizer,
     with_updates,
 )
-from burnish.errors import GradientError, ModelError
+from burnish.errors import GradientError, ModelError, UntrainedWeightsWarning
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer
     from burnish.program import Program
 
 COMPILATION = "Compilation"
+OPTIONS_NAMED = "--trainable says what trains, --outputs what the loss reads"
+FIRST_SHARE = 0.1
+"""From how much of an average being its first value on a line says so."""
 
 ModelArgument = Annotated[
     Path, typer.Argument(metavar="MODEL", help="An ONNX file, or the folder of a compiled program.", show_default=False)
@@ -71,13 +76,23 @@ TrainableOption = Annotated[
         rich_help_panel=COMPILATION,
     ),
 ]
+HoldRowsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hold-rows",
+        metavar="NAME=ROWS",
+        help="Leave rows of a weight as they are, such as that of padding in an embedding: 'emb.weight=0', or with commas "
+        "between; may be given again.",
+        rich_help_panel=COMPILATION,
+    ),
+]
 NormOption = Annotated[
     list[str] | None,
     typer.Option(
         "--norm",
         metavar="POLICY",
-        help="Batch normalization: train, frozen, frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some "
-        "layers; may be given again.",
+        help="Batch normalization: auto (train, but frozen where none of a layer's parameters trains), train, frozen, "
+        "frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some layers; may be given again.",
         rich_help_panel=COMPILATION,
     ),
 ]
@@ -114,6 +129,16 @@ OutputsOption = Annotated[
         rich_help_panel=COMPILATION,
     ),
 ]
+BatchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--batch",
+        metavar="open",
+        help="'--batch open' lets a model that was exported for one sample at a time take batches of any size; their size is not "
+        "said here.",
+        rich_help_panel=COMPILATION,
+    ),
+]
 
 FoldOption = Annotated[
     bool,
@@ -146,11 +171,13 @@ class Compilation:
     accumulate: AccumulateOption = 1
     average: AverageOption = None
     trainable: TrainableOption = None
+    hold_rows: HoldRowsOption = None
     norm: NormOption = None
     metrics: MetricsOption = None
     outputs: OutputsOption = None
     precision: PrecisionOption = "float32"
     recompute: RecomputeOption = None
+    batch: BatchOption = None
     given: tuple[str, ...] = ()
 
     def program(self, model: Path, batch_size: int | None = None) -> Program:
@@ -170,7 +197,7 @@ class Compilation:
         policies = norm_policies(self.norm or [])
         from burnish.program.compile import compile
 
-        with options_named():
+        with options_named(), untrained_weights_named():
             return compile(
                 model,
                 loss=self.loss,
@@ -181,6 +208,8 @@ class Compilation:
                 outputs=read_outputs(self.outputs),
                 precision=self.precision,
                 recompute=read_recompute(self.recompute or [], batch_size),
+                hold_rows=read_held_rows(self.hold_rows or []),
+                batch=read_batch(self.batch),
             )
 
     def whole_optimizer(self) -> Optimizer:
@@ -283,6 +312,39 @@ def read_recompute(given: list[str], batch_size: int | None = None) -> str | lis
     return given[0] if what == "layers" else given
 
 
+def read_batch(given: str | None) -> str | None:
+    """Return what ``--batch`` says.
+
+    Raises:
+        typer.BadParameter: another word than ``open``, such as a number of samples.
+    """
+    if given not in (None, "open"):
+        raise typer.BadParameter(
+            f"--batch {given}: the only choice is 'open', for a model that was exported for one sample at a time; how many "
+            "samples a batch of training has is --batch-size"
+        )
+    return given
+
+
+def read_held_rows(given: list[str]) -> dict[str, list[int]]:
+    """Return the rows to hold by the name of their weight.
+
+    Raises:
+        typer.BadParameter: what is no name with rows.
+    """
+    held: dict[str, list[int]] = {}
+    for value in given:
+        name, separator, rows = value.rpartition("=")
+        try:
+            numbers = [int(row) for row in rows.split(",")]
+        except ValueError:
+            numbers = []
+        if not separator or not name or not numbers:
+            raise typer.BadParameter(f"--hold-rows {value}: write NAME=ROWS, such as 'emb.weight=0' or 'emb.weight=0,1'")
+        held.setdefault(name, []).extend(numbers)
+    return held
+
+
 def planned_line(program: Program, batch: int | None = None) -> str:
     """Return what a step is planned to need, and what it would need if nothing were computed again."""
     batch = batch or planned_batch(program)
@@ -313,16 +375,36 @@ def options_named() -> Iterator[None]:
     try:
         yield
     except GradientError as error:
-        raise GradientError(error.problem, "--trainable says what trains, --outputs what the loss reads") from error
+        raise GradientError(error.problem, OPTIONS_NAMED) from error
 
 
-def export_line(path: Path, what: str, steps: int, program: Program, fold: bool) -> str:
-    """Return what is said of an exported model; that its batch normalization is gone, where that is so."""
+@contextmanager
+def untrained_weights_named() -> Iterator[None]:
+    """Let the first worker print which weights will not train, in the options of the command line; other warnings stay."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UntrainedWeightsWarning)
+        yield
+    for warning in caught:
+        if not isinstance(warning.message, UntrainedWeightsWarning):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        elif launch.other_rank() is None:
+            errors().print(f"warning: {warning.message.problem} ({OPTIONS_NAMED})", style="yellow", markup=False)
+
+
+def export_line(path: Path, what: str, steps: int, program: Program, fold: bool, parameters: str | None) -> str:
+    """Return what is said of an exported model; that its batch normalization is gone, or its average young, where that is so."""
+    from burnish import optim
     from burnish.program import Role
 
     line = f"{path}: {what} after {counted(steps, 'step')}"
     if fold and program.signature["predict"].inputs_of(Role.STATISTIC):
         line += "; batch normalization is folded: to train it further, export with --no-fold"
+    first = optim.share_of_first(optim.get(program.options["optimizer"]), steps) if parameters is not None else 0.0
+    if first > FIRST_SHARE:
+        line += (
+            f"; {first:.0%} of the average is still the weights before training: take more steps, a smaller decay, or "
+            "bias_correction=true, or export with --no-average"
+        )
     return line
 
 
@@ -345,7 +427,7 @@ def norm_policies(given: list[str]) -> str | dict[str, str]:
     """
     parts = split(given)
     if not parts:
-        return "train"
+        return "auto"
     from burnish.norm_policies.policies import POLICIES, setting_names
 
     settings = {name for policy in POLICIES.values() for name in setting_names(policy)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,52 +13,61 @@ import onnx_ir as ir
 from burnish import losses
 from burnish.cli.options import planned_batch, planned_line
 from burnish.cli.train import what_trains
+from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, describe_node
+from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
 from burnish.importer import InitializerKind, classify_initializers, load, perhaps_merged, read_proto, untrained_scalars
 from burnish.ops import has_gradient
-from burnish.passes import hold_group_normalization_constants
+from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
+from burnish.program.dependence import unreached_weights
 from burnish.program.persistence import MANIFEST
-from burnish.program.preparation import find_predictions, why_nothing_trains
+from burnish.program.predictions import Prediction, find_predictions
+from burnish.program.preparation import why_nothing_trains
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
 BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})
 
 
-def summarize(path: Path) -> dict[str, Any]:
+def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | None = None) -> dict[str, Any]:
     """Return, as JSON-compatible values, a model's signature, initializers by kind, operators, and what lacks a gradient.
 
+    Args:
+        path: an ONNX file.
+        outputs: the output, or the outputs, that the loss reads; None where there is no choice, or none is made.
+        batch: as ``burnish.load`` takes it.
+
     Raises:
-        BurnishError: the model cannot be read.
+        BurnishError: the model cannot be read, or has no such output, or its batch cannot be opened.
     """
-    model = hold_group_normalization_constants(load(path))
+    model = recognize_probabilities(hold_group_normalization_constants(load(path, batch=batch)))
     kinds = classify_initializers(model)
     initializers = model.graph.initializers
+    operators = Counter(_operator(node) for node in model.graph)
+    weights = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
+    read = _read_by_the_loss(model, outputs)
+    targets = [prediction.value for prediction in read] or list(model.graph.outputs)
+    unreached = unreached_weights(model.graph, kinds, targets)
 
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
-        return [_described(initializers[name]) for name, found in kinds.items() if found is kind]
+        return [_described(initializers[name]) for name, found in kinds.items() if found is kind and name not in unreached]
 
-    weights = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
-    try:
-        loss = losses.get("cross_entropy")
-        prediction: ir.Value | None = find_predictions(model, None, loss.readings, loss.name)[0]
-    except ConfigurationError:
-        prediction = None
-    targets = list(model.graph.outputs) if prediction is None else [prediction]
     path_nodes = _between(model.graph, weights, targets)
     lacking = [node for node in path_nodes if not _differentiable(node, model.graph.opset_imports[""])]
-    operators = Counter(_operator(node) for node in model.graph)
     without = {_operator(node) for node in lacking}
     return {
         "model": str(path),
         "opset": model.graph.opset_imports[""],
+        **described_data(model.metadata_props),
         "inputs": [_described(value) for value in model.graph.inputs],
         "outputs": [_described(value) for value in model.graph.outputs],
-        "prediction": None if prediction is None else prediction.name,
+        "prediction": read[0].name if len(read) == 1 else None,
+        "predictions": [_described_prediction(prediction) for prediction in read],
         "parameters": of_kind(InitializerKind.WEIGHT),
         "statistics": of_kind(InitializerKind.STATISTIC),
         "constants": of_kind(InitializerKind.CONSTANT),
+        "unreached": [{**_described(initializers[name]), "reason": why} for name, why in unreached.items()],
+        "rounded": sorted({value.dtype.name.lower() for value in weights if value.dtype in SIXTEEN_BIT}),
         "perhaps_merged": perhaps_merged(model),
         "scalars": list(untrained_scalars(model)),
         "operators": [
@@ -68,6 +77,38 @@ def summarize(path: Path) -> dict[str, Any]:
         "lacking": [describe_node(node) for node in lacking],
         "nothing_trains": None if weights else why_nothing_trains(model),
     }
+
+
+def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a model's metadata says of its data: ``pixels`` and ``classes``; nothing of what it does not say."""
+    known = DataDescription.read(metadata)
+    pixels = {} if known.preprocessing is None else {"pixels": known.preprocessing.text()}
+    return {**pixels, **({} if known.classes is None else {"classes": list(known.classes)})}
+
+
+def _described_prediction(prediction: Prediction) -> dict[str, str | None]:
+    nodes = {"stepped_over": prediction.stepped_over, "bounded_by": prediction.bounded_by}
+    described = {name: None if node is None else describe_node(node) for name, node in nodes.items()}
+    return {"output": prediction.output, "reads": prediction.name, **described}
+
+
+def _read_by_the_loss(model: ir.Model, outputs: str | list[str] | None) -> list[Prediction]:
+    """What a loss reads that applies a final activation itself; nothing where there are several outputs and no choice."""
+    names = outputs if isinstance(outputs, list) else [outputs]
+    try:
+        return [_read_behind_activation(model, name) for name in names]
+    except ConfigurationError:
+        if outputs is not None:
+            raise
+        return []
+
+
+def _read_behind_activation(model: ir.Model, output: str | None) -> Prediction:
+    for loss in map(losses.get, ("cross_entropy", "bce_with_logits")):
+        (prediction,) = find_predictions(model, output, loss.readings, loss.name)
+        if prediction.stepped_over is not None:
+            break
+    return prediction
 
 
 def program_at(path: Path) -> Path | None:
@@ -100,6 +141,7 @@ def summarize_program(path: Path) -> dict[str, Any]:
             for entry in signature.inputs_of(*fed)
         ],
         "trains": what_trains(program),
+        **described_data(program.metadata),
         "graphs": {name: sum(1 for _ in graph.graph) for name, graph in program.graphs.items()},
         "planned_peak": {"batch": batch, **asdict(program.planned_peak(batch))},
         "planned": planned_line(program),

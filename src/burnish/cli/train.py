@@ -14,7 +14,7 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.console import counted, output
-from burnish.cli.course import CONSTANT, check_schedule, take_over_checkpoints, updates_of, with_schedule
+from burnish.cli.course import CONSTANT, TAKEOVER, check_schedule, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.data_options import check_data_options
 from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.options import (
@@ -28,7 +28,8 @@ from burnish.cli.options import (
     takes_compilation,
     was_given,
 )
-from burnish.errors import ConfigurationError
+from burnish.cli.pixel_options import Pixels, pixels_line, takes_pixels
+from burnish.errors import CarryOverWarning, ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
@@ -40,6 +41,7 @@ DATA, COURSE, WORKERS, RESULT = "Data", "Course of training", "Several workers",
 
 
 @takes_compilation()
+@takes_pixels
 def train(
     context: typer.Context,
     model: ModelArgument,
@@ -65,6 +67,7 @@ def train(
         typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
     ] = None,
     *,
+    pixels: Pixels,
     compilation: Compilation,
     reinitialize: Annotated[
         str | None,
@@ -85,10 +88,35 @@ def train(
         typer.Option(
             "--workers",
             min=1,
-            help="Processes of this machine that train together, each on its part of every batch; on several machines: torchrun.",
+            help="Processes of this machine that train together, each on its part of every batch.",
             rich_help_panel=WORKERS,
         ),
     ] = 1,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            "--nodes",
+            min=1,
+            help="Machines, on each of which this command starts --workers; BURNISH_SECRET is the same on all of them.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.", rich_help_panel=WORKERS)
+    ] = None,
+    master_address: Annotated[
+        str | None, typer.Option("--master-address", help="Where the first machine is reached.", rich_help_panel=WORKERS)
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port",
+            min=1,
+            max=65535,
+            help=f"Its port where all workers meet; by default {launch.PORT}.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -201,19 +229,21 @@ def train(
     check_schedule(schedule, warmup, compilation.lr)
     if worker_timeout <= 0:
         raise typer.BadParameter(f"--worker-timeout {worker_timeout:g}: give a number of seconds above 0")
-    if count == 1 and not launch.is_worker() and was_given(context, "worker_timeout"):
+    machines = launch.Machines.of_options(nodes, node_rank, master_address, master_port)
+    total = count * machines.count
+    if total == 1 and not launch.is_worker() and was_given(context, "worker_timeout"):
         raise typer.BadParameter(
             "--worker-timeout says how long workers wait for each other, and one alone trains here: give --workers 2 or more, "
             "start with torchrun, or leave it out"
         )
-    if max_restarts and count == 1:
+    if max_restarts and total == 1:
         raise typer.BadParameter(
             "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its own "
             "for its workers"
         )
-    check_data_options(data, eval_data, label=label, image_size=image_size)
+    check_data_options(data, eval_data, label=label, image_size=image_size, pixels=pixels.first)
     exchange = exchange_options(
-        count,
+        total,
         deterministic=deterministic,
         compression=compression,
         bucket_size=bucket_size,
@@ -221,12 +251,13 @@ def train(
         shard_optimizer=shard_optimizer,
         synchronize_every=synchronize_every,
     )
-    if count > 1 and not launch.is_worker():
-        launch.check_together(count, engine, norm_policies(compilation.norm or []), "synchronize_every" not in exchange)
-        launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True))
+    if total > 1 and not launch.is_worker():
+        launch.check_together(total, engine, norm_policies(compilation.norm or []), "synchronize_every" not in exchange)
+        launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True), machines)
         return
     if count > 1:
         launch.check_count(count)
+    from burnish.data import DataDescription, Wanted, open_dataset
     from burnish.training.checkpoint import read_checkpoint
     from burnish.training.checkpoint_folder import CheckpointFolder
     from burnish.training.epoch_length import batches_per_epoch
@@ -255,30 +286,40 @@ def train(
     overwrite = overwrite and not resume
     console = output(quiet=group.rank > 0)
 
+    start = start_from if not resume else None
+
+    def metadata() -> dict[str, str]:
+        """What the run that is gone on with, or the checkpoint that is started from, says of its data."""
+        if resume:
+            return CheckpointFolder(folder / "checkpoints").metadata
+        return {} if start is None else read_checkpoint(start).metadata
+
+    earlier = on_first(group, metadata, "the checkpoint")
+
     def prepared() -> tuple[Program, Dataset, Dataset | None]:
         """The program, and the data to train and to evaluate on."""
-        from burnish.data import Wanted, open_dataset
-
         begin = time.monotonic()
         program = compilation.program(model, batch_size)
         done = "loaded" if from_program else "compiled"
         console.print(f"{model}: {done} in {time.monotonic() - begin:.1f} s; {what_trains(program)}", markup=False)
         if compilation.recompute:
             console.print(planned_line(program, batch_size), markup=False)
-        wanted = Wanted.by(program)
-        train_set = open_dataset(data, wanted, label=label, image_size=image_size)
+        wanted = Wanted.by(program, earlier)
+        train_set = open_dataset(data, wanted, label=label, image_size=image_size, pixels=pixels.settings())
+        described = DataDescription.of(train_set)
         eval_set = None
         if eval_data is not None:
-            classes = getattr(train_set, "classes", None)
-            eval_set = open_dataset(eval_data, wanted, label=label, classes=classes, image_size=image_size)
+            read_alike = wanted.like(described)
+            eval_set = open_dataset(eval_data, read_alike, label=label, classes=described.classes, image_size=image_size)
         console.print(_described(data, train_set, eval_data, eval_set), markup=False)
+        if (line := pixels_line(described, wanted, pixels)) is not None:
+            console.print(line, markup=False)
         return program, train_set, eval_set
 
     program, train_set, eval_set = on_all(group, prepared, "compile the model and read the data")
-    classes = getattr(train_set, "classes", None)
+    described = DataDescription.of(train_set)
     rate = rate_of(program.options["optimizer"])
     steps = epochs * batches_per_epoch(program, len(train_set), batch_size)
-    start = start_from if not resume else None
     taken = (
         0 if start is None else on_first(group, lambda: updates_of(read_checkpoint(start), program), f"the checkpoint '{start}'")
     )
@@ -306,8 +347,6 @@ def train(
         state=program.initial_state(seed, reinitialize) if reinitialize and not resume else None,
     )
     if start is not None:
-        from burnish.program.carry_over import CarryOverWarning
-
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CarryOverWarning)
             trainer.start_from(start)
@@ -319,8 +358,9 @@ def train(
             console.print(note, markup=False)
     tuned = export or folder / "tuned.onnx"
     if not resume and group.rank == 0:
-        # Of the run that is overwritten: it would pass for this run's until that is done.
-        (folder / "tuned.onnx").unlink(missing_ok=True)
+        # Of the run that is overwritten: they would pass for this run's.
+        for left in ("tuned.onnx", TAKEOVER):
+            (folder / left).unlink(missing_ok=True)
         program.save(folder / "program")
         (folder / "run.json").write_text(
             json.dumps(
@@ -328,7 +368,8 @@ def train(
                     "command": _command(context),
                     "model": str(model),
                     "data": data,
-                    "classes": classes,
+                    "classes": described.classes,
+                    "pixels": None if described.preprocessing is None else described.preprocessing.options(),
                     "course": course,
                     "launch": launch.run_id(),
                     "parameters": kept_average(program),
@@ -349,7 +390,11 @@ def train(
     if result.best is not None and eval_set is not None:
         best = result.best
         console.print(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}", markup=False)
-    console.print(export_line(tuned, "the tuned model,", result.steps, program, fold), markup=False)
+    console.print(export_line(tuned, "the tuned model,", result.steps, program, fold, kept_average(program)), markup=False)
+
+
+LAYERS_SHOWN = 3
+"""How many layers a line names."""
 
 
 def exchange_options(count: int, **given: Any) -> dict[str, Any]:
@@ -405,9 +450,14 @@ def what_trains(program: Program) -> str:
     trained = [entry for entry in parameters if entry.name in signature.updates]
     count = sum(program.weights[entry.name].size for entry in trained)
     rest = len(parameters) - len(trained)
-    return f"{counted(count, 'parameter')} in {counted(len(trained), 'tensor')} train" + (
-        f", {counted(rest, 'tensor')} {'stays as it is' if rest == 1 else 'stay as they are'}" if rest else ""
-    )
+    words = f"{counted(count, 'parameter')} in {counted(len(trained), 'tensor')} train"
+    if rest:
+        words += f", {counted(rest, 'tensor')} {'stays as it is' if rest == 1 else 'stay as they are'}"
+    kept = program.options.get("auto_frozen_layers", [])
+    if kept:
+        shown = ", ".join(kept[:LAYERS_SHOWN]) + (f" and {len(kept) - LAYERS_SHOWN} more" if len(kept) > LAYERS_SHOWN else "")
+        words += f"; batch normalization of which nothing trains keeps its statistics: {shown} (--norm train lets them move)"
+    return words
 
 
 def _launched(folder: Path) -> str | None:

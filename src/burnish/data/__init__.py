@@ -6,7 +6,21 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 from burnish.data.augment import shift_images
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.loader import Loader
+from burnish.data.model_metadata import DataDescription
+from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import FORMATS, DataSource, as_dataset, open_dataset
 from burnish.data.wanted import Wanted
 
-__all__ = ["FORMATS", "ArrayDataset", "DataSource", "Dataset", "Loader", "Wanted", "as_dataset", "open_dataset", "shift_images"]
+__all__ = [
+    "FORMATS",
+    "ArrayDataset",
+    "DataDescription",
+    "DataSource",
+    "Dataset",
+    "Loader",
+    "Preprocessing",
+    "Wanted",
+    "as_dataset",
+    "open_dataset",
+    "shift_images",
+]

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from burnish.data.preprocessing import Preprocessing
 from burnish.errors import DataError
 
 
@@ -30,15 +31,23 @@ class ArrayDataset:
         arrays: input name -> array [samples, ...].
         classes: names of the classes, where the labels came from names; class index ``i`` is ``classes[i]``.
         note: what a person should know about how the data were read.
+        preprocessing: what was done to the arrays that are pixels; None where none are.
 
     Raises:
         DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], classes: tuple[str, ...] | None = None, note: str | None = None):
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        classes: tuple[str, ...] | None = None,
+        note: str | None = None,
+        preprocessing: Preprocessing | None = None,
+    ):
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self.classes = classes
         self.note = note
+        self.preprocessing = preprocessing
         if not self.arrays:
             raise DataError("the data set has no array; give one per input, such as {'x': x, 'labels': labels}")
         for name, array in self.arrays.items():

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import math
+import struct
+import tokenize
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from burnish.data.dataset import ArrayDataset
-from burnish.data.wanted import Wanted, fit_data, fit_label
+from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import Preprocessing
+from burnish.data.table import LABEL_COLUMNS
+from burnish.data.wanted import Wanted, fit_label
 from burnish.errors import DataError
 
+ENCRYPTED = 0x1
+"""The flag of an encrypted entry of a zip archive."""
+LARGEST_COMPRESSION = 1032
+"""What deflate makes of one byte at most; more is not there, whatever an archive says of itself."""
+_DAMAGE = (
+    *(ValueError, OSError, EOFError, NotImplementedError, RuntimeError, SyntaxError),
+    *(struct.error, zlib.error, tokenize.TokenError, zipfile.BadZipFile),
+)
+"""What NumPy and zipfile raise of bytes that are no archive, no array, or no header of one."""
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
-def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None) -> ArrayDataset:
+
+def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None) -> ArrayDataset:
     """Read an ``.npz`` file. Nothing in it is unpickled.
 
     The archive holds one array per input under the input's own name; a single data input may be called ``x`` and the
-    label ``y``.
+    label ``y``. Arrays of bytes are pixels, and become what ``pixels`` says.
 
     Raises:
         DataError: not an archive of arrays, a missing array, Python objects, or samples that do not fit the model.
     """
     arrays = read_npz(path)
-    available = ", ".join(f"'{name}' {list(array.shape)}" for name, array in arrays.items()) or "none"
-    chosen: dict[str, np.ndarray] = {}
-    for entry in wanted.data:
-        name = entry.name if entry.name in arrays or len(wanted.data) > 1 else "x"
-        if name not in arrays:
-            expected = f"'{entry.name}'" if len(wanted.data) > 1 or entry.name == "x" else f"'{entry.name}' or 'x'"
-            raise DataError(f"{path}: no array {expected} for the model's input '{entry.name}'; the file has {available}")
-        chosen[entry.name] = fit_data(arrays[name], entry, str(path))
+    available = _available(arrays)
+    chosen, described = _inputs(arrays, path, wanted, pixels)
     names: tuple[str, ...] | None = None
     if wanted.label is not None:
         label = wanted.label
@@ -38,19 +50,67 @@ def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None) -
         if name not in arrays:
             expected = f"'{label.name}'" if wanted.further_labels else f"'{label.name}' or 'y'"
             raise DataError(f"{path}: no array {expected} with the labels; the file has {available}")
-        chosen[label.name], names = fit_label(arrays[name], label, str(path), classes)
+        chosen[label.name], names = fit_label(arrays[name], label, str(path), classes, wanted)
     for label in wanted.further_labels:
         if label.name not in arrays:
             raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
         chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
     try:
-        return ArrayDataset(chosen, names)
+        return ArrayDataset(chosen, names, unread_note(arrays, wanted, path), described)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
+def npz_inputs(
+    path: Path, wanted: Wanted, pixels: PixelsLike | None = None
+) -> tuple[dict[str, np.ndarray], Preprocessing | None, str | None]:
+    """Return the arrays of the model's inputs, without labels, what was done to those that are pixels, and what nothing reads.
+
+    Raises:
+        DataError: as ``open_npz``.
+    """
+    arrays = read_npz(path)
+    return *_inputs(arrays, path, wanted, pixels), unread_note(arrays, wanted, path)
+
+
+def _inputs(
+    arrays: Mapping[str, np.ndarray], path: Path, wanted: Wanted, pixels: PixelsLike | None
+) -> tuple[dict[str, np.ndarray], Preprocessing | None]:
+    chosen: dict[str, np.ndarray] = {}
+    for entry in wanted.data:
+        name = entry.name if entry.name in arrays or len(wanted.data) > 1 else "x"
+        if name not in arrays:
+            expected = f"'{entry.name}'" if len(wanted.data) > 1 or entry.name == "x" else f"'{entry.name}' or 'x'"
+            raise DataError(
+                f"{path}: no array {expected} for the model's input '{entry.name}'; the file has {_available(arrays)}"
+            )
+        chosen[entry.name] = arrays[name]
+    return wanted.samples(chosen, str(path), pixels)
+
+
+def unread_note(arrays: Mapping[str, np.ndarray], wanted: Wanted, path: Path) -> str | None:
+    """Return which arrays of a file nothing reads, as a line, or None where all are read.
+
+    Where there is nothing to compare with, the usual names of labels are no surprise.
+    """
+    read = {name if name in arrays or len(wanted.data) > 1 else "x" for name in (entry.name for entry in wanted.data)}
+    if wanted.label is not None:
+        read |= {wanted.label.name if wanted.label.name in arrays or wanted.further_labels else "y"}
+        read |= {label.name for label in wanted.further_labels}
+    unread = [name for name in arrays if name not in read]
+    if wanted.predicts:
+        unread = [name for name in unread if name.partition(":")[0].lower() not in LABEL_COLUMNS]
+    if not unread:
+        return None
+    return f"{path}: nothing reads the array{'s' * (len(unread) > 1)} {', '.join(map(repr, unread))}"
+
+
+def _available(arrays: Mapping[str, np.ndarray]) -> str:
+    return ", ".join(f"'{name}' {list(array.shape)}" for name, array in arrays.items()) or "none"
+
+
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive by name, without unpickling.
+    """Return the arrays of an archive by name, without unpickling. No memory is taken for more than the file can hold.
 
     Raises:
         DataError: the file is damaged, is no ``.npz`` archive, or holds Python objects.
@@ -60,11 +120,41 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: a single array, not an archive; write it with numpy.savez(path, x=..., y=...)")
         with archive:
+            for entry in archive.zip.infolist():  # type: ignore[union-attr]  # it is open
+                _check_entry(archive.zip, entry, path)  # type: ignore[arg-type]
             return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except MemoryError as error:
+        raise DataError(f"{path}: its arrays take more memory than there is ({error}); give a part of them") from error
+    except _DAMAGE as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path}: holds Python objects, or is no .npz file; burnish never unpickles. "
                 "Write arrays of numbers or of text with numpy.savez(path, x=..., y=...)"
             ) from error
         raise DataError(f"{path}: damaged, or no .npz file ({error})") from error
+
+
+def _check_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
+    """Check that an entry is an array of numbers or text, and as long as its header says, before memory is taken for it."""
+    name = entry.filename.removesuffix(".npy")
+    if entry.flag_bits & ENCRYPTED:
+        raise DataError(f"{path}: the array '{name}' is encrypted; write it with numpy.savez(path, x=..., y=...)")
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(
+                f"'{name}' is of version {version[0]}.{version[1]} of the format, and 1.0 and 2.0 hold arrays of numbers"
+            )
+        shape, _, dtype = _HEADERS[version](file)
+        begin = file.tell()
+    if dtype.hasobject:
+        raise ValueError(f"'{name}' holds objects, which are pickled")
+    size = math.prod(shape) * dtype.itemsize
+    held = there = entry.file_size - begin
+    if entry.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        there = min(held, entry.compress_size * LARGEST_COMPRESSION)
+    if min(shape, default=0) < 0 or size != held or size != there:
+        claimed = f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size:,} bytes"
+        raise ValueError(
+            f"the header of '{name}' claims {claimed}, shape {list(shape)} of {dtype}, and {there:,} bytes can be there"
+        )

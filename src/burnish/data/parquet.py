@@ -26,6 +26,15 @@ def open_parquet(path: Path, wanted: Wanted, label: str | None = None, classes: 
     Raises:
         DataError: pyarrow is missing, no Parquet file, a missing value, a nested column, or what does not fit the model.
     """
+    return table_dataset(read_parquet(path), wanted, label, str(path), classes)
+
+
+def read_parquet(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns by name.
+
+    Raises:
+        DataError: as ``open_parquet``.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -35,8 +44,7 @@ def open_parquet(path: Path, wanted: Wanted, label: str | None = None, classes: 
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
-    columns = {name: _column(column, name, path) for name, column in zip(table.column_names, table.columns, strict=True)}
-    return table_dataset(columns, wanted, label, str(path), classes)
+    return {name: _column(column, name, path) for name, column in zip(table.column_names, table.columns, strict=True)}
 
 
 def _column(column: Any, name: str, path: Path) -> np.ndarray:

@@ -14,6 +14,7 @@ from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.npz import open_npz
 from burnish.data.parquet import open_parquet
+from burnish.data.pixel_presets import PixelsLike
 from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
@@ -36,6 +37,7 @@ def open_dataset(
     label: str | None = None,
     classes: Sequence[str] | None = None,
     image_size: tuple[int, int] | None = None,
+    pixels: PixelsLike | None = None,
 ) -> Dataset:
     """Open data for a program.
 
@@ -45,20 +47,32 @@ def open_dataset(
         label: the label column of a table.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
         image_size: height and width of images, where the model leaves them open.
+        pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by
+            default what the model's metadata says, else 0 to 255 become 0 to 1.
 
     Raises:
-        DataError: nothing there, an unknown format, damaged data, or data that do not fit the program.
+        DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
+            and the data hold none.
+        ConfigurationError: no such pixels.
     """
     kind, path = data_kind(source), Path(source)
+    if kind == "images":
+        return ImageFolder(path, wanted, classes, image_size, pixels)
+    if kind == "npz":
+        return open_npz(path, wanted, classes, pixels)
+    refuse_pixels(source, kind, pixels)
     if kind == "digits":
         return open_digits(wanted, "test" if str(source) == "digits:test" else "train")
-    if kind == "images":
-        return ImageFolder(path, wanted, classes, image_size)
-    if kind == "npz":
-        return open_npz(path, wanted, classes)
     if kind == "csv":
         return open_csv(path, wanted, label, classes)
     return open_parquet(path, wanted, label, classes)
+
+
+def refuse_pixels(source: str | Path, kind: Kind, pixels: PixelsLike | None) -> None:
+    """Raise DataError where something is to be done to the pixels of data that hold none."""
+    if pixels is not None:
+        what = "digits are divided by 16 already" if kind == "digits" else "a table holds numbers, which are taken as they are"
+        raise DataError(f"{source}: {what}; pixels says what is done to images and to arrays of bytes (uint8): leave it out")
 
 
 def data_kind(source: str | Path) -> Kind:
@@ -80,24 +94,26 @@ def data_kind(source: str | Path) -> Kind:
     return found
 
 
-def as_dataset(source: DataSource, wanted: Wanted, classes: Sequence[str] | None = None) -> Dataset:
+def as_dataset(
+    source: DataSource, wanted: Wanted, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
+) -> Dataset:
     """Return a data set as it is, or make one.
 
     Args:
         source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; or arrays by input name, which
             are taken as they are.
         wanted: what the program takes.
-        classes: as in ``open_dataset``.
+        classes, pixels: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever ``pixels``.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
     if isinstance(source, str | Path):
-        return open_dataset(source, wanted, classes=classes)
+        return open_dataset(source, wanted, classes=classes, pixels=pixels)
     if isinstance(source, Mapping):
         return ArrayDataset(source)
     if isinstance(source, tuple) and len(source) == 2:
-        return wanted.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes)
+        return wanted.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
     if isinstance(source, Dataset):
         return source
     raise DataError(

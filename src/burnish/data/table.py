@@ -49,16 +49,28 @@ def table_dataset(
         )
         source = f"{source} (with the last column, '{chosen}', as label)"
     features = {name: column for name, column in columns.items() if name != chosen}
+    matrix = feature_matrix(features, source)
+    return wanted.dataset(matrix, columns[chosen], source, classes, note)
+
+
+def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarray:
+    """Return columns of features as an array [rows, columns].
+
+    Raises:
+        DataError: a feature that is not a number, or no rows.
+    """
     for name, column in features.items():
         if column.dtype.kind not in "biuf":
             raise DataError(
                 f"{source}: column '{name}' holds {_kind(column)}, not numbers; encode it as numbers, or name the label "
                 "column (--label)"
             )
+    if not features:
+        raise DataError(f"{source}: no columns with features")
     matrix = np.stack([_plain(column) for column in features.values()], axis=1)
     if not len(matrix):
         raise DataError(f"{source}: no rows")
-    return wanted.dataset(matrix, columns[chosen], source, classes, note)
+    return matrix
 
 
 def _plain(column: np.ndarray) -> np.ndarray:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from burnish.data import pixel_presets
 from burnish.data.dataset import ArrayDataset
+from burnish.data.model_metadata import DataDescription
+from burnish.data.pixel_presets import PixelsLike, default_for
+from burnish.data.preprocessing import Preprocessing, of_bytes, shape_text, takes_bytes
 from burnish.errors import DataError
 from burnish.program import Entry, Program, Role
 
-Layout = Literal["NCHW", "NHWC", "NHW"]
+NOTHING_KNOWN = DataDescription()
 
 
 @dataclass(frozen=True)
@@ -24,18 +27,62 @@ class Wanted:
         data: inputs of the model.
         label: input that the loss compares with; None where the model computes its loss from its own inputs.
         further_labels: the others, where the loss compares with several.
+        described: what the model's metadata says of its data.
+        predicts: whether labels are not wanted at all, as there is no loss.
     """
 
     data: tuple[Entry, ...]
     label: Entry | None
     further_labels: tuple[Entry, ...] = ()
+    described: DataDescription = NOTHING_KNOWN
+    predicts: bool = False
 
     @classmethod
-    def by(cls, program: Program) -> Wanted:
-        """What the steps of ``program`` take."""
+    def by(cls, program: Program, metadata: Mapping[str, str] | None = None) -> Wanted:
+        """What the steps of ``program`` take.
+
+        Args:
+            program: the program; its model's metadata may describe its data.
+            metadata: further entries, such as those of a checkpoint, which go before the model's own.
+
+        Raises:
+            DataError: metadata that describe data, and cannot be read.
+        """
         signature = program.signature["step"]
         labels = signature.inputs_of(Role.LABEL)
-        return cls(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:])
+        described = DataDescription.read({**program.metadata, **(metadata or {})})
+        return cls(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:], described)
+
+    def preprocessing_for(
+        self, entry: Entry, pixels: PixelsLike | None = None, size: tuple[int, int] | None = None
+    ) -> Preprocessing:
+        """Return what is to be done to pixels for an input.
+
+        Args:
+            entry: the input.
+            pixels: what is asked for; settings by name without a preset change what the model's metadata says.
+            size: height and width, in the place of any other.
+
+        Raises:
+            ConfigurationError: no such preset or setting.
+        """
+        known = self.described.preprocessing or default_for(entry)
+        chosen = known if pixels is None else pixel_presets.get(pixels, known)
+        return chosen if size is None else replace(chosen, size=size)
+
+    def like(self, described: DataDescription) -> Wanted:
+        """Return the same for data that are to be read as others were."""
+        known = self.described
+        return replace(
+            self,
+            described=DataDescription(described.preprocessing or known.preprocessing, described.classes or known.classes),
+        )
+
+    def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the classes of data in the order of their indices: the model's own, where it has all of them."""
+        known = self.described.classes
+        fits = known is not None and (self.label is None or self.label.maximum is None or len(known) <= self.label.maximum + 1)
+        return known if known is not None and fits and set(names) <= set(known) else tuple(names)
 
     def only_data(self, source: str) -> Entry:
         """The single data input, for a source that holds one kind of features.
@@ -77,32 +124,69 @@ class Wanted:
         source: str,
         classes: Sequence[str] | None = None,
         note: str | None = None,
+        pixels: PixelsLike | None = None,
     ) -> ArrayDataset:
         """Fit features and labels to the only data input and the label input."""
         data, label = self.only_data(source), self.only_label(source)
-        samples = fit_data(features, data, source)
-        fitted, names = fit_label(labels, label, source, classes)
-        return ArrayDataset({data.name: samples, label.name: fitted}, names, note)
+        samples, described = self.samples({data.name: features}, source, pixels)
+        fitted, names = fit_label(labels, label, source, classes, self)
+        return ArrayDataset({**samples, label.name: fitted}, names, note, described)
+
+    def samples(
+        self, arrays: Mapping[str, np.ndarray], source: str, pixels: PixelsLike | None = None
+    ) -> tuple[dict[str, np.ndarray], Preprocessing | None]:
+        """Fit arrays to the data inputs.
+
+        Args:
+            arrays: [samples, ...], by input name; those of bytes (uint8), for inputs of floating point, are pixels.
+            source: what to call the data in an error.
+            pixels: what is done to pixels.
+
+        Returns:
+            The arrays, and what was done to those that are pixels; None where none are.
+
+        Raises:
+            DataError: as ``fit_data``; or pixels were asked for, and there are none.
+        """
+        fitted, described = {}, None
+        for entry in self.data:
+            array = arrays[entry.name]
+            if takes_bytes(array, entry):
+                described = self.preprocessing_for(entry, pixels)
+                fitted[entry.name] = fit_data(array, entry, source, described)
+            else:
+                fitted[entry.name] = fit_data(array, entry, source)
+        if pixels is not None and described is None:
+            held = ", ".join(f"'{name}' {array.dtype}" for name, array in arrays.items())
+            raise DataError(
+                f"{source}: its numbers are taken as they are ({held}); pixels says what is done to images and to arrays of "
+                "bytes (uint8): leave it out"
+            )
+        return fitted, described
 
 
-def fit_data(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
+def fit_data(array: np.ndarray, entry: Entry, source: str, pixels: Preprocessing | None = None) -> np.ndarray:
     """Bring samples to the shape and dtype of a model's input.
 
     Accepted, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
     reverse; the same number of values in another shape, where one side is a plain vector. uint8 becomes floating point
-    by division by 255. Integers stay integers and may become floating point; floating point becomes integers only when
+    as ``pixels`` says. Integers stay integers and may become floating point; floating point becomes integers only when
     nothing is lost.
 
     Args:
         array: [samples, ...].
         entry: the input.
         source: what to call the data in an error.
+        pixels: what a byte becomes; by default a 255th of itself.
 
     Raises:
         DataError: a shape or dtype that does not fit, a value that is not finite, or an index out of range.
     """
     _check_numbers(array, source, f"input '{entry.name}'")
-    fitted = _convert(_reshape(array, entry, source), entry, source)
+    fitted = _reshape(array, entry, source)
+    if takes_bytes(fitted, entry):
+        return of_bytes(fitted, entry, pixels or default_for(entry), source)
+    fitted = _convert(fitted, entry, source)
     if not _is_float(entry) and entry.minimum is not None and entry.maximum is not None:
         wrong = (fitted < entry.minimum) | (fitted > entry.maximum)
         if wrong.any():
@@ -115,7 +199,11 @@ def fit_data(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
 
 
 def fit_label(
-    labels: np.ndarray, entry: Entry, source: str, classes: Sequence[str] | None = None
+    labels: np.ndarray,
+    entry: Entry,
+    source: str,
+    classes: Sequence[str] | None = None,
+    wanted: Wanted | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Bring labels to what the loss takes: class indices or values.
 
@@ -124,6 +212,7 @@ def fit_label(
         entry: the label input.
         source: what to call the data in an error.
         classes: the names in the order of their indices, instead of the sorted order of those that occur.
+        wanted: knows the order of the model's own classes, where it has all that occur.
 
     Returns:
         The labels, and the class names where there are any.
@@ -136,7 +225,10 @@ def fit_label(
     if labels.dtype.kind in "US":
         if not takes_classes:
             raise DataError(f"{source}: the labels are text, and the loss compares with numbers ('{entry.name}')")
-        labels, names = _class_indices(labels.astype(str), source, classes)
+        text = labels.astype(str)
+        if classes is None and wanted is not None:
+            classes = wanted.class_order(sorted(set(text.reshape(-1).tolist())))
+        labels, names = _class_indices(text, source, classes)
     _check_numbers(labels, source, f"label '{entry.name}'")
     fitted = _reshape(labels, entry, source)
     if takes_classes:
@@ -145,34 +237,6 @@ def fit_label(
     else:
         fitted = fitted.astype(entry.numpy_dtype)
     return fitted, names
-
-
-def image_layout(entry: Entry, source: str) -> tuple[Layout, int, int | None, int | None]:
-    """Read an image input's shape: its layout, channels, height and width (None where symbolic).
-
-    Raises:
-        DataError: not the shape of grey or color images.
-    """
-    shape = entry.extents
-    if len(shape) == 3:
-        return "NHW", 1, _extent(shape[1]), _extent(shape[2])
-    if len(shape) == 4 and shape[1] in (1, 3):
-        return "NCHW", int(shape[1]), _extent(shape[2]), _extent(shape[3])
-    if len(shape) == 4 and shape[3] in (1, 3):
-        return "NHWC", int(shape[3]), _extent(shape[1]), _extent(shape[2])
-    raise DataError(
-        f"{source}: the model's input '{entry.name}' has shape {shape_text(shape)}, which is not that of images: "
-        "[batch, channels, height, width], [batch, height, width, channels] with 1 or 3 channels, or [batch, height, width]"
-    )
-
-
-def shape_text(shape: Sequence[int | str | None]) -> str:
-    """Return ``[batch, 3, 224, 224]``, with ``?`` for an unknown extent."""
-    return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
-
-
-def _extent(dimension: int | str | None) -> int | None:
-    return dimension if isinstance(dimension, int) else None
 
 
 def _is_float(entry: Entry) -> bool:
@@ -222,8 +286,6 @@ def _convert(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
     if array.dtype == dtype:
         return array
     if _is_float(entry):
-        if array.dtype == np.uint8:
-            return (array.astype(np.float32) / np.float32(255)).astype(dtype)
         return array.astype(dtype)
     with np.errstate(invalid="ignore"):
         converted = array.astype(dtype)

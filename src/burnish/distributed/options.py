@@ -20,6 +20,7 @@ from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.sharding import sharded, shares_of
 from burnish.distributed.runners.accumulating import AccumulatingRunner, part_of
 from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, own_start
+from burnish.distributed.runners.parts import PartRunner
 from burnish.distributed.runners.sharded import ShardedRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
@@ -28,6 +29,7 @@ from burnish.norm_policies import Local, NormPolicy, Sync, get
 from burnish.optim.accumulate import ACCUMULATED
 from burnish.optim.average import AVERAGE
 from burnish.program import Program, Role
+from burnish.settings import PlainSettings, is_whole
 
 BUCKET_SIZE = 25 * 2**20
 AGREED = ("compression", "deterministic", "shard_optimizer", "synchronize_every")
@@ -35,7 +37,7 @@ AGREED = ("compression", "deterministic", "shard_optimizer", "synchronize_every"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallel:
+class DataParallel(PlainSettings):
     """Data-parallel training: every worker has a part of each batch, and all have the same weights after each step.
 
     Args:
@@ -54,7 +56,7 @@ class DataParallel:
             of ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round, and all workers
             take part. None: all have the same weights after each step.
         group: the workers, as ``burnish.distributed.join()`` returns them; None: those of the run that this process is of
-            (``torchrun``), joined when the session opens.
+            (by its environment), joined when the session opens.
         communicator: another way to reach the workers, in place of ``group``.
 
     Raises:
@@ -77,7 +79,7 @@ class DataParallel:
                 f"DataParallel: norm={str(self.norm)!r} is no policy for several workers: give 'sync', 'sync:<workers>' or "
                 "'local', and any other policy to burnish.compile(norm=...)"
             )
-        if isinstance(self.bucket_size, bool) or not isinstance(self.bucket_size, int) or self.bucket_size < 1:
+        if not is_whole(self.bucket_size) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
         for name in ("share", "deterministic", "shard_optimizer"):
             if not isinstance(getattr(self, name), bool):
@@ -94,7 +96,7 @@ class DataParallel:
         every = self.synchronize_every
         if every is None:
             return
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if not is_whole(every) or every < 1:
             raise ConfigurationError(f"DataParallel: synchronize_every={every!r}: give a whole number of steps, 1 or more")
         refused = {
             f"norm={str(self.norm)!r}": (isinstance(self.policy, Sync), "statistics of several workers in each step"),
@@ -156,7 +158,7 @@ class DataParallel:
                 "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
             )
         check_engine(engine)
-        communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        direct = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
         rank = rank_of(self.compression)
         encoding = encoding_of(self.compression) if rank is None else None
         if self.deterministic or encoding is not None:
@@ -176,6 +178,8 @@ class DataParallel:
             threads=threads,
             communicator=communicator,
         )
+        if derived.signature["step"].inputs_of(Role.SAMPLES):
+            opened = PartRunner(opened, direct, derived.signature["step"])
         if compressed is not None:
             opened = ForgettingRunner(opened, compressed)
         if shares is not None:

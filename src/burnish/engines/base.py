@@ -69,6 +69,24 @@ class ProgramRunner(Protocol):
 
 
 @runtime_checkable
+class ReopeningRunner(Protocol):
+    """A runner that opens the graph of its steps again, with fewer of its runtime's optimizations, where these broke it.
+
+    Workers that train together agree on the fewest, so that all run one graph.
+
+    Attributes:
+        reopened: how many times fewer optimizations were taken; 0 where the graph is as it was opened first.
+    """
+
+    @property
+    def reopened(self) -> int: ...
+
+    def reopen(self, reopened: int) -> None:
+        """Open the graph with as few optimizations as a runner of the same program that has come so far; never with more."""
+        ...
+
+
+@runtime_checkable
 class Engine(Protocol):
     """Something that runs standard ONNX graphs."""
 

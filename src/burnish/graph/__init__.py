@@ -4,13 +4,12 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 ``burnish.ops``, whole-graph rewrites in ``burnish.passes``.
 """
 
-from burnish.graph.attributes import attribute_value, typed_attribute
+from burnish.graph.attributes import attribute_value, bodies, typed_attribute
 from burnish.graph.broadcasting import unbroadcast
 from burnish.graph.builder import (
     BURNISH_DOMAIN,
     NEVER_REPEATED_METADATA,
     ORIGIN_METADATA,
-    SOURCE_METADATA,
     TRAINING_DOMAIN,
     Builder,
     Tensor,
@@ -18,13 +17,19 @@ from burnish.graph.builder import (
     zeros_like,
 )
 from burnish.graph.constants import constant_array
-from burnish.graph.describe import describe_node, describe_place, name_sources, place, source_of
+from burnish.graph.describe import SOURCE_METADATA, describe_node, describe_place, name_sources, place, source_of
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
+from burnish.graph.edits import remove_node, replace_output, replace_uses
 from burnish.graph.garbage import garbage_kept
 from burnish.graph.inference import infer_outputs, operator_version
-from burnish.graph.initializers import add_initializer, remove_unread, unused_name
+from burnish.graph.initializers import add_initializer, remove_unread
+from burnish.graph.integer_weights import quantization_of
+from burnish.graph.names import Names
+from burnish.graph.propagation import has_long_vectors, holds_large_integers
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
+from burnish.graph.serialization import model_proto, named_failures
 from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_dimension, static_shape
+from burnish.graph.windows import same_padding, split_padding
 
 __all__ = [
     "BURNISH_DOMAIN",
@@ -35,30 +40,41 @@ __all__ = [
     "SOURCE_METADATA",
     "TRAINING_DOMAIN",
     "Builder",
+    "Names",
     "Tensor",
     "add_initializer",
     "attribute_value",
+    "bodies",
     "broadcast_shapes",
     "constant_array",
     "describe_node",
     "describe_place",
     "full_like",
     "garbage_kept",
+    "has_long_vectors",
+    "holds_large_integers",
     "infer_outputs",
     "insert_behind",
+    "model_proto",
     "name_sources",
+    "named_failures",
     "operator_version",
     "place",
+    "quantization_of",
+    "remove_node",
     "remove_unread",
     "replace_node",
+    "replace_output",
+    "replace_uses",
     "replace_value",
     "same_dimension",
+    "same_padding",
     "same_shape",
     "source_of",
+    "split_padding",
     "static_dimension",
     "static_shape",
     "typed_attribute",
     "unbroadcast",
-    "unused_name",
     "zeros_like",
 ]

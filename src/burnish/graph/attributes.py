@@ -13,6 +13,17 @@ def attribute_value(node: ir.Node, name: str, default: Any) -> Any:
     return default if attribute is None else attribute.value
 
 
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs inside a node: branches and loop bodies."""
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs.extend(attribute.as_graphs())
+    return graphs
+
+
 def typed_attribute(name: str, value: Any) -> Any:
     """Return a list of numbers, or a tensor, as an attribute; anything else as it is, for ``onnx_ir`` to make one.
 

@@ -14,8 +14,10 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import ModelError
 from burnish.graph.attributes import typed_attribute
 from burnish.graph.constants import constant_array
+from burnish.graph.describe import SOURCE_METADATA, describe_place
 from burnish.graph.inference import infer_outputs
 from burnish.graph.shapes import static_shape
 
@@ -24,8 +26,6 @@ TRAINING_DOMAIN = "ai.onnx.preview.training"
 """Where the standard keeps Gradient and its optimizers."""
 ORIGIN_METADATA = "burnish.origin"
 """Where a node may say which node of the model it comes from; what is emitted in front of it says the same."""
-SOURCE_METADATA = "burnish.source"
-"""Where a node of a program says, for a reader, what it computes a part of: ``gradient of Conv 'stem'``."""
 NEVER_REPEATED_METADATA = "burnish.never_repeated"
 """A node whose metadata holds this key runs once and its outputs are kept: a collective between replicas has it."""
 HANDED_ON = (ORIGIN_METADATA, SOURCE_METADATA)
@@ -56,9 +56,18 @@ class Tensor:
 
     @property
     def dtype(self) -> ir.DataType:
-        """The element type; float32 is never assumed: a value without one is a defect of the importer."""
+        """The element type; float32 is never assumed.
+
+        Raises:
+            ModelError: it is not known.
+        """
         if self.value.dtype is None:
-            raise AssertionError(f"value '{self.value.name}' has no dtype; the importer must infer it")
+            producer = self.value.producer()
+            maker = "" if producer is None else f", output of {describe_place(producer)},"
+            raise ModelError(
+                f"the dtype of '{self.value.name}'{maker} cannot be inferred: declare it in the model's value_info, or use "
+                "operators of the ONNX standard"
+            )
         return self.value.dtype
 
     @property
@@ -66,9 +75,19 @@ class Tensor:
         return None if self.value.shape is None else len(self.value.shape)
 
     def dimension(self, axis: int) -> int | None:
-        """The extent along ``axis`` where it is a known integer, else None."""
+        """The extent along ``axis`` where it is a known integer, else None.
+
+        Raises:
+            ModelError: there is no such axis.
+        """
         if self.value.shape is None:
             return None
+        if not -len(self.value.shape) <= axis < len(self.value.shape):
+            readers = next((f", which {describe_place(node)} reads," for node in self.value.consumers()), "")
+            raise ModelError(
+                f"'{self.value.name}'{readers} has the shape {self.value.shape}, without a dimension {axis}: "
+                "export the model again"
+            )
         dimension = self.value.shape.dims[axis]
         return dimension if isinstance(dimension, int) else None
 
@@ -142,7 +161,8 @@ class Builder:
         cacheable = array.size <= 1024
         if cacheable and key in self._constants:
             return self._constants[key]
-        node = ir.node("Constant", [], {"value": typed_attribute("value", ir.tensor(array))})
+        held = ir.tensor(array) if array.dtype.kind in "OSU" else ir.Tensor(array)  # to find that out takes ir.tensor long
+        node = ir.node("Constant", [], {"value": typed_attribute("value", held)})
         output = node.outputs[0]
         output.dtype = ir.DataType.from_numpy(array.dtype)
         output.shape = ir.Shape(array.shape)
@@ -274,5 +294,5 @@ def full_like(tensor: Tensor, number: Scalar) -> Tensor:
     """Emit ``number`` in every place, of the dtype and shape of ``tensor``; made when the graph runs, and not stored in it."""
     builder, shape = tensor.builder, static_shape(tensor.value)
     extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
-    value = ir.tensor(np.full(1, number, dtype=tensor.dtype.numpy()))
+    value = ir.Tensor(np.full(1, number, dtype=tensor.dtype.numpy()))
     return builder.op("ConstantOfShape", extents, value=value, like=tensor)

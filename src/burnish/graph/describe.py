@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph.builder import SOURCE_METADATA
+SOURCE_METADATA = "burnish.source"
+"""Where a node of a program says, for a reader, what it computes a part of: ``gradient of Conv 'stem'``."""
 
 
 def describe_node(node: ir.Node) -> str:
@@ -22,7 +23,9 @@ def describe_place(node: ir.Node) -> str:
 
 def place(node: str, source: str | None) -> str:
     """Return ``MatMul 'scores' (output 'y') of the gradient of Gemm 'fc' (output 'logits')``, from the two descriptions."""
-    return node if source is None or source == node else f"{node} of the {source}".replace("the the", "the")
+    if source is None or source == node:
+        return node
+    return f"{node} of {source}" if source.startswith("the ") else f"{node} of the {source}"
 
 
 def name_sources(graph: ir.Graph) -> None:

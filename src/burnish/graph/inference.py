@@ -7,11 +7,14 @@ standard's own inference functions, one node at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import onnx
 import onnx_ir as ir
 
+from burnish.errors import ModelError
 from burnish.graph.constants import constant_array
+from burnish.graph.describe import describe_place
 from burnish.graph.shapes import broadcast_shapes
 
 SAME_AS_FIRST_INPUT = frozenset(
@@ -25,16 +28,27 @@ BROADCAST_ARITHMETIC = frozenset(
 BROADCAST_COMPARISON = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
 
 
-def operator_version(op_type: str, opset: int) -> int | None:
-    """Return the version of a standard operator (its schema's ``since_version``) at an opset, None if there is none."""
+@cache
+def operator_schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    """Return the schema of a standard operator at an opset, None if there is none."""
     try:
-        return int(onnx.defs.get_schema(op_type, opset, "").since_version)
+        return onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
 
 
+def operator_version(op_type: str, opset: int) -> int | None:
+    """Return the version of a standard operator (its schema's ``since_version``) at an opset, None if there is none."""
+    schema = operator_schema(op_type, opset)
+    return None if schema is None else int(schema.since_version)
+
+
 def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
-    """Fill in the dtype and shape of ``node``'s outputs where they can be known; leave them as they are otherwise."""
+    """Fill in the dtype and shape of ``node``'s outputs where they can be known; leave them as they are otherwise.
+
+    Raises:
+        ModelError: the operator does not take operands of these dtypes or shapes.
+    """
     if node.domain not in ("", "ai.onnx"):
         return
     first = node.inputs[0] if node.inputs else None
@@ -55,36 +69,47 @@ def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
         output.type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
         output.shape = _copied(first.shape)
         return
+    extents = constant_array(first) if node.op_type == "ConstantOfShape" else None
+    if extents is not None and extents.ndim == 1 and (extents >= 0).all():
+        value = node.attributes.get("value")
+        output.type = ir.TensorType(ir.DataType.FLOAT if value is None else value.as_tensor().dtype)
+        output.shape = ir.Shape([int(extent) for extent in extents])
+        return
     _infer_by_schema(node, opset_imports)
 
 
 def _infer_by_schema(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset_imports[""], "")
-    except onnx.defs.SchemaError:
+    schema = operator_schema(node.op_type, opset_imports[""])
+    if schema is None:
         return
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
-    for value in node.inputs:
+    by_position = ir.serde.serialize_node(node)
+    for index, value in enumerate(node.inputs):
         if value is None or value.name is None:
             continue
         if value.type is None:
             return
-        types[value.name] = ir.serde.serialize_value(value).type
+        # In a body that is not named yet, an operand from around it may have the name of another.
+        name = by_position.input[index] = f"operand{node.inputs.index(value)}"
+        types[name] = ir.serde.serialize_value(value).type
         array = constant_array(value)
         if array is not None and array.size <= 64:
-            data[value.name] = onnx.numpy_helper.from_array(array, value.name)
+            data[name] = onnx.numpy_helper.from_array(array, name)
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
             schema,
-            ir.serde.serialize_node(node),
+            by_position,
             types,
             data,
-            opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opset_imports.items()],
+            opset_imports=_opset_ids(tuple(opset_imports.items())),
             ir_version=10,
         )
-    except (onnx.shape_inference.InferenceError, RuntimeError):
-        return
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError) as error:
+        raise ModelError(
+            f"{describe_place(node)} cannot take these operands: {_reason(error)}. The model has values of dtypes or "
+            "shapes that do not fit: export it again"
+        ) from error
     for output in node.outputs:
         proto = inferred.get(output.name or "")
         if proto is None:
@@ -93,6 +118,15 @@ def _infer_by_schema(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
         shape = ir.serde.deserialize_type_proto_for_shape(proto)
         if shape is not None:
             output.shape = shape
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+@cache
+def _opset_ids(imports: tuple[tuple[str, int], ...]) -> list[onnx.OperatorSetIdProto]:
+    return [onnx.helper.make_opsetid(domain, version) for domain, version in imports]
 
 
 def _copied(shape: ir.Shape | None) -> ir.Shape | None:

@@ -1,20 +1,11 @@
-"""Adding initializers to a graph under names that are free."""
+"""Adding initializers to a graph, and removing what nothing reads."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-
-def unused_name(graph: ir.Graph, wanted: str) -> str:
-    """Return ``wanted``, or with a number behind it where a value of the graph has that name."""
-    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
-    taken.update(output.name for node in graph.all_nodes() for output in node.outputs)
-    name, counter = wanted, 0
-    while name in taken:
-        counter += 1
-        name = f"{wanted}_{counter}"
-    return name
+from burnish.graph.edits import remove_node
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
@@ -31,6 +22,6 @@ def remove_unread(graph: ir.Graph, value: ir.Value) -> None:
         return
     producer = value.producer()
     if producer is not None:
-        graph.remove(producer, safe=True)
+        remove_node(producer)
     elif value.is_initializer():
         graph.initializers.pop(value.name)  # type: ignore[arg-type]

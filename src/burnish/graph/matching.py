@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from burnish.graph.constants import constant_array
+from burnish.graph.edits import remove_node
 
 COMMUTATIVE = frozenset({"Add", "Mul"})
 
@@ -207,7 +208,7 @@ def remove_unread(graph: ir.Graph, node: ir.Node) -> None:
         if node.graph is not graph or any(value.uses() or value.is_graph_output() for value in node.outputs):
             continue
         operands = [value for value in node.inputs if value is not None]
-        graph.remove(node, safe=True)
+        remove_node(node)
         for value in operands:
             producer = value.producer()
             if producer is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.errors import UnsupportedOperatorError
 from burnish.graph.builder import Builder, Tensor
-from burnish.graph.initializers import unused_name
+from burnish.graph.describe import describe_node
+from burnish.graph.edits import remove_node, replace_output, replace_uses
+from burnish.graph.names import Names
 
 
 def replace_value(output: ir.Value, replacement: ir.Value) -> None:
@@ -24,7 +27,7 @@ def replace_value(output: ir.Value, replacement: ir.Value) -> None:
     if replacement.is_graph_input() or replacement.is_initializer() or replacement.is_graph_output():
         builder = Builder(graph, before=producer)
         replacement = builder.op("Identity", Tensor(builder, replacement)).value
-    output.replace_all_uses_with(replacement, replace_graph_outputs=True)
+    replace_uses(output, replacement)
     output.name = None
     replacement.name = name
 
@@ -32,11 +35,21 @@ def replace_value(output: ir.Value, replacement: ir.Value) -> None:
 def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]) -> None:
     """Let ``replacements`` stand for the outputs of a node, and remove the node.
 
-    A replacement keeps the output's shape where that is known; None stands for an output that nothing reads.
+    A replacement keeps the output's shape where that is known. None stands for an output that nothing reads, and so does one that
+    is left out at the end; there may be more than the node has outputs.
+
+    Raises:
+        UnsupportedOperatorError: an output is read, and nothing stands for it.
     """
     results = replacements if isinstance(replacements, tuple) else (replacements,)
-    for output, replacement in zip(node.outputs, results, strict=False):
+    for index, output in enumerate(node.outputs):
+        replacement = results[index] if index < len(results) else None
         if replacement is None:
+            if output.uses() or output.is_graph_output():
+                raise UnsupportedOperatorError(
+                    f"what replaces {describe_node(node)} has {len(results)} of {len(node.outputs)} outputs, and none for its "
+                    f"output {index}, '{output.name}', which is read: let its lowering or training form return one for each"
+                )
             continue
         new = replacement.value
         if new.type is None:
@@ -44,15 +57,13 @@ def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]
         if output.shape is not None:
             new.shape = output.shape
         replace_value(output, new)
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)
-    graph.remove(node, safe=True)
+    remove_node(node)
 
 
-def insert_behind(node: ir.Node, following: ir.Node) -> None:
+def insert_behind(node: ir.Node, following: ir.Node, names: Names) -> None:
     """Put a node that reads another's first output behind it: whatever else read that output reads the new node's.
 
-    A graph output keeps its name, which goes to the new node; the value before it gets another.
+    A graph output keeps its name, which goes to the new node; the value before it gets another, out of ``names``.
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)
@@ -64,8 +75,6 @@ def insert_behind(node: ir.Node, following: ir.Node) -> None:
             reader.replace_input_with(index, behind)
     if before.is_graph_output():
         name = before.name
-        positions = [index for index, value in enumerate(graph.outputs) if value is before]
-        for index in positions:
-            graph.outputs[index] = behind
-        before.name = unused_name(graph, f"{name}:before")
+        replace_output(before, behind)
+        before.name = names.take(f"{name}:before")
         behind.name = name

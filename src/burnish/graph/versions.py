@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from burnish.graph.dtypes import FLOATING
 from burnish.graph.inference import operator_version
 
 
@@ -16,11 +17,21 @@ def _has(attribute: str, value: Any) -> Callable[[ir.Node], bool]:
     return lambda node: attribute in node.attributes and bool(node.attributes[attribute].value == value)
 
 
+WITHOUT_INFINITY = (ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ)
+
 CHANGED: dict[tuple[str, int], Callable[[ir.Node], bool]] = {
     # Windows that start in the padding behind the data were counted before.
     ("AveragePool", 19): _has("ceil_mode", 1),
     # Scale and bias were per group, and are per channel.
     ("GroupNormalization", 21): lambda node: True,
+    # Infinities became the largest number in place of NaN.
+    ("Cast", 24): lambda node: node.attributes["to"].as_int() in WITHOUT_INFINITY,
+    # A floor of floating-point quotients, which fmod=0 did not allow.
+    ("Mod", 28): lambda node: (
+        node.inputs[0] is not None
+        and node.inputs[0].dtype in FLOATING
+        and not ("fmod" in node.attributes and node.attributes["fmod"].value)
+    ),
     # Modes that were new.
     ("Pad", 19): _has("mode", "wrap"),
     ("Resize", 19): _has("coordinate_transformation_mode", "half_pixel_symmetric"),

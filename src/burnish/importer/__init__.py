@@ -6,11 +6,19 @@ parameters that an exporter merged are apart again; every node and value has a n
 the batch symbolic. What is done with the model afterwards (training or inference mode, losses, gradients) lives elsewhere.
 """
 
-from burnish.importer.classify import InitializerKind, classify_initializers, perhaps_merged, untrained_scalars
+from burnish.importer.classify import (
+    InitializerKind,
+    classify_initializers,
+    perhaps_merged,
+    reached_by_gradients,
+    untrained_scalars,
+)
 from burnish.importer.file_tensors import FileTensor
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
+from burnish.importer.ownership import external_tensors, own_tensors
 from burnish.importer.reading import read_proto
+from burnish.importer.shape_constants import shape_reader
 from burnish.importer.tensors import load_external_data
 
 __all__ = [
@@ -18,10 +26,14 @@ __all__ = [
     "InitializerKind",
     "Source",
     "classify_initializers",
+    "external_tensors",
     "load",
     "load_external_data",
+    "own_tensors",
     "perhaps_merged",
+    "reached_by_gradients",
     "read_proto",
     "refuse_gradients",
+    "shape_reader",
     "untrained_scalars",
 ]

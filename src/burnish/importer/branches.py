@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import constant_array, replace_value
+from burnish.graph import constant_array, remove_node, replace_value
 
 
 def take_decided_branches(model: ir.Model) -> bool:
@@ -40,4 +40,4 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     graph.insert_before(node, nodes)
     for output, result in zip(node.outputs, results, strict=True):
         replace_value(output, result)
-    graph.remove(node, safe=True)
+    remove_node(node)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, constant_array
+from burnish.graph import FLOATING, bodies, constant_array
 from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
 
 
@@ -31,8 +32,7 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     Returns:
         The kind of every initializer of the main graph, in its order.
     """
-    reached: set[ir.Value] = set()
-    _reach(model.graph, set(model.graph.outputs), reached)
+    reached = reached_by_gradients(model.graph, model.graph.outputs)
     statistics = _statistics(model.graph)
     return {name: _kind(value, reached, statistics) for name, value in model.graph.initializers.items()}
 
@@ -43,8 +43,7 @@ def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
     Args:
         model: a canonical model.
     """
-    reached: set[ir.Value] = set()
-    _reach(model.graph, set(model.graph.outputs), reached)
+    reached = reached_by_gradients(model.graph, model.graph.outputs)
     scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached)
     return tuple(name for name, value in scalars if value.shape is not None and len(value.shape) == 0)
 
@@ -91,16 +90,21 @@ def _statistics(graph: ir.Graph) -> set[ir.Value]:
     return found
 
 
+def reached_by_gradients(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return every floating-point value that ``targets`` depend on through inputs that carry a gradient; they themselves too."""
+    reached: set[ir.Value] = set()
+    _reach(graph, set(targets), reached)
+    return reached
+
+
 def _reach(graph: ir.Graph, outputs: set[ir.Value], reached: set[ir.Value]) -> None:
     """Add to ``reached`` every floating-point value that ``outputs`` depend on through inputs that carry a gradient."""
     reached.update(value for value in outputs if value.dtype in FLOATING)
     for node in reversed(list(graph)):
         if not any(output in reached for output in node.outputs):
             continue
-        for attribute in node.attributes.values():
-            inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
-            for subgraph in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
-                _reach(subgraph, set(subgraph.outputs), reached)
+        for body in bodies(node):
+            _reach(body, set(body.outputs), reached)
         if node.domain == "" and node.op_type in NOT_DIFFERENTIABLE:
             continue
         skipped = CONFIGURATION_OPERANDS.get(node.op_type, ()) if node.domain == "" else ()

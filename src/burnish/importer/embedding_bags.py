@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, replace_node
+from burnish.graph import Builder, Tensor, constant_array, remove_node, replace_node
 from burnish.ops.positions import scatter_add
 
 _INDEX = ir.DataType.INT64
@@ -119,9 +119,9 @@ def _replace_sequence(loop: ir.Node) -> bool:
     _write(joined, bag)
     graph = loop.graph
     assert graph is not None
-    graph.remove(loop, safe=True)
+    remove_node(loop)
     if not made.outputs[0].uses():
-        graph.remove(made, safe=True)
+        remove_node(made)
     return True
 
 

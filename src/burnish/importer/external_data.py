@@ -3,13 +3,77 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.importer.file_tensors import FileTensor, SourceFile
 from burnish.importer.lightweight import payload_bytes
+from burnish.importer.payloads import LARGE
+
+NAMELESS = "(of a Constant node)"
+OPEN_FILES = 64
+"""Files of one model that stay open; some exporters write one for each weight, and a process can hold about a thousand."""
+
+
+class ExternalData:
+    """The files beside a model that hold data of its tensors, each opened once.
+
+    Args:
+        folder: of the model; None where each tensor knows its own (``base_dir``).
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self._folder = folder
+        self._files: dict[Path, SourceFile | None] = {}
+
+    def read(self, tensor: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
+        """Return a tensor that is found wherever its file goes: small ones in memory, large ones in the file, which stays open.
+
+        Args:
+            tensor: where it lies.
+            name: of the tensor that is returned.
+
+        Raises:
+            ModelError: its data is missing, too short or outside the folder, or the file has been written to since it was opened.
+        """
+        path, offset, size = self._place(tensor, name)
+        file = self._open(path)
+        rereadable = file is not None and tensor.dtype.bitwidth % 8 == 0 and sys.byteorder == "little"
+        if file is not None and rereadable and size >= LARGE:
+            return FileTensor(None, tuple(tensor.shape.numpy()), tensor.dtype, name, file, offset)
+        content = bytearray(size)
+        if file is None:
+            with path.open("rb") as opened:
+                opened.seek(offset)
+                is_whole = opened.readinto(content) == size
+        else:
+            is_whole = file.read_into(memoryview(content), offset)
+        if not is_whole:
+            raise ModelError(f"tensor '{name}' keeps its data in '{path}', which is being written to: load the model again")
+        proto = onnx.TensorProto(data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=bytes(content))
+        return ir.Tensor(ir.serde.deserialize_tensor(proto).numpy(), tensor.dtype, name=name)
+
+    def _place(self, tensor: ir.ExternalTensor, name: str) -> tuple[Path, int, int]:
+        """The file of a tensor, where it begins there, and how many bytes it has."""
+        folder = self._folder
+        if folder is None and os.fspath(tensor.base_dir):
+            folder = Path(tensor.base_dir)
+        size = payload_bytes(tensor.dtype, [int(extent) for extent in tensor.shape.numpy()])
+        offset = tensor.offset or 0
+        return _check(name or NAMELESS, os.fspath(tensor.location), offset, tensor.length, size, folder), offset, size
+
+    def _open(self, path: Path) -> SourceFile | None:
+        """The file, kept open; None where it cannot be, or too many are."""
+        if path not in self._files:
+            self._files[path] = None
+            if sum(file is not None for file in self._files.values()) < OPEN_FILES:
+                with path.open("rb") as opened:
+                    self._files[path] = SourceFile.of(path, opened)
+        return self._files[path]
 
 
 def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: Path | None) -> None:
@@ -20,7 +84,7 @@ def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: P
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    name = tensor.name or "(of a Constant node)"
+    name = tensor.name or NAMELESS
     if not location:
         raise ModelError(f"tensor '{name}' has external data without a location: export the model again")
     try:
@@ -33,15 +97,8 @@ def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: P
     _check(name, location, offset, length, payload_bytes(dtype, list(tensor.dims)), folder)
 
 
-def check_external_tensor(tensor: ir.ExternalTensor) -> None:
-    """The same for a tensor of an ``onnx_ir.Model``, whose folder is the tensor's ``base_dir``."""
-    dims = [int(dim) for dim in tensor.shape.numpy()]
-    folder = Path(tensor.base_dir) if os.fspath(tensor.base_dir) else None
-    expected = payload_bytes(tensor.dtype, dims)
-    _check(tensor.name, os.fspath(tensor.location), tensor.offset or 0, tensor.length, expected, folder)
-
-
-def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> None:
+def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> Path:
+    """Return the file that holds the data of a tensor."""
     if folder is None:
         raise ModelError(
             f"tensor '{name}' keeps its data in the file '{location}', and the folder of the model is not known: "
@@ -68,6 +125,7 @@ def _check(name: str, location: str, offset: int, length: int | None, expected: 
             f"tensor '{name}' needs '{location}' to have {offset + expected} bytes, and it has {size}: "
             "the file is cut short; copy it again"
         )
+    return path
 
 
 def _inside(folder: Path, location: str, name: str) -> Path:

@@ -1,7 +1,8 @@
-"""Weights whose memory can be let go, because the file that they were read from holds them still.
+"""Tensors that need no memory, because the file that they are read from holds them.
 
 A program keeps the weights that training starts from, beside the state that it trains: in memory, they would be there twice. A
-model's file stays open, so that it may be moved, replaced or removed; only writing over it in place is noticed, and refused.
+model's file, and those with its external data, stay open, so that they may be moved, replaced or removed; only writing over one
+in place is noticed, and refused.
 """
 
 from __future__ import annotations
@@ -63,38 +64,65 @@ class SourceFile:
 class _Elements:
     """The elements of a tensor: those that are in memory, or read from the file."""
 
-    def __init__(self, array: np.ndarray, dtype: ir.DataType, name: str | None, file: SourceFile, offset: int):
-        self.array: np.ndarray | None = array
-        self.file = file
-        self._dtype, self._name, self._offset = dtype, name, offset
-        self._shape, self._element = array.shape, array.dtype
+    def __init__(
+        self,
+        array: np.ndarray | None,
+        shape: tuple[int, ...],
+        dtype: ir.DataType,
+        name: str | None,
+        file: SourceFile,
+        offset: int,
+    ):
+        self.array = array
+        self.file, self.offset = file, offset
+        self._shape, self._dtype, self._name = shape, dtype, name
 
     def __call__(self) -> ir.Tensor:
         array = self.array
         if array is None:
-            array = np.empty(self._shape, self._element)
-            if not self.file.read_into(array.reshape(-1).view(np.uint8).data, self._offset):
+            try:
+                array = np.empty(self._shape, self._dtype.numpy())
+                is_same = self.file.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
+            except (OSError, MemoryError) as error:
                 raise ModelError(
-                    f"the weight '{self._name}' is to be read again, and '{self.file.path}' has been written to since the model "
-                    "was loaded: load or compile the model again, and write other models to files of their own"
+                    f"the tensor '{self._name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there "
+                    "is memory for it"
+                ) from error
+            if not is_same:
+                raise ModelError(
+                    f"the tensor '{self._name}' is to be read from '{self.file.path}', and that file has been written to since "
+                    "the model was loaded: load or compile the model again, and write other models to files of their own"
                 )
             array.flags.writeable = False
         return ir.Tensor(array, self._dtype, name=self._name)
 
 
 class FileTensor(ir.LazyTensor):
-    """A tensor that was read from a file, and is read there again when it is asked for after its memory was let go.
+    """A tensor of a file, which is read there when it is asked for and its elements are not in memory.
 
     Args:
-        array: its elements, as the file has them.
-        dtype, name: of the tensor.
-        file: where it was read.
+        array: its elements, as the file has them; None to read them when they are asked for.
+        shape, dtype, name: of the tensor; each element is a whole number of bytes.
+        file: where it is read.
         offset: of its first byte in the file.
     """
 
-    def __init__(self, array: np.ndarray, dtype: ir.DataType, name: str | None, file: SourceFile, offset: int):
-        self._elements = _Elements(array, dtype, name, file, offset)
-        super().__init__(self._elements, dtype, ir.Shape(array.shape), name=name)
+    def __init__(
+        self,
+        array: np.ndarray | None,
+        shape: tuple[int, ...],
+        dtype: ir.DataType,
+        name: str | None,
+        file: SourceFile,
+        offset: int,
+    ):
+        self._elements = _Elements(array, shape, dtype, name, file, offset)
+        super().__init__(self._elements, dtype, ir.Shape(shape), name=name)
+
+    def copy(self) -> FileTensor:
+        """Another tensor of the same elements, which keeps those in memory that are there, whatever this one lets go."""
+        elements = self._elements
+        return FileTensor(elements.array, tuple(self.shape.numpy()), self.dtype, self.name, elements.file, elements.offset)
 
     def release(self) -> None:
         """Let the memory go, where the file is as it was."""

@@ -2,27 +2,179 @@
 
 from __future__ import annotations
 
+import graphlib
+from collections import Counter
+from collections.abc import Iterable
+
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from burnish.errors import ModelError
+from burnish.graph import Names, bodies, describe_node, remove_node, replace_value
+
+EXPANSION = 100
+"""How many nodes each node that a model is written with may become. What exporters write stays below ten."""
+SMALL_EXPANSION = 50_000
+"""Nodes that any model may become: one layer of a network, called for each."""
+
+_REMEDY = "Inline them when the model is exported"
 
 
 def inline_functions(model: ir.Model) -> None:
     """Replace, in place, every call of a model-local function by its body.
 
     Raises:
-        ModelError: a function that takes graphs as attributes, or uses another version of a custom domain than the model.
+        ModelError: functions that call each other so often that a small model becomes an enormous one; a function that takes
+            graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an output of the model, or uses
+            another version of a custom domain than the model.
     """
     if not model.functions:
         return
-    for function in model.functions.values():
-        # The check has refused functions whose operators differ in version from the model's: the label alone differs.
-        function.opset_imports[""] = model.opset_imports[""]
-    try:
-        InlinePass()(model)
-    except Exception as error:
-        raise ModelError(
-            f"the functions of the model cannot be inlined: {error.__cause__ or error}. Inline them when the model is exported"
-        ) from error
+    _check_expansion(model)
+    expansion = _Expansion(model)
+    pending = [model.graph]
+    while pending:
+        for node in pending.pop():  # also what is put behind the node on the way
+            if node.op_identifier() in model.functions:
+                expansion.expand(node)
+            else:
+                pending.extend(bodies(node))
     model.functions.clear()
+
+
+def _check_expansion(model: ir.Model) -> None:
+    """Count what the functions expand to, before anything is expanded."""
+    calls = {name: _calls(function.all_nodes(), model) for name, function in model.functions.items()}
+    own = {name: sum(1 for _ in function.all_nodes()) for name, function in model.functions.items()}
+    try:
+        order = list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        circle = " -> ".join(_title(name) for name in error.args[1])
+        raise ModelError(f"the functions of the model call each other in a circle: {circle}. {_REMEDY}") from error
+    sizes: dict[ir.OperatorIdentifier, int] = {}
+    for name in order:
+        sizes[name] = own[name] + sum(count * sizes[called] for called, count in calls[name].items())
+    in_graph = _calls(model.graph.all_nodes(), model)
+    written = sum(1 for _ in model.graph.all_nodes())
+    expanded = written + sum(count * sizes[name] for name, count in in_graph.items())
+    written += sum(own.values())
+    most = max(SMALL_EXPANSION, EXPANSION * written)
+    if expanded > most:
+        worst = max(in_graph, key=lambda name: in_graph[name] * sizes[name])
+        raise ModelError(
+            f"the function '{_title(worst)}' of the model stands, with the functions that it calls, for {sizes[worst]:,} nodes: "
+            f"from {written:,} nodes that are written the model would grow to {expanded:,}, and {most:,} are the most. If it is "
+            "meant to be that large, write it without functions, as onnx.inliner.inline_local_functions does"
+        )
+
+
+def _calls(nodes: Iterable[ir.Node], model: ir.Model) -> Counter[ir.OperatorIdentifier]:
+    """How often nodes call each function of the model."""
+    return Counter(name for node in nodes if (name := node.op_identifier()) in model.functions)
+
+
+def _title(name: ir.OperatorIdentifier) -> str:
+    domain, operator, overload = name
+    return ".".join(filter(None, (domain, operator, overload)))
+
+
+class _Expansion:
+    """Expands calls one by one: calls inside a function are calls of the graph once it is expanded."""
+
+    def __init__(self, model: ir.Model):
+        self._model = model
+        graph = model.graph
+        self._value_names = Names.of(graph)
+        self._node_names = Names(node.name for node in graph.all_nodes())
+
+    def expand(self, call: ir.Node) -> None:
+        """Put the nodes of a function behind a call of it, and remove the call."""
+        function = self._model.functions[call.op_identifier()]
+        self._check(call, function)
+        copy = function.clone()
+        self._name(copy)
+        self._settle_attributes(copy, call)
+        results = self._bind(copy, call)
+        nodes = list(copy)
+        copy.outputs.clear()
+        copy.remove(nodes)
+        graph = call.graph
+        assert isinstance(graph, ir.Graph)
+        graph.insert_after(call, nodes)
+        for output, result in zip(call.outputs, results, strict=False):
+            self._replace(call, output, result)
+        remove_node(call)
+
+    def _check(self, call: ir.Node, function: ir.Function) -> None:
+        imports = self._model.opset_imports
+        for domain, version in function.opset_imports.items():
+            # The check has refused functions whose standard operators differ in version from the model's: the label alone does.
+            if domain != "" and imports.setdefault(domain, version) != version:
+                raise ModelError(
+                    f"the functions of the model cannot be inlined: {describe_node(call)} uses version {version} of the domain "
+                    f"'{domain}', and the model {imports[domain]}. {_REMEDY}"
+                )
+        if bodies(call):
+            raise ModelError(
+                f"the functions of the model cannot be inlined: {describe_node(call)} takes graphs as attributes. {_REMEDY}"
+            )
+        if len(call.inputs) > len(function.inputs):
+            raise ModelError(
+                f"the functions of the model cannot be inlined: {describe_node(call)} has {len(call.inputs)} inputs, and the "
+                f"function takes {len(function.inputs)}. {_REMEDY}"
+            )
+        if len(call.outputs) > len(function.outputs):
+            raise ModelError(
+                f"{describe_node(call)} takes {len(call.outputs)} outputs of a function that has {len(function.outputs)}: "
+                "export the model again"
+            )
+
+    def _name(self, copy: ir.Function) -> None:
+        for node in copy.all_nodes():
+            node.name = self._node_names.take(node.name or node.op_type)
+            for output in node.outputs:
+                if output.name:
+                    output.name = self._value_names.take(output.name)
+
+    def _settle_attributes(self, copy: ir.Function, call: ir.Node) -> None:
+        """Give the nodes what the call says of the function's attributes, else the function's own defaults."""
+        given = {name: attribute for name, attribute in copy.attributes.items() if attribute.value is not None}
+        given |= dict(call.attributes)
+        for node in copy.all_nodes():
+            for name, attribute in list(node.attributes.items()):
+                if not attribute.is_ref():
+                    continue
+                found = given.get(attribute.ref_attr_name or "")
+                if found is None:
+                    del node.attributes[name]  # optional, and left out
+                else:
+                    node.attributes[name] = ir.Attr(name, found.type, found.value, doc_string=found.doc_string)
+            for key, text in call.metadata_props.items():
+                node.metadata_props.setdefault(key, text)
+
+    def _bind(self, copy: ir.Function, call: ir.Node) -> list[ir.Value | None]:
+        """Let the nodes read what the call does; returns the values of the function's outputs."""
+        operands = dict(zip(copy.inputs, [*call.inputs, *[None] * len(copy.inputs)], strict=False))
+        for parameter, operand in operands.items():
+            for reader, index in tuple(parameter.uses()):
+                reader.replace_input_with(index, operand)
+        return [operands.get(output, output) for output in copy.outputs]
+
+    def _replace(self, call: ir.Node, output: ir.Value, result: ir.Value | None) -> None:
+        if result is None:
+            if output.is_graph_output():
+                raise ModelError(
+                    f"the functions of the model cannot be inlined: {describe_node(call)} gives its output '{output.name}' from "
+                    f"an input that the call leaves out. {_REMEDY}"
+                )
+            for reader, index in tuple(output.uses()):
+                reader.replace_input_with(index, None)
+            return
+        if output.type is not None and result.type is None:
+            result.type = output.type
+        if output.shape is not None and result.shape is None:
+            result.shape = output.shape
+        is_named_here = output.name and not output.is_graph_output() and result.producer() is not None
+        name = output.name
+        replace_value(output, result)
+        if is_named_here and result not in call.inputs and not result.is_graph_output():
+            output.name, result.name = None, name

@@ -13,7 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.errors import ModelError, UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, attribute_value, describe_node
+from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, attribute_value, describe_node, remove_node, replace_uses
 
 _REMEDY = "Export the model again"
 
@@ -56,15 +56,15 @@ def refuse_gradients(model: ir.Model, what: str) -> None:
 def stand_in_for_gradients(graph: ir.Graph) -> None:
     """Put, in place, an Identity of its point where each gradient is: the standard's inference then gives its dtype and shape."""
     for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient"]:
-        for point, output in zip(node.inputs, node.outputs, strict=False):
+        for point, output in zip(node.inputs[: len(node.outputs)], node.outputs, strict=True):
             if not output.name:
                 continue
             name, output.name = output.name, None
             copy = ir.node("Identity", [point])
             copy.outputs[0].name = name
             graph.insert_before(node, copy)
-            output.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+            replace_uses(output, copy.outputs[0])
+        remove_node(node)
 
 
 def _bind(node: ir.Node, values: dict[str | None, ir.Value]) -> None:

@@ -61,23 +61,29 @@ def _hide(nodes: Iterable[onnx.NodeProto]) -> None:
         node.attribute.remove(given["num_groups"])
 
 
-def expand_group_normalization(model: ir.Model) -> None:
+def expand_group_normalization(model: ir.Model) -> bool:
     """Write, in place, group normalization with a scale for each group as a normalization of groups and an affine part.
 
     LayerNormalization over [N, groups, -1] is what runtimes compute with the most digits, and in every floating-point dtype.
     Scale and bias keep their names and one number for each group; they are repeated for the channels of a group in the graph.
+
+    Returns:
+        Whether there was any.
 
     Raises:
         ModelError: the groups do not divide the channels, or a scale or bias does not hold one number for each group.
     """
     opset = model.opset_imports[""]
     if opset not in OPSETS:
-        return
+        return False
+    expanded = False
     for graph in list(model.graphs()):
         for node in list(graph):
             if node.op_type == "GroupNormalization" and node.domain == "":
                 graph.opset_imports.setdefault("", opset)
                 _expand(graph, node)
+                expanded = True
+    return expanded
 
 
 def _expand(graph: ir.Graph, node: ir.Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, constant_array
+from burnish.graph import FLOATING, Names, constant_array, remove_node
 from burnish.importer.operands import WEIGHT_OPERANDS
 
 
@@ -21,9 +21,12 @@ def gather_initializers(model: ir.Model) -> None:
     kept = [value for value in graph.inputs if value not in weights]
     graph.inputs.clear()
     graph.inputs.extend(kept)
-    for subgraph in list(model.graphs()):
-        if subgraph is not graph:
-            _lift_from_subgraph(graph, subgraph)
+    subgraphs = [subgraph for subgraph in model.graphs() if subgraph is not graph]
+    if subgraphs:
+        values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
+        names = Names(value.name for value in values)
+        for subgraph in subgraphs:
+            _lift_from_subgraph(graph, subgraph, names)
     # An exporter that writes all weights as Constant nodes writes a fresh scale and bias so, too.
     has_initializers = any(
         value.dtype in FLOATING and value.shape is not None and len(value.shape) > 1 for value in graph.initializers.values()
@@ -45,7 +48,7 @@ def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
     return array is not None and bool(np.all(array == (1 if index == 1 else 0)))
 
 
-def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph) -> None:
+def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph, names: Names) -> None:
     """Move the floating-point tensors of a branch or loop body; axes and shapes stay where inference sees them."""
     for name, value in list(subgraph.initializers.items()):
         if value.dtype not in FLOATING or value.shape is None or len(value.shape) == 0:
@@ -53,13 +56,7 @@ def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph) -> None:
         if value.is_graph_input() or value.is_graph_output():
             continue
         del subgraph.initializers[name]
-        taken = {other.name for other in (*graph.inputs, *graph.initializers.values())}
-        taken.update(output.name for node in graph.all_nodes() for output in node.outputs)
-        unique, counter = name, 0
-        while unique in taken:
-            counter += 1
-            unique = f"{name}_{counter}"
-        value.name = unique
+        value.name = names.take(name)
         graph.register_initializer(value)
 
 
@@ -90,4 +87,4 @@ def _lift(graph: ir.Graph, value: ir.Value) -> None:
     lifted.const_value.name = name  # type: ignore[union-attr]
     graph.register_initializer(lifted)
     value.replace_all_uses_with(lifted)
-    graph.remove(node, safe=True)
+    remove_node(node)

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.graph import remove_node
 
 SMALL = 1024
 """Payloads up to this many bytes stay: shapes, axes and scales that inference reads."""
@@ -59,12 +60,13 @@ def light_copy(model: ir.Model) -> ir.Model:
     """Return a copy of a model in which initializers and Constant nodes that are large are graph inputs."""
     light = model.clone()
     graph = light.graph
+    inputs = set(graph.inputs)
     for value in list(graph.initializers.values()):
         tensor = value.const_value
         if tensor is None or tensor.nbytes > SMALL:
             graph.initializers.pop(value.name)  # type: ignore[arg-type]
             value.const_value = None
-            if value not in graph.inputs:
+            if value not in inputs:
                 graph.inputs.append(value)
     for node in list(graph):
         tensor = large_constant(node)
@@ -84,7 +86,7 @@ def large_constant(node: ir.Node) -> ir.TensorProtocol | None:
 
 def payload_bytes(dtype: ir.DataType, dimensions: list[int]) -> int:
     """Return how many bytes the elements of a tensor take, packed."""
-    return math.ceil(math.prod(dimensions) * dtype.bitwidth / 8)
+    return -(-math.prod(dimensions) * dtype.bitwidth // 8)
 
 
 def _replace_by_input(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
@@ -93,7 +95,7 @@ def _replace_by_input(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol)
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
     output.replace_all_uses_with(value)
     graph.inputs.append(value)
-    graph.remove(node, safe=True)
+    remove_node(node)
 
 
 def _copy_field(target: object, name: str, value: object) -> None:

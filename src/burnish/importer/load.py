@@ -7,47 +7,74 @@ import os
 import onnx
 import onnx_ir as ir
 
-from burnish.errors import BurnishError, ModelError
+from burnish.errors import BurnishError, ConfigurationError, ModelError
+from burnish.graph import garbage_kept
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.cast_like import resolve_cast_like
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
+from burnish.importer.explicit_pads import write_pads
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
+from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.names import name_everything
+from burnish.importer.nodes import check_nodes, check_operands, check_references
+from burnish.importer.open_batch import open_batch
 from burnish.importer.opset import check_opset, upgrade_opset
 from burnish.importer.reading import read_model
+from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.sequences import resolve_sequences
 from burnish.importer.shape_constants import fold_shape_constants
-from burnish.importer.shapes import infer_shapes, name_input_dimensions, require_dtypes
+from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
+from burnish.importer.stated_defaults import state_defaults
+from burnish.importer.stripped_weights import hold_stripped_weights
 from burnish.importer.transposed_matrices import join_transpositions
 from burnish.importer.untie import untie_parameters
 
 FOLDING_ROUNDS = 4
 """A folded shape makes more shapes known; chains of chains deeper than this are not written by exporters."""
 
+ROUNDS_BEFORE_OPENING = 64
+"""The shapes of one sample are to be known everywhere; each block of a Swin transformer that pads its windows makes a chain."""
+
+BATCHES = (None, "open")
+
 Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 
-def load(source: Source) -> ir.Model:
+@garbage_kept()
+def load(source: Source, *, batch: str | None = None) -> ir.Model:
     """Return the canonical form of a model.
 
     Args:
         source: the path of an ONNX file, its bytes, a ``ModelProto`` or an ``onnx_ir.Model``. Objects are left as they are.
-            Large weights of a file with external data stay on disk, mapped into memory when they are read; those in the file
-            itself are read again after a session took them over (``Program.release_weights``).
+            Large tensors of a file with external data stay there, and are read when they are asked for; large weights in the file
+            itself are read again after a session took them over (``Program.release_weights``). These files stay open: they may be
+            moved, replaced or removed, and are refused once they have been written to in place.
+        batch: None: the extents of the inputs stay as the model has them. ``open``: a model that was exported at batch 1 takes
+            batches of any size. Each input holds samples along its first axis of extent 1; one without such an axis is the same
+            for all samples. What the model computes of a sample does not depend on the others beside it, except that batch
+            normalization in training takes statistics of all.
 
     Raises:
+        ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1.
         ModelError: the source is missing, corrupt, not valid ONNX, of an opset before 7 or newer than the installed ``onnx``
             knows, or its external data is missing, too short or outside the model's folder.
         UnsupportedOperatorError: an operator in an old form that has no equivalent today (batch normalization with
-            ``spatial=0``, Scan of opset 8).
+            ``spatial=0``, Scan of opset 8); or, where the batch is to be opened, one that cannot take several samples.
     """
+    if batch not in BATCHES:
+        raise ConfigurationError(f"batch must be None or 'open', not {batch!r}")
     model = read_model(source)
     try:
         _canonicalize(model)
+        if batch == "open":
+            _fold_shapes(model, ROUNDS_BEFORE_OPENING)
+            open_batch(model)
+            _fold_shapes(model)
+            require_dtypes(model)
     except BurnishError:
         raise
     except Exception as error:
@@ -62,27 +89,43 @@ def load(source: Source) -> ir.Model:
 def _canonicalize(model: ir.Model) -> None:
     normalize_domains(model)
     check_opset(model)
+    check_references(model)
     inline_functions(model)
+    check_nodes(model)
     bind_gradients(model)
     gather_initializers(model)
+    hold_stripped_weights(model)
     name_everything(model)
+    open_unknown_dimensions(model)
     name_input_dimensions(model)
-    infer_shapes(model)
-    upgrade_opset(model)
-    expand_group_normalization(model)
-    untie_parameters(model)
-    name_everything(model)
-    infer_shapes(model)
+    state_defaults(model)
+    _settle_shapes(model)
+    check_operands(model)
+    rewritten = [rewrite(model) for rewrite in (upgrade_opset, expand_group_normalization, untie_parameters)]
+    if any(rewritten):
+        name_everything(model)
+        _settle_shapes(model)
     resolve_cast_like(model)
-    for _ in range(FOLDING_ROUNDS):
+    _fold_shapes(model)
+    require_dtypes(model)
+
+
+def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:
+    for _ in range(rounds):
         changed = fold_shape_constants(model)
         changed |= resolve_sequences(model)
         changed |= replace_embedding_bags(model)
         changed |= join_transpositions(model)
+        changed |= place_unpooled(model)
         if take_decided_branches(model):
             gather_initializers(model)
         elif not changed:
             break
         name_everything(model)
-        infer_shapes(model)
-    require_dtypes(model)
+        _settle_shapes(model)
+
+
+def _settle_shapes(model: ir.Model) -> None:
+    write_pads(model)
+    drop_windows_in_padding(model)
+    infer_shapes(model)

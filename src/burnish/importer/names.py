@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from burnish.graph import Names
+
 
 def name_everything(model: ir.Model) -> None:
     """Give, in place, names to nodes and values without one, and new names to those whose name is taken.
@@ -14,42 +16,30 @@ def name_everything(model: ir.Model) -> None:
     """
     graph = model.graph
     fixed = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
-    taken = {value.name for value in fixed if value.name}
+    taken = Names(value.name for value in fixed)
     settled = set(fixed)
-    node_names: set[str] = set()
+    node_names = Names()
     for node in graph.all_nodes():
-        node.name = _unique(node.name or node.op_type, node_names)
+        node.name = node_names.take(node.name or node.op_type)
     for inner in model.graphs():
         values = [*inner.inputs, *inner.initializers.values(), *(output for node in inner for output in node.outputs)]
         _name_values((value for value in values if value not in settled), taken)
     for value in fixed:
         if not value.name:
-            value.name = _unique("value", taken)
+            value.name = taken.take("value")
 
 
-def _name_values(values: Iterable[ir.Value], taken: set[str]) -> None:
+def _name_values(values: Iterable[ir.Value], taken: Names) -> None:
     for value in values:
         if not value.name:
             if is_absent(value):
                 continue
             producer = value.producer()
-            value.name = _unique(f"{producer.name}_output_{value.index()}" if producer is not None else "value", taken)
-        elif value.name in taken:
-            value.name = _unique(value.name, taken)
+            value.name = taken.take(f"{producer.name}_output_{value.index()}" if producer is not None else "value")
         else:
-            taken.add(value.name)
+            value.name = taken.take(value.name)
 
 
 def is_absent(value: ir.Value) -> bool:
     """Whether a value is an optional output that the node leaves out: without a name and without a use."""
     return not value.name and not value.uses() and not value.is_graph_output()
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    candidate = name
-    counter = 0
-    while candidate in taken:
-        counter += 1
-        candidate = f"{name}_{counter}"
-    taken.add(candidate)
-    return candidate

@@ -33,8 +33,8 @@ def check_opset(model: ir.Model) -> None:
             )
 
 
-def upgrade_opset(model: ir.Model) -> None:
-    """Rewrite, in place, a model of an opset before 18 in opset 18; newer ones stay as they are.
+def upgrade_opset(model: ir.Model) -> bool:
+    """Rewrite, in place, a model of an opset before 18 in opset 18; newer ones stay as they are. Returns whether it was one.
 
     Raises:
         UnsupportedOperatorError: an operator in an old form that has no equivalent in the new opset.
@@ -47,6 +47,7 @@ def upgrade_opset(model: ir.Model) -> None:
             graph.opset_imports[""] = target
     # Upgraded graphs may use types that older files cannot declare; ir_version 8 came with opset 15 to 18.
     model.ir_version = max(model.ir_version, 8)
+    return opset < target
 
 
 def upgrade_graph(graph: ir.Graph, opset: int, target: int) -> None:

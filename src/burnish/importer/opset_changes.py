@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import constant_array, describe_node
+from burnish.graph import SIXTEEN_BIT, constant_array, describe_node, replace_uses
 
 Change = Callable[[ir.Node], None]
 
@@ -95,7 +95,7 @@ def _take_over_uses(old: ir.Value, new: ir.Value, keep: ir.Node | None = None) -
     name, old.name = old.name, None
     new.name, new.type, new.shape = name, old.type, old.shape
     kept = [(usage.node, usage.idx) for usage in old.uses() if usage.node is keep]
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    replace_uses(old, new)
     for node, index in kept:
         node.replace_input_with(index, old)
 
@@ -116,19 +116,48 @@ def batch_normalization_over_channels(node: ir.Node) -> None:
 
 @change(14, "BatchNormalization")
 def batch_normalization_mode(node: ir.Node) -> None:
-    """The mode was told by the number of outputs; saved mean and variance were outputs 3 and 4."""
+    """The mode was told by the number of outputs; the batch's own mean and population variance were outputs 3 and 4."""
     named = [output for output in node.outputs[1:] if output.name or _present(output)]
-    for output in node.outputs[3:]:
-        if _present(output):
-            raise UnsupportedOperatorError(
-                f"{describe_node(node)} gives its saved mean or variance to other nodes ('{output.name}'), which later opsets "
-                "do not have: export the model without them, or with opset 15"
-            )
+    saved = node.outputs[3:]
+    if any(_present(output) for output in saved):
+        for output, statistic in zip(saved, _batch_statistics(node), strict=False):
+            if _present(output):
+                _take_over_uses(output, statistic)
     if named:
-        node.resize_outputs(min(3, len(node.outputs)))
+        node.resize_outputs(3)
+        for output, what in zip(node.outputs[1:], ("mean", "variance"), strict=True):
+            output.name = output.name or f"{node.outputs[0].name}_running_{what}"  # later opsets have both or neither
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     else:
         node.resize_outputs(1)
+
+
+def _batch_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """The mean and the population variance of each channel of what a node normalizes, in its dtype.
+
+    Sixteen bits are summed in float32. The variance is that of x - mean, centred once more: a mean far from zero costs no digits
+    (Chan, Golub, LeVeque 1983).
+    """
+    data = _first(node)
+    if data.shape is None:
+        raise UnsupportedOperatorError(
+            f"{describe_node(node)} gives its saved mean or variance, and the rank of its input '{data.name}' is not known: "
+            "declare the shapes of the model's inputs"
+        )
+    dtype = data.dtype
+    if dtype in SIXTEEN_BIT:
+        data = _emit(node, "Cast", [data], to=int(ir.DataType.FLOAT))
+    axes = _integers(node, [axis for axis in range(len(_first(node).shape or ())) if axis != 1])
+    mean = _emit(node, "ReduceMean", [data, axes], keepdims=1)
+    centred = _emit(node, "Sub", [data, mean])
+    shift = _emit(node, "ReduceMean", [centred, axes], keepdims=1)
+    deviation = _emit(node, "Sub", [centred, shift])
+    variance = _emit(node, "ReduceMean", [_emit(node, "Mul", [deviation, deviation]), axes], keepdims=0)
+    mean = _emit(node, "Squeeze", [_emit(node, "Add", [mean, shift]), axes])
+    if dtype in SIXTEEN_BIT:
+        assert dtype is not None
+        mean, variance = (_emit(node, "Cast", [value], to=int(dtype)) for value in (mean, variance))
+    return mean, variance
 
 
 @change(9, "Scan")
@@ -156,7 +185,10 @@ def upsample_is_resize(node: ir.Node) -> None:
 
 @change(11, "Resize")
 def resize_coordinates(node: ir.Node) -> None:
-    """Resize of opset 10 has asymmetric coordinates; nearest goes down when it enlarges and up when it reduces."""
+    """Resize of opset 10 has asymmetric coordinates; nearest goes down when it enlarges and up when it reduces.
+
+    Where both may happen, on two axes or with scales known only at run time, it is two nodes: what enlarges comes first.
+    """
     data, scales = _first(node), node.inputs[1]
     array = constant_array(scales)
     mode = node.attributes["mode"].value if "mode" in node.attributes else "nearest"
@@ -164,21 +196,29 @@ def resize_coordinates(node: ir.Node) -> None:
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
     _set_input(node, 2, scales)
     _set_input(node, 1, None)
-    if mode != "nearest" or array is None or (array >= 1).all():
+    if mode != "nearest" or (array is not None and (array >= 1).all()):
         return
-    if not (array <= 1).all():
-        enlarging = _constant(node, np.maximum(array, 1).astype(np.float32))
+    if array is None or not (array <= 1).all():
         enlarged = _emit(
             node,
             "Resize",
-            [data, None, enlarging],
+            [data, None, _bounded(node, scales, array, np.maximum)],
             mode="nearest",
             coordinate_transformation_mode="asymmetric",
             nearest_mode="floor",
         )
+        enlarged.type = data.type
         node.replace_input_with(0, enlarged)
-        node.replace_input_with(2, _constant(node, np.minimum(array, 1).astype(np.float32)))
+        node.replace_input_with(2, _bounded(node, scales, array, np.minimum))
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil")
+
+
+def _bounded(before: ir.Node, scales: ir.Value | None, array: np.ndarray | None, bound: np.ufunc) -> ir.Value:
+    """Scales of at least 1 (``np.maximum``), or of at most 1 (``np.minimum``); ``array`` where they are constant."""
+    if array is not None:
+        return _constant(before, bound(array, 1).astype(np.float32))
+    one = _constant(before, np.asarray(1, dtype=np.float32))
+    return _emit(before, "Max" if bound is np.maximum else "Min", [scales, one])
 
 
 @change(13, "Resize")
@@ -295,7 +335,8 @@ def normalize_one_axis(node: ir.Node) -> None:
     data = _first(node)
     axis = int(_attribute(node, "axis", 1))
     rank = None if data.shape is None else len(data.shape)
-    if axis == -1 or (rank is not None and axis % rank == rank - 1):
+    # With axis equal to the rank, which opset 11 ruled out, every row of the matrix is one element.
+    if axis == -1 or axis + 1 == rank:
         node.attributes["axis"] = ir.AttrInt64("axis", -1)
         return
     shape = _emit(node, "Shape", [data])

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,12 +15,13 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.importer.domains import normalize_proto_domains
-from burnish.importer.external_data import check_external_tensor
 from burnish.importer.file_tensors import SourceFile
 from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
+from burnish.importer.ownership import own_tensors
 from burnish.importer.payloads import Payload, take_payloads
-from burnish.importer.tensors import check_tensors, fits, own_tensors
+from burnish.importer.sparse import with_dense_constants
+from burnish.importer.tensors import check_tensors, fits, forget_external_data
 
 _AGAIN = "Export the model again, or check that the file was copied whole"
 
@@ -46,8 +47,9 @@ def read_model(source: object) -> ir.Model:
     _refuse_maps(read.proto, read.name)
     try:
         model = ir.from_proto(read.proto)
-        ir.external_data.set_base_dir(model.graph, read.folder or "")
-        own_tensors(model, read.payloads, read.file)
+        own_tensors(model, read.folder, read.payloads, read.file)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{read.name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
     return model
@@ -76,7 +78,7 @@ def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
             f"a model cannot be loaded from {type(source).__name__}: give the path of an ONNX file, its bytes, "
             f"an onnx.ModelProto or an onnx_ir.Model{exported if is_module else ''}"
         )
-    _check_read(read)
+    read = _checked(read)
     return read.proto, read.folder, read.name
 
 
@@ -93,9 +95,7 @@ def _read_apart(path: Path) -> _Read:
             for tensor in proto.graph.initializer:
                 if tensor.name in payloads and not fits(tensor, payloads[tensor.name].data):
                     tensor.raw_data = payloads.pop(tensor.name).data
-            read = _Read(proto, path.parent, f"'{path}'", payloads, again)
-            _check_read(read)
-            return read
+            return _checked(_Read(proto, path.parent, f"'{path}'", payloads, again))
     return _Read(*read_proto(path))
 
 
@@ -129,13 +129,18 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     return proto
 
 
-def _check_read(read: _Read) -> None:
+def _checked(read: _Read) -> _Read:
+    """What was read, with dense constants, where it passes the checks."""
     if not _is_text(read.proto):
         raise ModelError(f"{read.name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
     if not read.proto.HasField("graph"):
         raise ModelError(f"{read.name}: not an ONNX model (it holds no graph). {_AGAIN}")
     check_tensors(read.proto, read.folder, read.payloads)
-    _check(without_payloads(read.proto, read.payloads), read.name)
+    read = replace(read, proto=with_dense_constants(read.proto, read.folder))
+    light = without_payloads(read.proto, read.payloads)
+    forget_external_data(light)
+    _check(light, read.name)
+    return read
 
 
 def _is_text(message: Any) -> bool:
@@ -162,14 +167,14 @@ def _is_text(message: Any) -> bool:
 def _read_ir(source: ir.Model) -> ir.Model:
     name = "the onnx_ir.Model"
     for value in source.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            check_external_tensor(value.const_value)
         if value.const_value is None:
             raise ModelError(f"{name}: initializer '{value.name}' has no data: load the weights before the model is used")
     try:
         model = source.clone()
         own_tensors(model)
         light = ir.to_proto(light_copy(model))
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name}: the model cannot be copied ({_first_line(error)}): is it valid ONNX?") from error
     _check(light, name)
@@ -178,6 +183,9 @@ def _read_ir(source: ir.Model) -> ir.Model:
 
 def _check(light: onnx.ModelProto, name: str) -> None:
     """Check a copy without weights; it is changed. An output may leave out its shape, which is inferred later."""
+    twice = next((output for output, count in Counter(output.name for output in light.graph.output).items() if count > 1), None)
+    if twice is not None:
+        raise ModelError(f"{name}: not valid ONNX: the graph lists its output '{twice}' more than once. Export the model again")
     for output in light.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, replace_node, replace_value
+from burnish.graph import Builder, Tensor, constant_array, remove_node, replace_node, replace_value
 
 MOST_PIECES = 4096
 """Pieces of a split that are written one by one; a recurrence over more is no list that somebody wrote."""
@@ -45,7 +45,7 @@ class _Resolution:
         if resolved:
             for node in reversed(list(self.graph)):
                 if node.op_type in _MADE and node.domain == "" and not _is_read(node.outputs[0]):
-                    self.graph.remove(node, safe=True)
+                    remove_node(node)
         return resolved
 
     def take_element(self, node: ir.Node, sequence: ir.Value) -> bool:
@@ -61,7 +61,7 @@ class _Resolution:
         if not -len(elements) <= position < len(elements):
             return False  # whoever runs it says so
         replace_value(node.outputs[0], elements[position])
-        self.graph.remove(node, safe=True)
+        remove_node(node)
         return True
 
     def concatenate(self, node: ir.Node, sequence: ir.Value) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from burnish.graph import FLOATING, constant_array, static_shape
+from burnish.graph import FLOATING, constant_array, describe_node, remove_node, static_shape
 
 Element = int | float | bool | str | None
 """A known number, the name of a dimension, or unknown."""
@@ -35,6 +35,9 @@ GROWS = frozenset({"ConstantOfShape", "Expand", "Range"})
 
 LARGEST = 64
 """Shapes and axes are small; a larger result is data and stays computed."""
+
+SHAPE_READER = "burnish.shape_reader"
+"""What says of an initializer which operator read its shape, which is a constant now."""
 
 INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
@@ -243,4 +246,13 @@ def _remove_unread(graph: ir.Graph) -> None:
     for node in reversed(list(graph)):
         read = any(output.uses() or output.is_graph_output() for output in node.outputs)
         if not read and node.op_type in arithmetic and node.domain == "":
-            graph.remove(node, safe=True)
+            for value in node.inputs:
+                if value is not None and value.is_initializer():
+                    value.meta[SHAPE_READER] = describe_node(node)
+            remove_node(node)
+
+
+def shape_reader(value: ir.Value) -> str | None:
+    """Return which operator of the source read the shape of an initializer, where ``fold_shape_constants`` has removed it."""
+    reader = value.meta.get(SHAPE_READER)
+    return None if reader is None else str(reader)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import describe_node
+from burnish.graph import Names, describe_node, has_long_vectors, holds_large_integers
 from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
 
 NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""
+
+NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
+"""What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
 
 
 def name_input_dimensions(model: ir.Model) -> None:
@@ -23,7 +27,7 @@ def name_input_dimensions(model: ir.Model) -> None:
     Other inputs get names of their own: that two unnamed dimensions are equal is not known.
     """
     shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
-    names = {dim.value for shape in shapes for dim in shape.dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
+    names = Names(dim.value for shape in shapes for dim in shape.dims if isinstance(dim, ir.SymbolicDim))
     for position, value in enumerate(model.graph.inputs):
         if value.shape is None:
             continue
@@ -32,21 +36,18 @@ def name_input_dimensions(model: ir.Model) -> None:
             if isinstance(dim, int) or dim.value is not None:
                 continue
             name = "batch" if position == 0 and axis == 0 and "batch" not in names else f"{value.name}_dim_{axis}"
-            while name in names:
-                name += "_"
-            names.add(name)
-            dims[axis] = ir.SymbolicDim(name)
+            dims[axis] = ir.SymbolicDim(names.take(name))
         value.shape = ir.Shape(dims)
 
 
-def infer_shapes(model: ir.Model) -> None:
+def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
     """Infer, in place, the dtype and shape of every value. Weights are not serialized.
 
     What the source declares for values in between is not relied on: it may date from another batch size. It stays where
-    inference knows nothing.
+    inference knows nothing; without ``strict``, also after a node that its operands do not fit.
 
     Raises:
-        ModelError: dtypes or shapes that contradict each other.
+        ModelError: dtypes or shapes that contradict each other; never without ``strict``.
     """
     light = light_copy(model)
     stand_in_for_gradients(light.graph)
@@ -60,12 +61,49 @@ def infer_shapes(model: ir.Model) -> None:
             if node.op_type not in NOT_INFERRED:
                 output.type = None
     proto = ir.to_proto(light)
-    types = dict(_types_of(_infer(proto).graph))
+    inferred_proto = _infer(proto) if strict else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    types = dict(_types_of(inferred_proto.graph))
+    declared = set(model.graph.inputs)
     for graph in model.graphs():
         for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
             inferred = types.get(value.name or "")
-            if inferred is not None and value not in model.graph.inputs:
+            if inferred is not None and value not in declared:
                 _settle(value, inferred)
+                _require_possible(value)
+
+
+def open_unknown_dimensions(model: ir.Model) -> None:
+    """Make, in place, unknown what exporters write for an extent that they do not know: each is one of its own.
+
+    That is -1, as runtimes read it; a name that is none (``''``, ``?``, ``None``, ``unk__12``), which dimensions that differ may
+    bear alike; and 0 in an input, where no data would fit: in the first of several axes, or in more than one. A single 0 in
+    another axis stays: an empty cache.
+
+    Raises:
+        ModelError: a declared extent below -1.
+    """
+    inputs = set(model.graph.inputs)
+    for graph in model.graphs():
+        values = [*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)]
+        for value in dict.fromkeys(values):
+            if value.shape is None:
+                continue
+            dims = list(value.shape.dims)
+            if any(isinstance(extent, int) and extent < -1 for extent in dims):
+                raise ModelError(
+                    f"'{value.name}' is declared with the shape {value.shape}, and no extent can be below zero: "
+                    "export the model again"
+                )
+            opened = [None if _is_unknown(extent) else extent for extent in dims]
+            if value in inputs and len(dims) > 1 and (dims[0] == 0 or dims.count(0) > 1):
+                opened = [None if extent == 0 else extent for extent in opened]
+            if opened != dims:
+                value.shape = ir.Shape(opened)
+
+
+def _is_unknown(extent: int | ir.SymbolicDim) -> bool:
+    """Whether an extent stands for one that an exporter did not know."""
+    return extent == -1 if isinstance(extent, int) else extent.value is not None and bool(NO_NAME.fullmatch(extent.value))
 
 
 def require_dtypes(model: ir.Model) -> None:
@@ -87,16 +125,44 @@ def _stand_in(node: ir.Node) -> None:
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer with values of shapes propagated; without, where that is what fails."""
+    """Infer with values of shapes propagated; without, where that is what fails, or what would not end."""
+    if holds_large_integers(proto.graph):
+        plain = _infer_plainly(proto)
+        if has_long_vectors(plain.graph):
+            return plain
     try:
         return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=True, data_prop=True)
     except Exception:
+        return _infer_plainly(proto)
+
+
+def _infer_plainly(proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=True, data_prop=False)
+    except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        if "node name: " not in reason:
+            reason = f"{_first_failing(proto)}: {reason}"
+        raise ModelError(f"the dtypes and shapes of the model do not fit together: {reason}. Export the model again") from error
+
+
+def _first_failing(proto: onnx.ModelProto) -> str:
+    """The node of the main graph that inference fails at, where its own message names none: found by halving."""
+    nodes = list(proto.graph.node)
+    passing, failing = 0, len(nodes)
+    part = onnx.ModelProto()
+    part.CopyFrom(proto)
+    part.graph.ClearField("output")
+    while failing - passing > 1:
+        middle = (passing + failing) // 2
+        part.graph.ClearField("node")
+        part.graph.node.extend(nodes[:middle])
         try:
-            return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=True, data_prop=False)
-        except Exception as error:
-            raise ModelError(
-                f"the dtypes and shapes of the model do not fit together: {str(error).strip()}. Export the model again"
-            ) from error
+            onnx.shape_inference.infer_shapes(part, check_type=False, strict_mode=True, data_prop=False)
+            passing = middle
+        except Exception:  # whatever the library raises
+            failing = middle
+    return describe_node(ir.from_proto(nodes[passing])) if nodes else f"graph '{proto.graph.name}'"
 
 
 def _types_of(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
@@ -121,8 +187,22 @@ def _settle(value: ir.Value, proto: onnx.TypeProto) -> None:
         return
     declared = value.shape
     if value.is_graph_output() and declared is not None and len(declared) == len(shape):
-        shape = ir.Shape([known if _is_known(known) else said for known, said in zip(shape.dims, declared.dims, strict=True)])
+        # A name that an earlier inference made up may stand for another extent in this one.
+        pairs = zip(shape.dims, declared.dims, strict=True)
+        shape = ir.Shape([said if _is_known(said) and not _is_known(dim) else dim for dim, said in pairs])
     value.shape = shape
+
+
+def _require_possible(value: ir.Value) -> None:
+    """Raise ModelError for an inferred value that cannot be: of no element type, or with an extent below zero."""
+    producer = value.producer()
+    maker = "" if producer is None else f", output of {describe_node(producer)},"
+    if value.type is not None and value.dtype == ir.DataType.UNDEFINED:
+        raise ModelError(f"'{value.name}'{maker} would have elements of no type: export the model again")
+    if value.shape is not None and any(isinstance(extent, int) and extent < 0 for extent in value.shape.dims):
+        raise ModelError(
+            f"'{value.name}'{maker} would have the shape {value.shape}, and no extent can be below zero: export the model again"
+        )
 
 
 def _is_known(dim: object) -> bool:

@@ -1,23 +1,22 @@
-"""Tensors as files store them: that each holds what its dims declare, and copies that belong to the loaded model alone."""
+"""Tensors as files store them: that each holds what its dims declare."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.importer.external_data import check_external_proto
-from burnish.importer.file_tensors import FileTensor, SourceFile
 from burnish.importer.lightweight import payload_bytes
-from burnish.importer.payloads import Payload
 
 _REMEDY = "The file is damaged or was written wrongly: export the model again"
+
+MOST_ELEMENTS = 1 << 60
+"""What no address space holds; also the product of many dims, a number of thousands of digits."""
 
 _ELEMENT_FIELDS = {
     "FLOAT": "float_data",
@@ -46,19 +45,31 @@ def check_tensors(proto: onnx.ModelProto, folder: Path | None, apart: Collection
     for index, graph in enumerate(_graphs(proto)):
         for tensor in _tensors_of_graph(graph, apart if index == 0 else ()):
             _check_tensor(tensor, folder)
-    for function in proto.functions:
-        for tensor in _tensors_of_nodes(function.node):
-            _check_tensor(tensor, folder)
+    for tensor in _tensors_of_functions(proto):
+        _check_tensor(tensor, folder)
 
 
 def load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
-    """Read, in place, external data into the tensors of the graphs of a model that ``check_tensors`` has passed."""
-    for graph in _graphs(proto):
-        for tensor in _tensors_of_graph(graph):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-                tensor.data_location = onnx.TensorProto.DEFAULT
-                del tensor.external_data[:]
+    """Read, in place, external data into the tensors of a model that ``check_tensors`` has passed."""
+    tensors = [tensor for graph in _graphs(proto) for tensor in _tensors_of_graph(graph)]
+    for tensor in (*tensors, *_tensors_of_functions(proto)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+def forget_external_data(proto: onnx.ModelProto) -> None:
+    """Make, in place, every tensor with external data that is no initializer of the main graph an empty one.
+
+    The standard's checker looks for the files in the folder that the process is in; what they hold is of no interest to it.
+    """
+    for tensor in (*_tensors_of_nodes(proto.graph.node), *_tensors_of_functions(proto)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+            tensor.dims[:] = [0]
+            tensor.raw_data = b""
 
 
 def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
@@ -77,78 +88,36 @@ def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
     return payload_bytes(dtype, list(tensor.dims)) == len(payload)
 
 
-def own_tensors(model: ir.Model, payloads: Mapping[str, Payload] = MappingProxyType({}), file: SourceFile | None = None) -> None:
-    """Replace, in place, every tensor by one that shares no mutable object with where it came from.
-
-    Args:
-        model: the model.
-        payloads: the data, by name, of the graph's initializers that have none themselves.
-        file: where these can be read again.
-    """
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                payload = payloads.get(value.name or "") if graph is model.graph else None
-                value.const_value = _own(value.const_value) if payload is None else _filled(value.const_value, payload, file)
-                value.type = ir.TensorType(value.const_value.dtype)
-                value.shape = ir.Shape(value.const_value.shape.numpy())
-    for node in model.graph.all_nodes():
-        _own_attributes(node)
-    for function in model.functions.values():
-        for node in function.all_nodes():
-            _own_attributes(node)
-
-
-def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None) -> ir.TensorProtocol:
-    """The tensor with its data, little-endian as in all ONNX files."""
-    dtype = tensor.dtype.numpy()
-    elements = np.frombuffer(payload.data, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
-    array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())
-    if file is None or sys.byteorder == "big":
-        return ir.Tensor(array, tensor.dtype, name=tensor.name)
-    return FileTensor(array, tensor.dtype, tensor.name, file, payload.offset)
-
-
-def _own_attributes(node: ir.Node) -> None:
-    for name, attribute in list(node.attributes.items()):
-        if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-            node.attributes[name] = ir.AttrTensor(name, _own(attribute.as_tensor()), doc_string=attribute.doc_string)
-
-
-def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    if isinstance(tensor, ir.ExternalTensor):
-        return ir.ExternalTensor(
-            tensor.location,
-            tensor.offset,
-            tensor.length,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=tensor.name,
-            base_dir=tensor.base_dir,
-        )
-    if tensor.dtype == ir.DataType.STRING:
-        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
-    return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
-
-
 def _tensors_of_graph(graph: onnx.GraphProto, apart: Collection[str] = ()) -> Iterator[onnx.TensorProto]:
     yield from (tensor for tensor in graph.initializer if tensor.name not in apart)
     for sparse in graph.sparse_initializer:
-        name = sparse.values.name
-        raise ModelError(f"initializer '{name}' is sparse: store it as a dense tensor, which is what training needs")
+        yield from (sparse.values, sparse.indices)
     yield from _tensors_of_nodes(graph.node)
 
 
-def _tensors_of_nodes(nodes: object) -> Iterator[onnx.TensorProto]:
-    for node in nodes:  # type: ignore[attr-defined]
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _tensors_of_graph(attribute.g)
-            for graph in attribute.graphs:
-                yield from _tensors_of_graph(graph)
+def _tensors_of_functions(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for function in proto.functions:
+        yield from _tensors_of_attributes(function.attribute_proto)
+        yield from _tensors_of_nodes(function.node)
+
+
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        yield from _tensors_of_attributes(node.attribute)
+
+
+def _tensors_of_attributes(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        sparse_tensors = (attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()
+        for sparse in (*sparse_tensors, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (attribute.g,) if attribute.HasField("g") else ():
+            yield from _tensors_of_graph(graph)
+        for graph in attribute.graphs:
+            yield from _tensors_of_graph(graph)
 
 
 def _check_tensor(tensor: onnx.TensorProto, folder: Path | None) -> None:
@@ -156,12 +125,21 @@ def _check_tensor(tensor: onnx.TensorProto, folder: Path | None) -> None:
     dims = list(tensor.dims)
     if any(dim < 0 for dim in dims):
         raise ModelError(f"tensor '{name}' declares the negative dims {dims}. {_REMEDY}")
+    if math.prod(dims) > MOST_ELEMENTS:
+        raise ModelError(
+            f"tensor '{name}' declares dims of {len(dims)} dimensions, {dims[:4]} to begin with: more elements than any memory "
+            f"holds. {_REMEDY}"
+        )
     try:
         dtype = ir.DataType(tensor.data_type)
     except ValueError as error:
         raise ModelError(f"tensor '{name}' has the unknown element type {tensor.data_type}. {_REMEDY}") from error
     if dtype == ir.DataType.UNDEFINED:
         raise ModelError(f"tensor '{name}' has no element type. {_REMEDY}")
+    if dtype == ir.DataType.STRING and (tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.HasField("raw_data")):
+        raise ModelError(
+            f"tensor '{name}' holds text as raw or external data, which the standard keeps as string_data. {_REMEDY}"
+        )
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         check_external_proto(tensor, dtype, folder)
         return

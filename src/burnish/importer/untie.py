@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.graph import remove_node
 
-def untie_parameters(model: ir.Model) -> None:
-    """Replace, in place, ``Identity(initializer)`` nodes whose output has a name of its own by initializers of that name."""
+
+def untie_parameters(model: ir.Model) -> bool:
+    """Replace, in place, ``Identity(initializer)`` nodes whose output has a name of its own by initializers of that name.
+
+    Returns:
+        Whether there was any.
+    """
     graph = model.graph
+    untied = False
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
         output = node.outputs[0]
@@ -20,6 +27,8 @@ def untie_parameters(model: ir.Model) -> None:
             continue
         if source.graph is graph and not _names_the_operation(node):
             _separate(graph, node, source.const_value)
+            untied = True
+    return untied
 
 
 def _names_the_operation(node: ir.Node) -> bool:
@@ -35,4 +44,4 @@ def _separate(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=copied)
     graph.register_initializer(value)
     output.replace_all_uses_with(value)
-    graph.remove(node, safe=True)
+    remove_node(node)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
-import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor, same_shape
+from burnish.settings import PlainSettings, is_number
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["logits", "probabilities", "log_probabilities", "scores"]
@@ -159,7 +159,7 @@ class Loss(Protocol):
         ...
 
 
-class LossBase:
+class LossBase(PlainSettings):
     """What losses that are frozen dataclasses have in common: one prediction, and settings that are their fields."""
 
     name: ClassVar[str]
@@ -234,19 +234,14 @@ def check_reduction(loss: str, reduction: object, known: Sequence[str] = ("mean"
         raise ConfigurationError(f"{loss}: reduction must be {', '.join(others)} or {last}, not {reduction!r}")
 
 
-def is_number(number: object) -> bool:
-    """Whether something is a finite number, and no truth value."""
-    return isinstance(number, int | float | np.number) and not isinstance(number, bool) and math.isfinite(float(number))
-
-
 def check_number(loss: str, option: str, number: object, minimum: float = -math.inf, above: float = -math.inf) -> float:
     """Return a finite number of at least ``minimum`` that is larger than ``above``.
 
     Raises:
         ConfigurationError: it is something else.
     """
-    if is_number(number) and float(number) >= minimum and float(number) > above:  # type: ignore[arg-type]
-        return float(number)  # type: ignore[arg-type]
+    if is_number(number) and number >= minimum and number > above:
+        return float(number)
     bound = f" above {above:g}" if above > -math.inf else f" of at least {minimum:g}" if minimum > -math.inf else ""
     raise ConfigurationError(f"{loss}: {option} must be a finite number{bound}, not {number!r}")
 

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import SIGMOID, LabelSpec, Reading, Reduction, Scale, is_number
+from burnish.losses.base import SIGMOID, LabelSpec, Reading, Reduction, Scale
 from burnish.losses.classes import class_weight_column, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
+from burnish.settings import is_number
 
 LEAST_LOGARITHM = -100.0
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import CLASS_AXIS, Extents, LabelSpec, floating_shape, is_number, size_of, sum_of
+from burnish.losses.base import CLASS_AXIS, Extents, LabelSpec, floating_shape, size_of, sum_of
+from burnish.settings import is_number, is_whole
 
 
 def classified_shape(loss: str, prediction: Tensor, weight: Sequence[float] | None = None, option: str = "weight") -> Extents:
@@ -66,7 +67,7 @@ def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float
 
 def check_ignore_index(loss: str, ignore_index: object) -> None:
     """Raise ConfigurationError for what is no integer."""
-    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
+    if not is_whole(ignore_index):
         raise ConfigurationError(f"{loss}: ignore_index must be an integer, not {ignore_index!r}")
 
 

@@ -12,10 +12,11 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term, check_number
+from burnish.settings import PlainSettings
 
 
 @dataclass(frozen=True)
-class Summand:
+class Summand(PlainSettings):
     """One loss of a sum.
 
     Attributes:
@@ -41,7 +42,7 @@ class Summand:
 
 
 @dataclass(frozen=True)
-class WeightedSum:
+class WeightedSum(PlainSettings):
     """``sum of weight * loss``. Each loss is averaged by itself, over what it counts, and reported as ``loss:<name>``.
 
     Where a summand names its output, so are its labels: ``labels:<output>``. Summands that name none read the same output and

@@ -20,7 +20,6 @@ from burnish.losses.base import (
     check_flag,
     check_reduction,
     check_same_shape,
-    is_number,
     sum_of,
 )
 from burnish.losses.classes import (
@@ -33,6 +32,7 @@ from burnish.losses.classes import (
     classified_shape,
     positions,
 )
+from burnish.settings import is_number
 
 
 @dataclass(frozen=True, kw_only=True)

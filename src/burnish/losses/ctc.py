@@ -26,6 +26,7 @@ from burnish.losses.base import (
     sum_of,
 )
 from burnish.ops.alignment import NEVER
+from burnish.settings import is_whole
 
 FRAME_CLASS_AXIS = 2
 PADDING = -1
@@ -58,7 +59,7 @@ class ConnectionistTemporalClassification(LossBase):
         check_reduction(self.name, self.reduction)
         check_flag(self.name, "zero_infinity", self.zero_infinity)
         check_flag(self.name, "time_first", self.time_first)
-        if not isinstance(self.blank, int) or isinstance(self.blank, bool) or self.blank < 0:
+        if not is_whole(self.blank) or self.blank < 0:
             raise ConfigurationError(f"{self.name}: blank must be a class index, 0 or more, not {self.blank!r}")
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, static_shape
+from burnish.graph import Builder, Tensor, model_proto, static_shape
 from burnish.graph.versions import keeps_meaning, oldest_opset
 from burnish.importer import Source, load
 from burnish.losses.base import (
@@ -253,7 +253,7 @@ def from_onnx(model: Source, *, reduction: Reduction = "mean") -> OnnxLoss:
         ConfigurationError: its output is not one floating-point scalar.
     """
     canonical = load(model)
-    loss = OnnxLoss(content=ir.to_proto(canonical).SerializeToString(deterministic=True), reduction=reduction)
+    loss = OnnxLoss(content=model_proto(canonical).SerializeToString(deterministic=True), reduction=reduction)
     loss.model  # noqa: B018  it is read, and what is wrong with it named, now
     return loss
 

@@ -85,9 +85,10 @@ def get(loss: LossLike) -> Loss:
                 "output are burnish.losses.weighted_sum({output: loss, ...})"
             )
         return _built(str(loss.get("name")), {key: value for key, value in loss.items() if key != "name"})
-    if isinstance(loss, FunctionType):
+    if isinstance(loss, type | FunctionType):
+        kind = "class" if isinstance(loss, type) else "function"
         raise ConfigurationError(
-            f"loss must be a name or a loss object of burnish.losses, not the function '{loss.__name__}': where that is one of "
+            f"loss must be a name or a loss object of burnish.losses, not the {kind} '{loss.__name__}': where that is one of "
             f"burnish.losses, call it, as in burnish.losses.{loss.__name__}()"
         )
     if isinstance(loss, Loss):

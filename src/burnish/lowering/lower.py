@@ -30,13 +30,17 @@ def lower_semantic_operators(
         UnsupportedOperatorError: a semantic operator without a lowering.
     """
     graph = model.graph
-    while pending := [node for node in graph if node.domain in domains and node.op_type not in keep]:
+    while pending := [node for node in graph if node.domain in domains and not _is_kept(node, keep)]:
         for node in pending:
             _lower(graph, node)
     for domain in domains:
         if not any(node.domain == domain for node in graph):
             graph.opset_imports.pop(domain, None)
     return model
+
+
+def _is_kept(node: ir.Node, keep: Collection[str]) -> bool:
+    return node.domain == BURNISH_DOMAIN and node.op_type in keep
 
 
 def _lower(graph: ir.Graph, node: ir.Node) -> None:

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import describe_node
+from burnish.graph import BURNISH_DOMAIN, describe_node, quantization_of
 from burnish.graph.versions import oldest_opset
 
 OLDEST_OPSET = 18
@@ -31,6 +31,10 @@ class Target:
     newest_ir_version: int
     allowed: frozenset[str]
     kernels: frozenset[str] = frozenset()
+
+    def has_kernel(self, node: ir.Node) -> bool:
+        """Whether a node is a semantic operator that the runtime has a kernel for; those of other domains are others."""
+        return node.domain == BURNISH_DOMAIN and node.op_type in self.kernels
 
 
 STANDARD_OPERATORS = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == "")
@@ -72,7 +76,9 @@ def check_allowed(model: ir.Model, target: Target) -> None:
     """Raise UnsupportedOperatorError for the first node that is not on the target's allow-list."""
     for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx") and node.op_type in target.allowed
-        if not standard and node.op_type not in target.kernels:
+        if not standard and not target.has_kernel(node):
+            if quantized := quantization_of(node):
+                raise UnsupportedOperatorError(quantized)
             raise UnsupportedOperatorError(
                 f"{describe_node(node)} is not among the operators that {target.name} runs: "
                 "lower it (burnish.ops.lowering) or choose another target"

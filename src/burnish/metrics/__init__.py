@@ -24,6 +24,7 @@ from burnish.metrics.values import (
     mean_squared_error,
     root_mean_squared_error,
 )
+from burnish.settings import call_hint
 
 __all__ = [
     "COUNT",
@@ -102,9 +103,10 @@ def get(metric: str | Metric) -> Metric:
         if name not in METRICS:
             raise ConfigurationError(f"there is no metric '{metric}'; {there_is}")
         return METRICS[name](**_settings(metric, name, settings))
-    if isinstance(metric, Metric):
+    if isinstance(metric, Metric) and not isinstance(metric, type):
         return metric
-    raise ConfigurationError(f"a metric is a name or an object of burnish.metrics, not {type(metric).__name__}; {there_is}")
+    given = f"{metric!r}{call_hint(metric)}" if call_hint(metric) else type(metric).__name__
+    raise ConfigurationError(f"a metric is a name or an object of burnish.metrics, not {given}; {there_is}")
 
 
 def is_known(metric: Metric) -> bool:

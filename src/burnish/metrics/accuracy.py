@@ -12,6 +12,7 @@ from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
 from burnish.metrics.answers import asks_for_a_class, best_class, is_yes, labelled, says_yes
 from burnish.metrics.base import COUNT, SUM, Quotient, does_not_fit, how_many
+from burnish.settings import is_whole
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TopK(Quotient):
     k: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
+        if not is_whole(self.k) or self.k < 1:
             raise ConfigurationError(f"top_k: k must be at least 1, not {self.k}")
 
     @property

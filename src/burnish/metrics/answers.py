@@ -12,6 +12,7 @@ from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
 from burnish.losses.classes import Labelled
 from burnish.metrics.base import does_not_fit
+from burnish.settings import is_whole
 
 Average = Literal["binary", "micro", "macro", "weighted"] | int
 AVERAGES = ("binary", "micro", "macro", "weighted")
@@ -64,7 +65,7 @@ def says_yes(metric: str, compared: Compared, threshold: float = EVEN_ODDS) -> T
 
 def check_average(metric: str, average: object) -> None:
     """Raise ConfigurationError for what is no way of averaging over classes, and no class."""
-    is_class = isinstance(average, int) and not isinstance(average, bool) and average >= 0
+    is_class = is_whole(average) and average >= 0
     if not is_class and average not in AVERAGES:
         raise ConfigurationError(
             f"{metric}: average must be {', '.join(map(repr, AVERAGES))} or the index of one class, not {average!r}"

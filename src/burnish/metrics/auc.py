@@ -16,6 +16,7 @@ from burnish.losses.classes import class_count
 from burnish.metrics.answers import Average, asks_for_a_class, check_average, check_classes, chosen_class, is_yes, labelled
 from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide, widened
+from burnish.settings import is_whole
 
 POSITIVES, NEGATIVES = "positives", "negatives"
 BINS = 4096
@@ -58,7 +59,7 @@ class AreaUnderCurve(MetricBase):
 
     def __post_init__(self) -> None:
         check_average(self.word, self.average)
-        if not isinstance(self.bins, int) or isinstance(self.bins, bool) or self.bins < 2:
+        if not is_whole(self.bins) or self.bins < 2:
             raise ConfigurationError(f"{self.word}: bins must be a whole number of at least 2, not {self.bins!r}")
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import Compared
+from burnish.settings import PlainSettings
 
 SUM, COUNT, TOTAL = "sum", "count", "total"
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -61,7 +62,7 @@ class Metric(Protocol):
         ...
 
 
-class MetricBase:
+class MetricBase(PlainSettings):
     """What metrics that are frozen dataclasses have in common: a name that says their settings, as text.
 
     The first setting stands alone behind the colon, the others as ``name=value``: ``f1:macro,threshold=0.3``.

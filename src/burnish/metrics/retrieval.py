@@ -13,7 +13,6 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.losses.base import is_number
 from burnish.losses.classes import class_count
 from burnish.metrics.answers import (
     EVEN_ODDS,
@@ -29,6 +28,7 @@ from burnish.metrics.answers import (
 )
 from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide
+from burnish.settings import is_number
 
 HITS, FOUND, THERE = "hits", "found", "there"
 

@@ -6,6 +6,7 @@ policies in ``burnish.norms``, together with the tools for normalization layers.
 
 from burnish.norm_policies.policies import (
     POLICIES,
+    Auto,
     BatchStatistics,
     Frozen,
     Ghost,
@@ -26,6 +27,7 @@ from burnish.norm_policies.requirements import ExtentRule, check_layer, extent_r
 
 __all__ = [
     "POLICIES",
+    "Auto",
     "BatchStatistics",
     "ExtentRule",
     "Frozen",

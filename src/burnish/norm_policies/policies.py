@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Literal
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.settings import is_number, is_whole, matches_pattern
+from burnish.settings import PlainSettings, is_number, is_whole, matches_pattern
 
 CUMULATIVE: Literal["cumulative"] = "cumulative"
 
 
 @dataclass(frozen=True)
-class NormPolicy:
+class NormPolicy(PlainSettings):
     """What a batch normalization layer does in the training graph. Evaluation always uses the running statistics."""
 
     name: ClassVar[str]
@@ -33,6 +33,16 @@ class NormPolicy:
     def __str__(self) -> str:
         settings = self.settings()
         return f"{self.name}:{settings}" if settings else self.name
+
+
+@dataclass(frozen=True)
+class Auto(NormPolicy):
+    """``auto``: ``train``, but ``frozen`` where none of the layer's parameters trains, so that frozen layers stay what they were.
+
+    A layer without parameters of its own is frozen where nothing before it trains, and something of the model does not.
+    """
+
+    name: ClassVar[str] = "auto"
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ class Renorm(BatchStatistics):
                 )
 
 
-POLICIES: dict[str, type[NormPolicy]] = {policy.name: policy for policy in (Train, Frozen, Sync, Local, Ghost, Renorm)}
+POLICIES: dict[str, type[NormPolicy]] = {policy.name: policy for policy in (Auto, Train, Frozen, Sync, Local, Ghost, Renorm)}
 
 
 class RunningVariance(StrEnum):
@@ -239,7 +249,7 @@ def resolve_policies(
 
     Args:
         norm: one policy for all, or {pattern: policy}: shell-style patterns over layer and node names, the last match wins,
-            layers without a match train.
+            layers without a match are ``auto``.
         nodes: the BatchNormalization nodes of the model.
 
     Raises:
@@ -249,7 +259,7 @@ def resolve_policies(
         return dict.fromkeys(nodes, get(norm))
     if not isinstance(norm, Mapping):
         raise ConfigurationError(f"norm must be a policy, such as 'train' or 'frozen', or {{pattern: policy}}, not {norm!r}")
-    policies: dict[ir.Node, NormPolicy] = dict.fromkeys(nodes, Train())
+    policies: dict[ir.Node, NormPolicy] = dict.fromkeys(nodes, Auto())
     for pattern, value in norm.items():
         if not isinstance(pattern, str):
             raise ConfigurationError(f"norm: a pattern is the name of a layer, in which * stands for any text, not {pattern!r}")
@@ -304,7 +314,7 @@ def _value(text: str) -> int | float | str:
 
 
 def _is_fraction(value: object) -> bool:
-    return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+    return is_number(value) and 0 <= value <= 1
 
 
 def _text(value: float | str) -> str:

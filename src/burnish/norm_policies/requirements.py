@@ -79,7 +79,7 @@ def check_layer(node: ir.Node) -> None:
         ModelError: the node, the operand, its shape and the number of channels.
     """
     x = node.inputs[0]
-    operands = {name: value for name, value in zip(("scale", "bias", "mean", "variance"), node.inputs[1:5], strict=False)}
+    operands = dict(zip(("scale", "bias", "mean", "variance"), node.inputs[1:5], strict=True))
     channels = static_dimension(x.shape, 1) if x is not None else None
     source = f"its input '{x.name}' has {channels} channels" if x is not None else ""
     for name, value in operands.items():

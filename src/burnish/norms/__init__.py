@@ -6,6 +6,7 @@ layers is in ``burnish.ops.normalization``.
 
 from burnish.norm_policies import (
     POLICIES,
+    Auto,
     BatchStatistics,
     ExtentRule,
     Frozen,
@@ -31,6 +32,7 @@ from burnish.norms.weight_normalization import weight_normalize
 
 __all__ = [
     "POLICIES",
+    "Auto",
     "BatchStatistics",
     "ExtentRule",
     "Frozen",

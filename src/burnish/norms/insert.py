@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
-from burnish.graph import add_initializer, describe_node, insert_behind, static_shape, unused_name
+from burnish.graph import Names, add_initializer, describe_node, insert_behind, static_shape
 from burnish.importer import Source, load
 from burnish.norm_policies.policies import layer_name
 from burnish.norms.measuring import Batch, Moments, measure_values
@@ -66,8 +66,9 @@ def insert(
     moments: dict[str, Moments] = {}
     if data is not None:
         moments = measure_values(model, {_key(node): layer_name(node) for node in places}, data, engine)
+    names = Names.of(model.graph)
     for node in places:
-        _insert(model.graph, node, moments.get(_key(node)), epsilon, momentum)
+        _insert(model.graph, names, node, moments.get(_key(node)), epsilon, momentum)
     return model
 
 
@@ -116,7 +117,7 @@ def _key(node: ir.Node) -> str:
     return node.outputs[0].name or ""
 
 
-def _insert(graph: ir.Graph, node: ir.Node, moments: Moments | None, epsilon: float, momentum: float) -> None:
+def _insert(graph: ir.Graph, names: Names, node: ir.Node, moments: Moments | None, epsilon: float, momentum: float) -> None:
     output = node.outputs[0]
     channels = _channels(node)
     assert output.dtype is not None
@@ -137,9 +138,9 @@ def _insert(graph: ir.Graph, node: ir.Node, moments: Moments | None, epsilon: fl
     stem = f"{layer_name(node) or _key(node)}.norm"
     operands = []
     for part in ("weight", "bias", "running_mean", "running_var"):
-        operands.append(add_initializer(graph, unused_name(graph, f"{stem}.{part}"), arrays[part].copy()))
+        operands.append(add_initializer(graph, names.take(f"{stem}.{part}"), arrays[part].copy()))
     normalization = ir.node("BatchNormalization", [output, *operands], {"epsilon": float(epsilon), "momentum": float(momentum)})
-    insert_behind(node, normalization)
+    insert_behind(node, normalization, names)
 
 
 def _channels(node: ir.Node) -> int:

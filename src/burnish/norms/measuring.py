@@ -238,12 +238,15 @@ def _check_fits(value: ir.Value, array: np.ndarray) -> None:
         raise InputError(f"The input '{value.name}' is empty (shape {list(array.shape)}): leave empty batches out")
 
 
+def _is_floating(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
 def _converted(value: ir.Value, array: np.ndarray) -> np.ndarray:
     assert value.dtype is not None
     wanted = value.dtype.numpy()
-    same_kind = (
-        array.dtype == wanted or (array.dtype.kind == "f" and wanted.kind == "f") or wanted.kind == array.dtype.kind == "i"
-    )
+    both = (array.dtype, wanted)
+    same_kind = array.dtype == wanted or all(map(_is_floating, both)) or all(dtype.kind == "i" for dtype in both)
     if not same_kind:
         raise InputError(
             f"The input '{value.name}' has dtype {array.dtype}, expected {wanted}: convert it with .astype('{wanted}')"

@@ -15,6 +15,7 @@ from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norm_policies.policies import RunningVariance, layer_name
 from burnish.norms.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
 from burnish.ops.normalization.statistics import channel_affine
+from burnish.passes import compute_in_float32
 
 PREFIX = "stat/"
 
@@ -64,7 +65,7 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
         )
     program = session.program
     updated = {name for name in program.signature["step"].updates if name.startswith(PREFIX)}
-    model = program.predict.clone()
+    model = compute_in_float32(program.predict.clone(), keep_inputs=False)
     data_names = {entry.name for entry in program.signature["predict"].inputs if not entry.is_state}
     measurement = Measurement(model)
     targets = _measure_layers(model.graph, measurement, updated)
@@ -75,7 +76,7 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
         )
     state = session.state()
     inputs = [value for value in model.graph.inputs if value.name in data_names]
-    fixed = {value.name or "": state[value.name or ""] for value in model.graph.inputs if value.name not in data_names}
+    fixed = {name: _read_as(value, state[name]) for value in model.graph.inputs if (name := value.name or "") not in data_names}
     moments = measurement.run(data, inputs, fixed, session.engine if engine is None else engine)
     unbiased = program.options.get("running_variance") == RunningVariance.PYTORCH
     results = {}
@@ -85,6 +86,12 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
         results[name] = values.astype(state[name].dtype)
     session.load_state(state | results)
     return results
+
+
+def _read_as(value: ir.Value, array: np.ndarray) -> np.ndarray:
+    """An entry of the state as an input takes it: a frozen weight of a file in sixteen bits is read in float32."""
+    assert value.dtype is not None
+    return array.astype(value.dtype.numpy(), copy=False)
 
 
 def _variance(layer: str, moments: Moments, unbiased: bool) -> np.ndarray:

@@ -14,12 +14,12 @@ from burnish.errors import ConfigurationError, InputError
 from burnish.graph import (
     FLOATING,
     Builder,
+    Names,
     add_initializer,
     constant_array,
     describe_node,
     insert_behind,
     static_shape,
-    unused_name,
 )
 from burnish.importer import Source, load
 from burnish.norm_policies.policies import layer_name
@@ -73,11 +73,12 @@ def weight_normalize(
         batches = list(check_data(data))
         _check_unshared(chosen)
     lengths: dict[ir.Value, ir.Value] = {}
+    names = Names.of(model.graph)
     for layer in chosen:
         if layer.weight not in lengths:
-            lengths[layer.weight] = _reparametrize(model.graph, layer)
+            lengths[layer.weight] = _reparametrize(model.graph, names, layer)
     for layer in chosen if batches is not None else ():
-        _initialize(model, layer, lengths[layer.weight], batches or [], engine)
+        _initialize(model, names, layer, lengths[layer.weight], batches or [], engine)
     return model
 
 
@@ -114,7 +115,7 @@ def _check_unshared(layers: list[_Layer]) -> None:
             )
 
 
-def _reparametrize(graph: ir.Graph, layer: _Layer) -> ir.Value:
+def _reparametrize(graph: ir.Graph, names: Names, layer: _Layer) -> ir.Value:
     """Put ``g v / ‖v‖`` in the place of the weight; returns g."""
     weight, name = layer.weight, layer.weight.name or ""
     array = constant_array(weight)
@@ -134,8 +135,8 @@ def _reparametrize(graph: ir.Graph, layer: _Layer) -> ir.Value:
         )
     graph.initializers.pop(name)
     weight.name = None
-    g = add_initializer(graph, unused_name(graph, f"{name}_g"), lengths)
-    v = add_initializer(graph, unused_name(graph, f"{name}_v"), array)
+    g = add_initializer(graph, names.take(f"{name}_g"), lengths)
+    v = add_initializer(graph, names.take(f"{name}_v"), array)
     builder = Builder(graph, before=graph[0])
     direction = builder.tensor(v)
     norm = builder.op("ReduceL2", direction, builder.integers(axes), keepdims=1)
@@ -145,9 +146,11 @@ def _reparametrize(graph: ir.Graph, layer: _Layer) -> ir.Value:
     return g
 
 
-def _initialize(model: ir.Model, layer: _Layer, length: ir.Value, data: list[Batch], engine: str | Engine | None) -> None:
+def _initialize(
+    model: ir.Model, names: Names, layer: _Layer, length: ir.Value, data: list[Batch], engine: str | Engine | None
+) -> None:
     """Scale and shift a layer so that its output has mean 0 and variance 1 per channel over the data."""
-    bias, output = _own_bias(model.graph, layer)
+    bias, output = _own_bias(model.graph, names, layer)
     title = layer_name(layer.node)
     last = layer.node.op_type == "MatMul"
     moments = measure_values(model, {output.name or "": title}, data, engine, channels_last=last)[output.name or ""]
@@ -171,22 +174,22 @@ def _set(value: ir.Value, array: np.ndarray) -> None:
     value.const_value = ir.Tensor(array.astype(value.dtype.numpy()), name=value.name)
 
 
-def _own_bias(graph: ir.Graph, layer: _Layer) -> tuple[ir.Value, ir.Value]:
+def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
     """Return the bias of a layer, an initializer [C] that only it reads, and the layer's output behind the bias."""
     node = layer.node
     if node.op_type == "MatMul":
-        return _added_bias(graph, layer)
+        return _added_bias(graph, names, layer)
     present = node.inputs[2] if len(node.inputs) > 2 else None
     factor = node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0
     node.attributes.pop("beta", None)
-    bias = _as_own(graph, layer, present, factor)
+    bias = _as_own(graph, names, layer, present, factor)
     if present is not bias:
         node.resize_inputs(3)
         node.replace_input_with(2, bias)
     return bias, node.outputs[0]
 
 
-def _added_bias(graph: ir.Graph, layer: _Layer) -> tuple[ir.Value, ir.Value]:
+def _added_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
     """The same of a MatMul, whose bias is added by a node behind it: by one that is there, or by a new one."""
     product = layer.node.outputs[0]
     uses = list(product.uses())
@@ -195,24 +198,24 @@ def _added_bias(graph: ir.Graph, layer: _Layer) -> tuple[ir.Value, ir.Value]:
         present = adding.inputs[position]
         array = constant_array(present)
         if array is not None and array.ndim <= 2 and _fits_channels(array, _channels(layer)):
-            bias = _as_own(graph, layer, present, 1.0)
+            bias = _as_own(graph, names, layer, present, 1.0)
             if bias is not present:
                 adding.replace_input_with(position, bias)
             return bias, adding.outputs[0]
-    bias = _as_own(graph, layer, None, 1.0)
+    bias = _as_own(graph, names, layer, None, 1.0)
     adding = ir.node("Add", [product, bias])
-    insert_behind(layer.node, adding)
+    insert_behind(layer.node, adding, names)
     return bias, adding.outputs[0]
 
 
-def _as_own(graph: ir.Graph, layer: _Layer, present: ir.Value | None, factor: float) -> ir.Value:
+def _as_own(graph: ir.Graph, names: Names, layer: _Layer, present: ir.Value | None, factor: float) -> ir.Value:
     """Return ``factor`` times a bias as an initializer [C] with no other reader; zeros where there is none."""
     channels = _channels(layer)
     assert layer.weight.dtype is not None
     dtype = layer.weight.dtype.numpy()
     name = f"{layer_name(layer.node)}.bias"
     if present is None:
-        return add_initializer(graph, unused_name(graph, name), np.zeros(channels, dtype))
+        return add_initializer(graph, names.take(name), np.zeros(channels, dtype))
     array = constant_array(present)
     if array is None or not _fits_channels(array, channels):
         raise ConfigurationError(
@@ -221,7 +224,7 @@ def _as_own(graph: ir.Graph, layer: _Layer, present: ir.Value | None, factor: fl
         )
     vector = np.broadcast_to(array.reshape(-1) * np.asarray(factor, dtype), (channels,)).copy()
     if len(present.uses()) > 1 or present.is_graph_output() or not present.is_initializer():
-        return add_initializer(graph, unused_name(graph, name), vector)
+        return add_initializer(graph, names.take(name), vector)
     present.const_value = ir.Tensor(vector, name=present.name)
     present.shape = ir.Shape(vector.shape)
     return present

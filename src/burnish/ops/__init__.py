@@ -24,6 +24,7 @@ from burnish.ops import (
     training,
 )
 from burnish.ops.registry import (
+    Gradients,
     Operation,
     find_gradient,
     find_lowering,
@@ -36,6 +37,7 @@ from burnish.ops.registry import (
 )
 
 __all__ = [
+    "Gradients",
     "Operation",
     "activation",
     "alignment",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import onnx_ir as ir
+
 from burnish.graph import BURNISH_DOMAIN, Tensor
 from burnish.ops.registry import Operation, gradient, lowering
 
@@ -149,8 +151,11 @@ def hard_sigmoid(op: Operation, dy: Tensor) -> Tensor:
 @gradient("HardSwish")
 def hard_swish(op: Operation, dy: Tensor) -> Tensor:
     """y = x·h with h = HardSigmoid(x; 1/6, 1/2); the slope is 2h - 1/2 where 0 < h < 1, and h (0 or 1) elsewhere."""
-    builder = op.builder
-    h = builder.op("HardSigmoid", op.input, alpha=1 / 6, beta=0.5)
+    builder, x = op.builder, op.input
+    if x.dtype == ir.DataType.DOUBLE:  # an attribute holds a sixth to the digits of float32
+        h = builder.op("Clip", x / 6 + 0.5, builder.scalar(0, x), builder.scalar(1, x))
+    else:
+        h = builder.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
     inside = builder.op("And", builder.op("Greater", h, 0), builder.op("Less", h, 1))
     return dy * builder.op("Where", inside, h * 2 - 0.5, h)
 

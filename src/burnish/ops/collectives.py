@@ -147,6 +147,19 @@ def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
     return sample_share(dy)
 
 
+@gradient("ShardMean", domain=BURNISH_DOMAIN)
+def shard_mean_gradient(
+    op: Operation, d_mean: Tensor | None, d_variance: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, None]:
+    """Every worker reads the averages, of which each worker's statistics are its share."""
+    weight = op.required(2)
+    share = weight / all_reduce((weight,), "count")[0]
+    d_mean, d_variance = (
+        None if dy is None else all_reduce((dy,), "moments")[0] * dy.builder.cast(share, dy.dtype) for dy in (d_mean, d_variance)
+    )
+    return d_mean, d_variance, None
+
+
 @lowering("AllReduce")
 def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
     return tuple(op.required(index) for index in range(len(op.inputs)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.graph import BURNISH_DOMAIN, Tensor, same_padding, split_padding
 from burnish.ops.convolution_lowering import lower_input_gradient, lower_weight_gradient
 from burnish.ops.registry import Operation, gradient, lowering
 
@@ -48,20 +48,16 @@ class ConvolutionAttributes:
         elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             totals = []
             for axis in range(rank):
-                extent = (kernel[axis] - 1) * dilations[axis] + 1
-                if strides[axis] == 1:
-                    totals.append(extent - 1)
-                    continue
-                size = op.required(0).dimension(axis + 2)
-                if size is None:
+                span = (kernel[axis] - 1) * dilations[axis] + 1
+                total = same_padding(op.required(0).dimension(axis + 2), span, strides[axis])
+                if total is None:
                     raise UnsupportedOperatorError(
                         f"{op} has auto_pad={auto_pad} and stride {strides[axis]} along spatial axis {axis}, whose size is "
                         "symbolic, so its padding changes with the input: fix the spatial size of the model's input, or export "
                         "the model with explicit pads"
                     )
-                outputs = -(-size // strides[axis])
-                totals.append(max((outputs - 1) * strides[axis] + extent - size, 0))
-            begin, end = _split(totals, more_at_end=auto_pad == "SAME_UPPER")
+                totals.append(total)
+            begin, end = split_padding(totals, more_at_end=auto_pad == "SAME_UPPER")
         return ConvolutionAttributes(kernel, strides, dilations, begin, end, group)
 
     @staticmethod
@@ -98,7 +94,7 @@ class ConvolutionAttributes:
                     )
                 totals.append((size - 1) * strides[axis] + natural - output_shape[axis - rank])
             extra = tuple(more + max(-total, 0) for more, total in zip(extra, totals, strict=True))
-            begin, end = _split([max(total, 0) for total in totals], more_at_end=auto_pad == "SAME_UPPER")
+            begin, end = split_padding([max(total, 0) for total in totals], more_at_end=auto_pad == "SAME_UPPER")
         surplus = [max(more - stride + 1, 0) for more, stride in zip(extra, strides, strict=True)]
         cropped = tuple(max(more - pad, 0) for more, pad in zip(surplus, end, strict=True))
         end = tuple(max(pad - more, 0) for more, pad in zip(surplus, end, strict=True))
@@ -135,12 +131,6 @@ def _declared(op: Operation) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
         tuple(op.attribute("pads", (0,) * (2 * rank))),
         op.attribute("group", 1),
     )
-
-
-def _split(totals: list[int], more_at_end: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    smaller = tuple(total // 2 for total in totals)
-    larger = tuple(total - total // 2 for total in totals)
-    return (smaller, larger) if more_at_end else (larger, smaller)
 
 
 @gradient("Conv")

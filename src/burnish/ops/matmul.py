@@ -87,7 +87,8 @@ def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Y = α·A'·B' + β·C, A' and B' being A and B, transposed if so asked."""
     builder, a, b, c = op.builder, op.required(0), op.required(1), op.optional(2)
     alpha, beta = op.attribute("alpha", 1.0), op.attribute("beta", 1.0)
-    left, right = int(op.attribute("transA", 0)), int(op.attribute("transB", 0))
+    # Whatever is not 0 transposes.
+    left, right = (int(bool(op.attribute(name, 0))) for name in ("transA", "transB"))
     da = db = dc = None
     if op.wants(0):
         if left:

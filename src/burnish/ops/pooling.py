@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import BURNISH_DOMAIN, Tensor, zeros_like
 from burnish.ops.pooling_windows import Windows, counts, spread
-from burnish.ops.positions import add_at_positions, count, reshape_as
+from burnish.ops.positions import add_at_positions, count, flat_positions, reshape_as
 from burnish.ops.registry import Operation, gradient, lowering
 
 
@@ -105,8 +106,17 @@ def global_max_pool(op: Operation, dy: Tensor) -> Tensor:
 
 @gradient("MaxUnpool")
 def max_unpool(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    """Each element receives dy from where it went; of several that went to one place, as those of overlapping windows do, only
+    the last is in the output."""
     x, indices, builder = op.required(0), op.required(1), op.builder
-    return (builder.op("Gather", builder.op("Reshape", dy, builder.integers([-1])), indices, axis=0, like=x),)
+    flat, own = builder.integers([-1]), flat_positions(x)
+    size = builder.op("Reshape", builder.op("Size", dy), flat)
+    nobody = builder.op("ConstantOfShape", size, value=ir.tensor(np.full(1, -1, np.int64)), dtype=ir.DataType.INT64)
+    places = builder.op("Reshape", indices, flat)
+    writers = builder.op("ScatterElements", nobody, places, builder.op("Reshape", own, flat), axis=0, reduction="max")
+    is_last = builder.op("Equal", builder.op("Gather", writers, indices, axis=0), own)
+    received = builder.op("Gather", builder.op("Reshape", dy, flat), indices, axis=0)
+    return (builder.op("Where", is_last, received, builder.scalar(0, dy), like=x),)
 
 
 def _power_slope(x: Tensor, power: int) -> Tensor:

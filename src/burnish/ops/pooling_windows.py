@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import Tensor
+from burnish.graph import Tensor, same_padding, split_padding
 from burnish.ops.positions import extents, reshape_as
 from burnish.ops.registry import Operation
 
@@ -43,8 +43,7 @@ class Windows:
             begin = end = (0,) * rank
         elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             totals = [_same_padding(op, axis, kernel[axis], strides[axis], dilations[axis]) for axis in range(rank)]
-            small, large = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
-            begin, end = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+            begin, end = split_padding(totals, more_at_end=auto_pad == "SAME_UPPER")
         return Windows(kernel, tuple(strides), tuple(dilations), tuple(begin), tuple(end))
 
     @property
@@ -129,17 +128,14 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 
 def _same_padding(op: Operation, axis: int, kernel: int, stride: int, dilation: int) -> int:
-    span = (kernel - 1) * dilation + 1
-    if stride == 1:
-        return span - 1
-    size = op.required(0).dimension(axis + 2)
-    if size is None:
+    total = same_padding(op.required(0).dimension(axis + 2), (kernel - 1) * dilation + 1, stride)
+    if total is None:
         raise GradientError(
             f"{op} has auto_pad={op.attribute('auto_pad')} and stride {stride} along spatial axis {axis}, whose size is "
             "symbolic, so its padding changes with the input: fix the spatial size of the model's input, or export the model "
             "with explicit pads"
         )
-    return max((-(-size // stride) - 1) * stride + span - size, 0)
+    return total
 
 
 def _counts_along(windows: Windows, axis: int, outputs: int, size: int, include_pads: bool) -> np.ndarray:

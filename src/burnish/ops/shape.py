@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
 from burnish.ops.positions import (
     INT64_MIN,
@@ -19,6 +20,9 @@ from burnish.ops.positions import (
     reshape_to,
 )
 from burnish.ops.registry import Operation, gradient
+
+LARGEST_EXTENT = 2**62
+"""Beyond what any tensor has along an axis."""
 
 
 @gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -121,6 +125,8 @@ def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
         positions = builder.op("Pad", flat_positions(x), pads, None, axes, mode=op.attribute("mode"))
         return (add_at_positions(dy, positions, x),)
     amounts = _integers(pads, None)
+    if amounts is not None and any(abs(amount) > LARGEST_EXTENT for amount in amounts):
+        raise GradientError(f"{op} pads by {amounts}, and no tensor has such an extent: export the model again")
     along = _integers(axes, None if x.rank is None else list(range(x.rank)))
     dx = None
     if op.wants(0):

@@ -47,7 +47,7 @@ def scan(
         "Scan", *states, *ordered, outputs=len(states) + len(kept), body=body, num_scan_inputs=len(frames), like=states[0]
     )
     results = results if isinstance(results, tuple) else (results,)
-    for last, state in zip(results, states, strict=False):
+    for last, state in zip(results[: len(states)], states, strict=True):
         last.value.type, last.value.shape = state.value.type, None if state.shape is None else ir.Shape(state.shape.dims)
     stacked = results[len(states) :]
     extent = None if frames[0].shape is None else frames[0].shape.dims[0]

@@ -18,7 +18,8 @@ from burnish.optim.adagrad import Adagrad, adagrad
 from burnish.optim.adam import Adam, adam
 from burnish.optim.adamax import Adamax, adamax
 from burnish.optim.adamw import AdamW, adamw
-from burnish.optim.average import ExponentialAverage, StochasticWeightAverage, ema, swa
+from burnish.optim.asgd import ASGD, asgd
+from burnish.optim.average import ExponentialAverage, StochasticWeightAverage, ema, share_of_first, swa
 from burnish.optim.base import Optimizer, Schedule
 from burnish.optim.diloco import DiLoCo, diloco
 from burnish.optim.groups import Groups, groups, layerwise_decay
@@ -31,6 +32,7 @@ from burnish.optim.parameters import ParameterInfo, ParameterKind, bind, frozen_
 from burnish.optim.radam import RAdam, radam
 from burnish.optim.rmsprop import RMSprop, rmsprop
 from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
+from burnish.optim.rprop import Rprop, rprop
 from burnish.optim.sgd import SGD, sgd
 from burnish.optim.transforms import (
     Chain,
@@ -52,6 +54,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": adam,
     "adamax": adamax,
     "adamw": adamw,
+    "asgd": asgd,
     "lamb": lamb,
     "lars": lars,
     "lion": lion,
@@ -60,6 +63,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "radam": radam,
     "rmsprop": rmsprop,
     "rowwise_adagrad": rowwise_adagrad,
+    "rprop": rprop,
     "sgd": sgd,
 }
 
@@ -106,6 +110,7 @@ def _built(name: str, settings: Mapping[str, Any]) -> Optimizer:
 
 
 __all__ = [
+    "ASGD",
     "LAMB",
     "LARS",
     "OPTIMIZERS",
@@ -131,6 +136,7 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "RowwiseAdagrad",
+    "Rprop",
     "Schedule",
     "StochasticWeightAverage",
     "accumulate",
@@ -141,6 +147,7 @@ __all__ = [
     "adamax",
     "adamw",
     "add_decayed_weights",
+    "asgd",
     "bind",
     "centralize",
     "chain",
@@ -161,7 +168,9 @@ __all__ = [
     "radam",
     "rmsprop",
     "rowwise_adagrad",
+    "rprop",
     "schedules",
     "sgd",
+    "share_of_first",
     "swa",
 ]

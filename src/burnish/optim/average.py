@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
+from burnish.optim.accumulate import Accumulate
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count, check_fraction, power
-from burnish.optim.wrapper import Wrapper, check_once
+from burnish.optim.wrapper import Wrapper, check_once, layers_of
 
 AVERAGE = "average"
 COUNT = "average_count"
@@ -27,6 +29,11 @@ class ParameterAverage(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_once(self, ParameterAverage)
+        if any(getattr(inner, "keeps_average", False) for inner in layers_of(self.optimizer)):
+            raise ConfigurationError(
+                f"{self.name}: the optimizer inside keeps an average of the parameters itself, and both would keep state of the "
+                f"same name: leave {self.name} out"
+            )
 
     @property
     def counts(self) -> bool:
@@ -69,20 +76,21 @@ class ParameterAverage(Wrapper):
 
 @dataclass(frozen=True)
 class ExponentialAverage(ParameterAverage):
-    """An exponential moving average, the mathematics of ``torch.optim.swa_utils.get_ema_avg_fn``.
+    """An exponential moving average, the mathematics of ``torch.optim.swa_utils.get_ema_avg_fn``, corrected.
 
     With the average a, the updated parameter p, and t the number of values in the average, that one included::
 
-        a = decay * a + (1 - decay) * p                                  starting from the first parameters
-        a = a + (1 - decay) / (1 - decay^t) * (p - a)                    with bias_correction
+        a = a + (1 - decay) / (1 - decay^t) * (p - a)
+        a = decay * a + (1 - decay) * p                  without bias_correction, starting from the first parameters
 
     With bias_correction the first parameters have no share in it: it is the average from zero, divided by ``1 - decay^t``, as
-    Kingma and Ba, "Adam: a method for stochastic optimization", 2015, correct their moments. The method: Polyak and Juditsky,
-    "Acceleration of stochastic approximation by averaging", 1992.
+    Kingma and Ba, "Adam: a method for stochastic optimization", 2015, correct their moments. Without it they keep the share
+    ``decay^t``, nine tenths after 100 updates at 0.999. The method: Polyak and Juditsky, "Acceleration of stochastic
+    approximation by averaging", 1992.
     """
 
     decay: float = 0.999
-    bias_correction: bool = False
+    bias_correction: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,13 +154,29 @@ class StochasticWeightAverage(ParameterAverage):
         return builder.op("And", is_on, builder.op("Equal", builder.op("Mod", since, self.every), 0))
 
 
-def ema(optimizer: Optimizer, decay: float = 0.999, bias_correction: bool = False) -> ExponentialAverage:
+def share_of_first(optimizer: object, steps: int) -> float:
+    """Return how much of the average that an optimizer keeps is still its first value; 0 where it keeps none.
+
+    Args:
+        optimizer: what updates, with whatever goes around it.
+        steps: how many steps were taken.
+    """
+    updates = steps
+    for layer in layers_of(optimizer):
+        if isinstance(layer, Accumulate):
+            updates //= layer.every
+        elif isinstance(layer, ExponentialAverage):
+            return 0.0 if layer.bias_correction and updates > 0 else layer.decay**updates
+    return 0.0
+
+
+def ema(optimizer: Optimizer, decay: float = 0.999, bias_correction: bool = True) -> ExponentialAverage:
     """Return an optimizer that keeps an exponential moving average of the parameters; see ``ExponentialAverage``.
 
     Args:
         optimizer: what updates.
         decay: share of the average that is kept at every update, in [0, 1).
-        bias_correction: leave the first parameters out of it; for a decay near 1 and few updates.
+        bias_correction: leave the first parameters out of the average, which they dominate where updates are few.
 
     Raises:
         ConfigurationError: a decay outside [0, 1), or an optimizer that keeps an average already.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.settings import is_number, is_whole
+from burnish.settings import PlainSettings, call_hint, is_number, is_whole
 
 Tensors = dict[str, Tensor]
 
@@ -129,8 +129,11 @@ class Scheduled(Protocol):
 
 
 @dataclass(frozen=True)
-class RatedOptimizer:
+class RatedOptimizer(PlainSettings):
     """What optimizers with a learning rate share: the rate is a number, which a step may override, or a schedule."""
+
+    keeps_average: ClassVar[bool] = False
+    """Whether the method itself keeps an average of the parameters (``average.AVERAGE``)."""
 
     lr: Rate
 
@@ -188,6 +191,11 @@ class RatedOptimizer:
         key = ("rate", json.dumps(schedule.options(), sort_keys=True), step.value, *read)
         rate, following = builder.once(key, lambda: schedule.rate(builder, step, state, hyperparameters))
         return rate, dict(following)
+
+
+def is_schedule(value: object) -> TypeGuard[Schedule]:
+    """Whether something is a schedule. An optimizer has what the protocol asks for too, and so has a class of schedules."""
+    return isinstance(value, Schedule) and not isinstance(value, type | RatedOptimizer)
 
 
 def as_option(value: Any) -> Any:
@@ -249,13 +257,13 @@ def penalized(gradient: Tensor, parameter: Tensor, weight_decay: float) -> Tenso
 
 def check_rate(optimizer: str, lr: object) -> None:
     """Raise ConfigurationError for what is neither a schedule nor a finite number that is not negative."""
-    if not isinstance(lr, Schedule):
+    if not is_schedule(lr):
         if not is_number(lr):
             raise ConfigurationError(
                 f"{optimizer}: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, "
-                f"not {lr!r}"
+                f"not {lr!r}{call_hint(lr)}"
             )
-        check_not_negative(optimizer, lr=lr)  # type: ignore[arg-type]
+        check_not_negative(optimizer, lr=lr)
 
 
 def check_betas(optimizer: str, betas: object, count: int = 2) -> tuple[float, ...]:

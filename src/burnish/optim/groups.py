@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, check_not_negative
 from burnish.optim.parameters import Infos, check_matches, decays, matching
+from burnish.optim.wrapper import layers_of
+from burnish.settings import PlainSettings
 
 FROZEN = "frozen"
 LR_SCALE = "lr_scale"
@@ -39,7 +41,7 @@ class _Member:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(PlainSettings):
     """An optimizer whose settings differ from parameter to parameter, the mathematics of ``torch.optim`` over several groups.
 
     Each parameter belongs to the last pattern that matches its name, or to none: then the optimizer's own settings hold.
@@ -103,7 +105,17 @@ class Groups:
     @property
     def frozen(self) -> frozenset[str]:
         """The parameters of groups that are frozen; none before the optimizer is bound."""
-        return frozenset(name for name in self.infos or () if self._overrides_of(name)[1] == FROZEN)
+        return frozenset(name for name in self.infos or () if self.freezes(name))
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the method of a group keeps an average of the parameters itself."""
+        optimizers = (self.optimizer, *(self._group_optimizer(pattern, overrides) for pattern, overrides in self.patterns))
+        return any(optimizer is not None and optimizer.keeps_average for optimizer in optimizers)
+
+    def freezes(self, name: str) -> bool:
+        """Whether the pattern that holds for a name freezes it; also of a parameter that has no gradient."""
+        return self._overrides_of(name)[1] == FROZEN
 
     def hyperparameters(self) -> dict[str, float | None]:
         """The rates that are used; before the optimizer is bound, those of all groups."""
@@ -286,6 +298,12 @@ def groups(optimizer: Optimizer, patterns: Mapping[str, Overrides] | None = None
     if patterns is not None and (not isinstance(patterns, Mapping) or not all(isinstance(key, str) for key in patterns)):
         raise ConfigurationError(f"groups: patterns must be {{pattern: settings}}, not {patterns!r}")
     return Groups(optimizer, tuple((patterns or {}).items()), decay)  # type: ignore[arg-type]
+
+
+def frozen_by_pattern(optimizer: object, names: Iterable[str]) -> frozenset[str]:
+    """Return those of the names that a pattern of groups, anywhere inside the optimizer, freezes."""
+    inside = [layer for layer in layers_of(optimizer) if isinstance(layer, Groups)]
+    return frozenset(name for name in names if any(layer.freezes(name) for layer in inside))
 
 
 def layerwise_decay(optimizer: Optimizer, factor: float, layers: Sequence[str] | None = None) -> Groups:

@@ -24,6 +24,7 @@ from burnish.optim.base import (
 )
 from burnish.optim.norms import euclidean_norm
 from burnish.optim.parameter_shapes import known_rank, known_shape
+from burnish.settings import is_whole
 
 MOMENTUM = "momentum"
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -79,7 +80,7 @@ class Muon(RatedOptimizer):
             raise ConfigurationError(f"{self.name}: ns_coefficients must be three numbers, not {self.ns_coefficients}")
         check_finite(self.name, **{f"ns_coefficients[{index}]": number for index, number in enumerate(self.ns_coefficients)})
         object.__setattr__(self, "ns_coefficients", tuple(self.ns_coefficients))
-        if not isinstance(self.ns_steps, int) or isinstance(self.ns_steps, bool) or not 1 <= self.ns_steps < 100:
+        if not is_whole(self.ns_steps) or not 1 <= self.ns_steps < 100:
             raise ConfigurationError(f"{self.name}: ns_steps must be a whole number from 1 to 99, not {self.ns_steps!r}")
         if self.adjust_lr_fn is not None and self.adjust_lr_fn not in ADJUSTMENTS:
             raise ConfigurationError(

@@ -10,12 +10,13 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, Scheduled, Tensors
 from burnish.optim.parameters import Infos, bind, frozen_parameters
+from burnish.settings import PlainSettings
 
 Self = TypeVar("Self", bound="Wrapper")
 
 
 @dataclass(frozen=True)
-class Wrapper:
+class Wrapper(PlainSettings):
     """An optimizer around another one, whose hyperparameters and frozen parameters it hands on.
 
     A subclass adds its settings as fields, each with a JSON-compatible value, and the methods ``init`` and ``update``.
@@ -24,7 +25,7 @@ class Wrapper:
     optimizer: Optimizer
 
     def __post_init__(self) -> None:
-        if not isinstance(self.optimizer, Optimizer) or isinstance(self.optimizer, type):
+        if isinstance(self.optimizer, type) or not isinstance(self.optimizer, Optimizer):
             raise ConfigurationError(
                 f"{self.name}: it goes around an optimizer of burnish.optim, such as burnish.optim.sgd(), not {self.optimizer!r}"
             )

@@ -3,6 +3,8 @@
 What a single operator becomes is in ``burnish.ops``; what leads from a model to a program, in ``burnish.program``.
 """
 
+from burnish.passes.complete_axes import complete_axes
+from burnish.passes.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
 from burnish.passes.draw_dropout import draw_dropout
 from burnish.passes.expand_gradients import expand_gradients
 from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
@@ -14,6 +16,7 @@ from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
 from burnish.passes.recognize_normalization import recognize_normalization, recognize_training_normalization
+from burnish.passes.recognize_probabilities import recognize_probabilities
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.remove_unused import remove_unused
@@ -21,11 +24,14 @@ from burnish.passes.select_early import select_early
 from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [
+    "complete_axes",
+    "compute_in_float32",
     "draw_dropout",
     "expand_gradients",
     "expand_recurrent_layers",
     "fold_batch_normalization",
     "fold_weight_normalization",
+    "has_sixteen_bit_values",
     "hold_group_normalization_constants",
     "merge_casts",
     "mix_precision",
@@ -33,6 +39,7 @@ __all__ = [
     "recognize_group_normalization",
     "recognize_layer_normalization",
     "recognize_normalization",
+    "recognize_probabilities",
     "recognize_rms_normalization",
     "recognize_training_normalization",
     "recompute_activations",

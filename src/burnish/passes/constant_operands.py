@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, remove_unread, unused_name
+from burnish.graph import Names, add_initializer, constant_array, remove_unread
 
 
 def dtype_of(value: ir.Value | None) -> np.dtype:
@@ -27,7 +27,7 @@ def read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray) -> None:
+def put(graph: ir.Graph, names: Names, node: ir.Node, index: int, array: np.ndarray) -> None:
     """Give an operand of a node new numbers; under its name, unless others read the old ones."""
     old = node.inputs[index]
     assert old is not None
@@ -35,21 +35,22 @@ def put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray) -> None:
         old.const_value = ir.Tensor(array, name=old.name)
         old.shape = ir.Shape(array.shape)
         return
-    node.replace_input_with(index, add_initializer(graph, unused_name(graph, old.name or "weight"), array))
+    node.replace_input_with(index, add_initializer(graph, names.take(old.name or "weight"), array))
     if not old.is_initializer():
         remove_unread(graph, old)
 
 
-def new_bias_name(graph: ir.Graph, weight: ir.Value | None, normalization: ir.Node) -> str:
+def new_bias_name(graph: ir.Graph, names: Names, weight: ir.Value | None, normalization: ir.Node) -> str:
     """A name for the bias of a layer without one: ``<layer>.bias`` for a weight ``<layer>.weight``, else the normalization's."""
     bias = normalization.inputs[2]
     assert weight is not None
     assert bias is not None
     stem = (weight.name or "").removesuffix(".weight")
     if stem != weight.name:
-        return unused_name(graph, f"{stem}.bias")
+        return names.take(f"{stem}.bias")
     name = bias.name or "bias"
     if read_once(bias) and bias.is_initializer():
         graph.initializers.pop(name)
         bias.name = None
-    return unused_name(graph, name)
+        names.release(name)
+    return names.take(name)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, describe_node, replace_node, zeros_like
+from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
 from burnish.lowering import lower_semantic_operators
 from burnish.ops import has_gradient
 
@@ -92,11 +92,9 @@ def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool)
 def _reads(node: ir.Node) -> list[ir.Value]:
     """The values of the graph that a node reads, in its bodies too."""
     read = [value for value in node.inputs if value is not None]
-    for attribute in node.attributes.values():
-        inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
-        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
-            read += [value for node in body.all_nodes() for value in node.inputs if value is not None]
-            read += body.outputs
+    for body in bodies(node):
+        read += [value for node in body.all_nodes() for value in node.inputs if value is not None]
+        read += body.outputs
     return read
 
 
@@ -107,7 +105,7 @@ def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.V
     }
     for node in _between(builder.graph, list(points), y, cut=True):
         assert node is not None
-        if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+        if bodies(node):
             raise UnsupportedOperatorError(
                 f"{describe_node(gradient)} differentiates {describe_node(node)}, which has a branch or loop body, at other "
                 "values than those of the graph. Give the Gradient the values that it names as its inputs, none computed from "

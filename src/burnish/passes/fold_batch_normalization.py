@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, attribute_value, constant_array, remove_unread, replace_value
+from burnish.graph import Names, add_initializer, attribute_value, constant_array, remove_node, remove_unread, replace_value
 from burnish.passes.constant_operands import dtype_of, new_bias_name, put, read_once, rounded
 from burnish.passes.fold_into_following import fold_into_following
 
@@ -34,12 +34,13 @@ def fold_batch_normalization(model: ir.Model) -> ir.Model:
     Returns:
         The same model.
     """
+    names = Names.of(model.graph)
     for node in list(model.graph):
         if _is_inference_batch_normalization(node):
-            _fold(model.graph, node, _into_preceding)
+            _fold(model.graph, names, node, _into_preceding)
     for node in reversed(list(model.graph)):
         if _is_inference_batch_normalization(node):
-            _fold(model.graph, node, fold_into_following)
+            _fold(model.graph, names, node, fold_into_following)
     return model
 
 
@@ -51,25 +52,25 @@ def _is_inference_batch_normalization(node: ir.Node) -> bool:
     return not in_use and (mode is None or mode.value == 0)
 
 
-def _fold(graph: ir.Graph, normalization: ir.Node, into: _Fold) -> None:
+def _fold(graph: ir.Graph, names: Names, normalization: ir.Node, into: _Fold) -> None:
     value = normalization.inputs[0]
     factors = _factors(normalization)
-    if value is None or factors is None or not into(graph, normalization, *factors):
+    if value is None or factors is None or not into(graph, names, normalization, *factors):
         return
     operands = [operand for operand in normalization.inputs[1:] if operand is not None]
     replace_value(normalization.outputs[0], value)
-    graph.remove(normalization, safe=True)
+    remove_node(normalization)
     for operand in operands:
         remove_unread(graph, operand)
 
 
-def _into_preceding(graph: ir.Graph, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _into_preceding(graph: ir.Graph, names: Names, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     value = normalization.inputs[0]
     layer = None if value is None else value.producer()
     if value is None or layer is None or layer.domain != "" or layer.graph is not graph or not read_once(value):
         return False
     rule = _RULES.get(layer.op_type)
-    return rule is not None and rule(graph, layer, normalization, a, b)
+    return rule is not None and rule(graph, names, layer, normalization, a, b)
 
 
 def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
@@ -85,15 +86,19 @@ def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
     return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
 
 
-def _fold_convolution(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _fold_convolution(
+    graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray
+) -> bool:
     weight = constant_array(layer.inputs[1])
     if weight is None:
         return False
     scaled = weight.astype(np.float64) * a.reshape(-1, *[1] * (weight.ndim - 1))
-    return _fold_with_bias(graph, layer, normalization, scaled, a, b)
+    return _fold_with_bias(graph, names, layer, normalization, scaled, a, b)
 
 
-def _fold_transposed_convolution(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _fold_transposed_convolution(
+    graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray
+) -> bool:
     weight = constant_array(layer.inputs[1])
     if weight is None:
         return False
@@ -101,21 +106,21 @@ def _fold_transposed_convolution(graph: ir.Graph, layer: ir.Node, normalization:
     groups = layer.attributes["group"].as_int() if "group" in layer.attributes else 1
     grouped = weight.astype(np.float64).reshape(groups, -1, *weight.shape[1:])
     scaled = grouped * a.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
-    return _fold_with_bias(graph, layer, normalization, scaled.reshape(weight.shape), a, b)
+    return _fold_with_bias(graph, names, layer, normalization, scaled.reshape(weight.shape), a, b)
 
 
 def _fold_with_bias(
-    graph: ir.Graph, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, a: np.ndarray, b: np.ndarray
+    graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> bool:
     present = layer.inputs[2] if len(layer.inputs) > 2 else None
     bias = constant_array(present)
     if present is not None and bias is None:
         return False
     shifted = b if bias is None else bias.astype(np.float64) * a + b
-    return _replace_weight_and_bias(graph, layer, normalization, scaled, shifted)
+    return _replace_weight_and_bias(graph, names, layer, normalization, scaled, shifted)
 
 
-def _fold_gemm(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _fold_gemm(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     weight = constant_array(layer.inputs[1])
     present = layer.inputs[2] if len(layer.inputs) > 2 else None
     bias = constant_array(present)
@@ -125,29 +130,29 @@ def _fold_gemm(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.nd
     beta = layer.attributes["beta"].as_float() if "beta" in layer.attributes else 1.0
     scaled = weight.astype(np.float64) * (a[:, None] if transposed else a[None, :])
     shifted = b if bias is None else beta * bias.astype(np.float64) * a + b
-    if not _replace_weight_and_bias(graph, layer, normalization, scaled, shifted):
+    if not _replace_weight_and_bias(graph, names, layer, normalization, scaled, shifted):
         return False
     layer.attributes.pop("beta", None)
     return True
 
 
 def _replace_weight_and_bias(
-    graph: ir.Graph, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shifted: np.ndarray
+    graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shifted: np.ndarray
 ) -> bool:
     dtype = dtype_of(layer.inputs[1])
     weight, bias = rounded(scaled, dtype), rounded(shifted, dtype)
     if weight is None or bias is None:
         return False
-    put(graph, layer, 1, weight)
+    put(graph, names, layer, 1, weight)
     if len(layer.inputs) > 2 and layer.inputs[2] is not None:
-        put(graph, layer, 2, bias)
+        put(graph, names, layer, 2, bias)
     else:
         layer.resize_inputs(3)
-        layer.replace_input_with(2, add_initializer(graph, new_bias_name(graph, layer.inputs[1], normalization), bias))
+        layer.replace_input_with(2, add_initializer(graph, new_bias_name(graph, names, layer.inputs[1], normalization), bias))
     return True
 
 
-def _fold_added_bias(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _fold_added_bias(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     """MatMul and Add: a dense layer whose output is (batch, channels), the only case where channels are the last axis."""
     for position in (0, 1):
         product = layer.inputs[1 - position]
@@ -166,14 +171,14 @@ def _fold_added_bias(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a:
         shifted = rounded(bias.astype(np.float64) * a + b, dtype)
         if scaled is None or shifted is None:
             return False
-        put(graph, producer, 1, scaled)
-        put(graph, layer, position, shifted)
+        put(graph, names, producer, 1, scaled)
+        put(graph, names, layer, position, shifted)
         return True
     return False
 
 
-_Fold = Callable[[ir.Graph, ir.Node, np.ndarray, np.ndarray], bool]
-_Rule = Callable[[ir.Graph, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
+_Fold = Callable[[ir.Graph, Names, ir.Node, np.ndarray, np.ndarray], bool]
+_Rule = Callable[[ir.Graph, Names, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
 _RULES: dict[str, _Rule] = {
     "Add": _fold_added_bias,
     "Conv": _fold_convolution,

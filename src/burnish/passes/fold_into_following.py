@@ -12,17 +12,18 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, insert_behind
+from burnish.graph import Names, add_initializer, constant_array, insert_behind
 from burnish.passes.constant_operands import dtype_of, new_bias_name, put, read_once, rounded
 
 
-def fold_into_following(graph: ir.Graph, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def fold_into_following(graph: ir.Graph, names: Names, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     """Fold ``a * x + b``, in place, into the only reader of a normalization: Conv, Gemm or MatMul, also behind a Flatten.
 
     Weights and biases keep their names. The normalization stays for the caller to remove.
 
     Args:
         graph: the graph.
+        names: those in use in it.
         normalization: the node; its output is still what the layer reads.
         a, b: float64 [C].
 
@@ -42,7 +43,7 @@ def fold_into_following(graph: ir.Graph, normalization: ir.Node, a: np.ndarray, 
         reader, index = use
         a, b = np.repeat(a, positions), np.repeat(b, positions)
     rule = _RULES.get(reader.op_type) if reader.domain == "" and index == 0 and reader.graph is graph else None
-    return rule is not None and rule(graph, reader, normalization, a, b)
+    return rule is not None and rule(graph, names, reader, normalization, a, b)
 
 
 def _only_use(value: ir.Value) -> tuple[ir.Node, int] | None:
@@ -63,7 +64,7 @@ def _flattened_positions(node: ir.Node) -> int | None:
     return math.prod(extents[1:])
 
 
-def _convolution(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _convolution(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     weight = constant_array(layer.inputs[1])
     if weight is None or (b.any() and _pads(layer)):
         return False
@@ -72,7 +73,9 @@ def _convolution(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.
     grouped = weight.astype(np.float64).reshape(groups, -1, *weight.shape[1:])
     shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
     shift = (grouped * b.reshape(shape)).sum(axis=tuple(range(2, grouped.ndim))).reshape(-1)
-    return _put_weight_and_bias(graph, layer, normalization, (grouped * a.reshape(shape)).reshape(weight.shape), shift, 1.0)
+    return _put_weight_and_bias(
+        graph, names, layer, normalization, (grouped * a.reshape(shape)).reshape(weight.shape), shift, 1.0
+    )
 
 
 def _pads(layer: ir.Node) -> bool:
@@ -83,7 +86,7 @@ def _pads(layer: ir.Node) -> bool:
     return pads is not None and any(pads.as_ints())
 
 
-def _gemm(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _gemm(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     weight = constant_array(layer.inputs[1])
     if weight is None or ("transA" in layer.attributes and layer.attributes["transA"].as_int()):
         return False
@@ -93,14 +96,14 @@ def _gemm(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray
         scaled, shift = wide * a[None, :], wide @ b
     else:
         scaled, shift = wide * a[:, None], b @ wide
-    if not _put_weight_and_bias(graph, layer, normalization, scaled, alpha * shift, beta):
+    if not _put_weight_and_bias(graph, names, layer, normalization, scaled, alpha * shift, beta):
         return False
     layer.attributes.pop("beta", None)
     return True
 
 
 def _put_weight_and_bias(
-    graph: ir.Graph, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shift: np.ndarray, factor: float
+    graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shift: np.ndarray, factor: float
 ) -> bool:
     """Give a layer a scaled weight, and ``factor`` times its bias plus ``shift`` as bias."""
     present = layer.inputs[2] if len(layer.inputs) > 2 else None
@@ -113,15 +116,15 @@ def _put_weight_and_bias(
     if weight is None or shifted is None:
         return False
     if present is not None:
-        put(graph, layer, 2, shifted)
+        put(graph, names, layer, 2, shifted)
     elif shift.any():
         layer.resize_inputs(3)
-        layer.replace_input_with(2, add_initializer(graph, new_bias_name(graph, layer.inputs[1], normalization), shifted))
-    put(graph, layer, 1, weight)
+        layer.replace_input_with(2, add_initializer(graph, new_bias_name(graph, names, layer.inputs[1], normalization), shifted))
+    put(graph, names, layer, 1, weight)
     return True
 
 
-def _matmul(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _matmul(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     """Of [N, C], the only case where the channels are the axis that is summed over."""
     weight = constant_array(layer.inputs[1])
     x = layer.inputs[0]
@@ -136,13 +139,13 @@ def _matmul(graph: ir.Graph, layer: ir.Node, normalization: ir.Node, a: np.ndarr
     if scaled is None or shifted is None:
         return False
     if use is not None and added is not None:
-        put(graph, use[0], 1 - use[1], shifted)
+        put(graph, names, use[0], 1 - use[1], shifted)
     elif shift.any():
-        bias = add_initializer(graph, new_bias_name(graph, layer.inputs[1], normalization), shifted)
-        insert_behind(layer, ir.node("Add", [product, bias]))
-    put(graph, layer, 1, scaled)
+        bias = add_initializer(graph, new_bias_name(graph, names, layer.inputs[1], normalization), shifted)
+        insert_behind(layer, ir.node("Add", [product, bias]), names)
+    put(graph, names, layer, 1, scaled)
     return True
 
 
-_Rule = Callable[[ir.Graph, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
+_Rule = Callable[[ir.Graph, Names, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
 _RULES: dict[str, _Rule] = {"Conv": _convolution, "Gemm": _gemm, "MatMul": _matmul}

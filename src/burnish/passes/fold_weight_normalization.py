@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, remove_unread
+from burnish.graph import add_initializer, constant_array, remove_node, remove_unread
 
 
 def fold_weight_normalization(model: ir.Model) -> ir.Model:
@@ -65,10 +65,10 @@ def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node
     name = output.name or "weight"
     output.name = None
     output.replace_all_uses_with(add_initializer(graph, name, weight))
-    graph.remove(node, safe=True)
+    remove_node(node)
     for unread in (division, norm):
         if not unread.outputs[0].uses():
-            graph.remove(unread, safe=True)
+            remove_node(unread)
     for value in (direction, length, axes):
         if value is not None:
             remove_unread(graph, value)

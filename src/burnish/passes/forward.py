@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
 from burnish.ops import semantic_operators
 from burnish.passes.memory_plan import Task, peak_of, read_by
 
@@ -172,7 +172,7 @@ class Forward:
             return False
         if node.domain == BURNISH_DOMAIN and node.op_type not in semantic_operators():
             return False
-        if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+        if bodies(node):
             return False
         return not _updates_statistics(node)
 

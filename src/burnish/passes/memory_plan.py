@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN
+from burnish.graph import BURNISH_DOMAIN, bodies, has_long_vectors, model_proto
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -83,12 +83,10 @@ def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | N
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
     """The values that a node reads, those that only its branches or loop bodies read among them."""
     yield from (value for value in node.inputs if value is not None)
-    for attribute in node.attributes.values():
-        inner = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
-        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else inner:
-            own = {value for inside in body.all_nodes() for value in inside.outputs} | set(body.inputs)
-            read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
-            yield from (value for value in (*read, *body.outputs) if value not in own)
+    for body in bodies(node):
+        own = {value for inside in body.all_nodes() for value in inside.outputs} | set(body.inputs)
+        read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
+        yield from (value for value in (*read, *body.outputs) if value not in own)
 
 
 def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int]) -> int:
@@ -209,7 +207,7 @@ def _bytes(value: ir.Value, shape: ir.Shape | None, known: Mapping[str | None, i
 
 def _inferred_shapes(model: ir.Model, known: Mapping[str | None, int]) -> dict[str, ir.Shape]:
     """Infer from known extents the shapes that an inference that met symbolic dimensions had left open."""
-    proto = ir.to_proto(model)
+    proto = model_proto(model)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param in known:
@@ -222,7 +220,7 @@ def _inferred_shapes(model: ir.Model, known: Mapping[str | None, int]) -> dict[s
     for index in reversed(open_shapes):
         del proto.graph.value_info[index]
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=not has_long_vectors(proto.graph))
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         return {}
     shapes = {}

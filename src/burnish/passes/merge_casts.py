@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import replace_value
+from burnish.graph import remove_node, replace_value
 
 
 def merge_casts(model: ir.Model) -> ir.Model:
@@ -22,5 +22,5 @@ def merge_casts(model: ir.Model) -> ir.Model:
         earlier = first.setdefault(key, node.outputs[0])
         if earlier is not node.outputs[0] and not node.outputs[0].is_graph_output():
             replace_value(node.outputs[0], earlier)
-            model.graph.remove(node, safe=True)
+            remove_node(node)
     return model

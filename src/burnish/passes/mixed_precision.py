@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, constant_array
+from burnish.graph import Builder, bodies, constant_array
 from burnish.graph.versions import raise_opset
 from burnish.settings import matches_pattern, nearest
 
@@ -36,8 +36,6 @@ WIDENED = frozenset(
 
 OPSET_OF_BFLOAT16 = 22
 """The opset in which convolutions and pooling take bfloat16."""
-
-_BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> ir.Model:
@@ -123,7 +121,7 @@ class _Mixing:
 
     def _is_fixed(self, node: ir.Node) -> bool:
         """Whether a node computes from weights and constants alone."""
-        if node.op_type.startswith("Random") or any(attribute.type in _BODIES for attribute in node.attributes.values()):
+        if node.op_type.startswith("Random") or bodies(node):
             return False
         return all(value in self.fixed for value in node.inputs if value is not None)
 
@@ -156,13 +154,11 @@ class _Mixing:
         for index, value in enumerate(node.inputs):
             if value in self.narrowed and index not in besides:
                 node.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
-        for attribute in node.attributes.values():
-            bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
-            for body in attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else bodies:
-                for inside in body.all_nodes():
-                    for index, value in enumerate(inside.inputs):
-                        if value in self.narrowed:
-                            inside.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
+        for body in bodies(node):
+            for inside in body.all_nodes():
+                for index, value in enumerate(inside.inputs):
+                    if value in self.narrowed:
+                        inside.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
 
     def _version(self, value: ir.Value, dtype: ir.DataType, before: ir.Node | None) -> ir.Value:
         if value.dtype == dtype:
@@ -171,7 +167,7 @@ class _Mixing:
         if key not in self._versions:
             builder, array = Builder(self.graph, before=before), constant_array(value)
             if array is None:
-                self._versions[key] = builder.cast(builder.tensor(value), dtype).value
+                self._versions[key] = _before_cast(value, dtype) or builder.cast(builder.tensor(value), dtype).value
             else:
                 self._versions[key] = builder.constant(array.astype(dtype.numpy())).value
         return self._versions[key]
@@ -194,6 +190,15 @@ class _Mixing:
         with np.errstate(over="ignore", under="ignore"):
             narrow = array.astype(self.dtype.numpy()).astype(array.dtype)
         return bool((np.isfinite(narrow) == np.isfinite(array)).all() and ((narrow == 0) == (array == 0)).all())
+
+
+def _before_cast(value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
+    """What a value of float32 was cast from, where that has the narrow dtype already: a frozen weight of a file in float16."""
+    producer = value.producer()
+    if producer is None or producer.op_type != "Cast" or producer.domain not in ("", "ai.onnx"):
+        return None
+    source = producer.inputs[0]
+    return source if source is not None and source.dtype == dtype else None
 
 
 def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[str]) -> set[ir.Node]:

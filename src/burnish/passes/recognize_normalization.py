@@ -7,12 +7,14 @@ import onnx_ir as ir
 from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
+from burnish.passes.recognize_probabilities import recognize_probabilities
 from burnish.passes.recognize_rms_normalization import OPSET as RMS_OPSET
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 
 
 def recognize_normalization(model: ir.Model) -> ir.Model:
-    """Replace, in place, normalization layers and GELUs that an exporter wrote out in pieces by the standard's operators.
+    """Replace, in place, what an exporter wrote out in pieces by the standard's operators: normalization layers, GELU,
+    Softmax and Sigmoid.
 
     Only by those that runtimes have kernels for: LayerNormalization, Gelu, and RMSNormalization in a model of opset 23 or later.
     An older model is not raised to opset 23 for it: ONNX Runtime has no CPU kernels for what some operators became in opset 22.
@@ -21,13 +23,19 @@ def recognize_normalization(model: ir.Model) -> ir.Model:
         model: a canonical model (``burnish.importer.load``).
 
     Returns:
-        The same model, for the same outputs; parameters keep their names.
+        The same model, for the same outputs; parameters keep their names, and constants that are read no more are gone.
     """
+    initializers = model.graph.initializers
+    unread = {name for name, value in initializers.items() if not value.uses()}
     recognize_layer_normalization(model)
     recognize_gelu(model)
+    recognize_probabilities(model)
     hold_group_normalization_constants(model)
     if model.opset_imports[""] >= RMS_OPSET:
         recognize_rms_normalization(model)
+    for name, value in list(initializers.items()):
+        if not value.uses() and not value.is_graph_output() and name not in unread:
+            del initializers[name]
     return model
 
 

@@ -21,7 +21,16 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, NEVER_REPEATED_METADATA, SOURCE_METADATA, Builder, Tensor, replace_node, source_of
+from burnish.graph import (
+    FLOATING,
+    NEVER_REPEATED_METADATA,
+    SOURCE_METADATA,
+    Builder,
+    Tensor,
+    remove_node,
+    replace_node,
+    source_of,
+)
 from burnish.passes.forward import Forward
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
 from burnish.passes.recompute_choice import fitting, layers
@@ -141,7 +150,7 @@ def run_in_order(model: ir.Model) -> ir.Model:
     waiting = [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]
     for node in waiting:
         node.outputs[0].replace_all_uses_with(node.inputs[0])  # type: ignore[arg-type]
-        model.graph.remove(node, safe=True)
+        remove_node(node)
     return remove_unused(model) if waiting else model
 
 

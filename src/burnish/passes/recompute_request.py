@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import ORIGIN_METADATA
-from burnish.settings import matches_pattern
+from burnish.settings import is_whole, matches_pattern
 
 RecomputeOption = str | int | Sequence[str] | None
 
@@ -53,8 +53,8 @@ def get(requested: RecomputeOption | Recompute) -> Recompute | None:
     """
     if requested is None or isinstance(requested, Recompute):
         return requested
-    if isinstance(requested, int) and not isinstance(requested, bool) and requested > 0:
-        return Recompute(budget=requested)
+    if is_whole(requested) and requested > 0:
+        return Recompute(budget=int(requested))
     if isinstance(requested, str):
         return _from_text(requested)
     if isinstance(requested, Iterable):

@@ -8,7 +8,8 @@ reads whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
@@ -38,39 +39,58 @@ def select_early(model: ir.Model) -> ir.Model:
     Returns:
         The same model, for the same outputs. What Dropout keeps of the rows is drawn for these rows alone.
     """
+    places = _places(model.graph)
     for node in reversed(list(model.graph)):
-        if node.op_type == "Gather" and node.domain == "" and node.graph is model.graph:
-            _move(model.graph, node)
+        if node.op_type == "Gather" and node.domain == "" and node.graph is model.graph and _move(model.graph, node, places):
+            places = _places(model.graph)
     return model
 
 
-def _move(graph: ir.Graph, selection: ir.Node) -> None:
+def _places(graph: ir.Graph) -> dict[ir.Node, int]:
+    """The place of each node in the order of the graph."""
+    return {node: place for place, node in enumerate(graph)}
+
+
+def _move(graph: ir.Graph, selection: ir.Node, places: dict[ir.Node, int]) -> bool:
+    """Move one selection to before the products that it saves, and return whether there are any."""
     source, given = selection.inputs[:2]
     indices = None if given is None else constant_array(given)
     if source is None or source.shape is None or indices is None or indices.ndim > 1:
-        return
+        return False
     axis = int(attribute_value(selection, "axis", 0)) % len(source.shape)
     extent, count = source.shape[axis], max(indices.size, 1)
     if isinstance(extent, int) and extent <= count:
-        return
+        return False
     edges: dict[tuple[ir.Node, int], int] = {(selection, 0): axis}
     region: dict[ir.Node, int] = {}
-    for node in _before(graph, selection):
+    for node in _producers(selection, edges, places):
         needed = _needed(node, edges)
-        found = None if needed is None else _operands(node, needed)
-        if needed is None or found is None:
+        operands = None if needed is None else _operands(node, needed)
+        if needed is None or operands is None:
             continue
         region[node] = needed
-        edges |= {(node, index): position for index, position in found.items()}
+        edges |= {(node, index): position for index, position in operands.items()}
     if not any(node.op_type in PRODUCTS for node in region):
-        return
-    _rewrite(graph, selection, region, edges, indices.reshape(-1))
+        return False
+    _rewrite(graph, selection, region, edges, indices.reshape(-1), places)
+    return True
 
 
-def _before(graph: ir.Graph, selection: ir.Node) -> list[ir.Node]:
-    """The nodes in front of one, the nearest first."""
-    nodes = list(graph)
-    return nodes[: nodes.index(selection)][::-1]
+def _producers(selection: ir.Node, edges: dict[tuple[ir.Node, int], int], places: dict[ir.Node, int]) -> Iterator[ir.Node]:
+    """What computes the operands that edges name, each node after all that read it; edges may be added meanwhile."""
+    waiting: list[tuple[int, ir.Node]] = []
+    seen: set[ir.Node] = set()
+    reader = selection
+    while True:
+        for index, value in enumerate(reader.inputs):
+            producer = None if value is None or (reader, index) not in edges else value.producer()
+            if producer is not None and producer in places and producer not in seen:
+                seen.add(producer)
+                heapq.heappush(waiting, (-places[producer], producer))
+        if not waiting:
+            return
+        reader = heapq.heappop(waiting)[1]
+        yield reader
 
 
 def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
@@ -85,11 +105,16 @@ def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
 
 
 def _rewrite(
-    graph: ir.Graph, selection: ir.Node, region: dict[ir.Node, int], edges: dict[tuple[ir.Node, int], int], indices: np.ndarray
+    graph: ir.Graph,
+    selection: ir.Node,
+    region: dict[ir.Node, int],
+    edges: dict[tuple[ir.Node, int], int],
+    indices: np.ndarray,
+    places: dict[ir.Node, int],
 ) -> None:
     """Let the nodes of a region compute selected rows."""
     selected: dict[tuple[ir.Value, int], ir.Value] = {}
-    for node in [node for node in graph if node in region or node is selection]:
+    for node in sorted((*region, selection), key=places.__getitem__):
         for index, value in enumerate(node.inputs):
             axis = edges.get((node, index))
             if value is None or axis is None or value.producer() in region:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import SIXTEEN_BIT, Builder, insert_behind, replace_value
+from burnish.graph import SIXTEEN_BIT, Builder, Names, insert_behind, replace_value
 
 REDUCTIONS = frozenset(
     "CumSum ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare".split()
@@ -19,14 +19,16 @@ def widen_reductions(model: ir.Model) -> ir.Model:
     Returns:
         The same model, for the same inputs and outputs.
     """
+    names = None
     for node in list(model.graph):
         source = node.inputs[0] if node.inputs else None
         if node.op_type in REDUCTIONS and node.domain == "" and source is not None and source.dtype in SIXTEEN_BIT:
-            _widen(model.graph, node, source)
+            names = names or Names.of(model.graph)
+            _widen(model.graph, names, node, source)
     return model
 
 
-def _widen(graph: ir.Graph, node: ir.Node, source: ir.Value) -> None:
+def _widen(graph: ir.Graph, names: Names, node: ir.Node, source: ir.Value) -> None:
     builder, dtype = Builder(graph, before=node), source.dtype
     assert dtype is not None
     node.replace_input_with(0, builder.cast(builder.tensor(source), ir.DataType.FLOAT).value)
@@ -36,7 +38,7 @@ def _widen(graph: ir.Graph, node: ir.Node, source: ir.Value) -> None:
         last, following = following, _only_reader(following)
         last.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     rounding = ir.node("Cast", [last.outputs[0]], {"to": int(dtype)})
-    insert_behind(last, rounding)
+    insert_behind(last, rounding, names)
     rounded = rounding.outputs[0]
     rounded.type = ir.TensorType(dtype)
     for reader, _ in list(rounded.uses()):

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from burnish import optim
 from burnish.optim import average, loss_scale
 from burnish.optim.accumulate import ACCUMULATED, COUNT, UPDATES
+from burnish.optim.base import RatedOptimizer
+from burnish.optim.groups import Groups
+from burnish.optim.wrapper import layers_of
+from burnish.optim.wrappers import WRAPPERS
 from burnish.program.initialization import run_init
 from burnish.program.signature import Entry, Role
 from burnish.program.state import Arrays, shape_fits
@@ -33,10 +38,6 @@ STEPLESS = frozenset(
     }
 )
 """Slots that start anew without a step to begin with: those of what goes around an optimizer."""
-
-
-class CarryOverWarning(UserWarning):
-    """A state was taken over in part: the message names what was not."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mappin
             fresh[name] = f"the other has shape {list(source[name].shape)}, here it is {list(entry.extents)}"
         elif source[name].dtype != entry.numpy_dtype:
             fresh[name] = f"the other has dtype {source[name].dtype}, here it is {entry.numpy_dtype}"
-    slots = [name for name in expected if name.startswith("opt/") and name.split("/")[1] not in STEPLESS]
+    stepless = STEPLESS - _averages_of_the_method(program)
+    slots = [name for name in expected if name.startswith("opt/") and name.split("/")[1] not in stepless]
     if slots and fresh.keys() >= set(slots):
         for name, entry in expected.items():
             if name not in fresh and (entry.role is Role.STEP or name == UPDATE_COUNT):
@@ -103,6 +105,15 @@ def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mappin
         initial = run_init(program, state, seed=0)
         state |= {name: np.array(initial[name]) for name in fresh if expected[name].role is Role.OPTIMIZER}
     return CarriedState(state, carried, fresh, tuple(name for name in source if name not in expected))
+
+
+def _averages_of_the_method(program: Program) -> set[str]:
+    """The slot of the average where the optimizer's method keeps it, and weighs it by the step."""
+    options = program.options.get("optimizer", {})
+    is_graph = options.get("name") not in {*optim.OPTIMIZERS, *WRAPPERS}
+    layers = () if is_graph else layers_of(optim.get(options))
+    keeps = any(layer.keeps_average for layer in layers if isinstance(layer, RatedOptimizer | Groups))
+    return {average.AVERAGE} if keeps else set()
 
 
 def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,14 @@ import onnx_ir as ir
 
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
-from burnish.errors import ConfigurationError, GradientError
+from burnish.errors import ConfigurationError, GradientError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import Tensor, garbage_kept, name_sources
 from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norm_policies import (
+    Auto,
+    Frozen,
     NormPolicy,
     RunningVariance,
     default_running_variance,
@@ -24,22 +27,37 @@ from burnish.norm_policies import (
     resolve_policies,
 )
 from burnish.ops.collectives import all_reduce, parts_of
+from burnish.optim.groups import frozen_by_pattern
+from burnish.optim.held_rows import hold_rows as holding
+from burnish.optim.held_rows import without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
-from burnish.passes import recognize_normalization, recognize_training_normalization, select_early
+from burnish.passes import (
+    compute_in_float32,
+    has_sixteen_bit_values,
+    recognize_normalization,
+    recognize_training_normalization,
+    select_early,
+)
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
+from burnish.program.dependence import reasons_together
 from burnish.program.draft import Draft, entry_of, finish
+from burnish.program.export import ROUNDED
+from burnish.program.inference import Inference
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
+from burnish.program.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.program.precision import FULL, MixedPrecision, Precision
 from burnish.program.precision import get as get_precision
+from burnish.program.predictions import Prediction, find_predictions
 from burnish.program.preparation import (
+    HoldRows,
     ModelState,
     Trainable,
     check_reached,
-    find_predictions,
+    find_held_rows,
     find_state,
     hold_frozen,
-    lift_state,
+    settle_policies,
 )
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.shards import over_all, terms_of_shard
@@ -50,6 +68,8 @@ from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 DEFAULT_LOSS = "cross_entropy"
 LOSS = "loss"
+OPTIONS = "trainable=[...] says what trains, outputs='...' what the loss reads"
+"""What a message about a missing gradient says of the options."""
 
 
 @garbage_kept()
@@ -59,13 +79,15 @@ def compile(
     loss: losses.LossLike = DEFAULT_LOSS,
     optimizer: str | optim.Optimizer = "sgd",
     trainable: Trainable = None,
-    norm: str | NormPolicy | Mapping[str, str | NormPolicy] = "train",
+    norm: str | NormPolicy | Mapping[str, str | NormPolicy] = "auto",
     metrics: Sequence[str | metrics.Metric] | None = None,
     precision: Precision = FULL,
     outputs: str | Sequence[str] | None = None,
     output: str | None = None,
     running_variance: str | None = None,
     recompute: RecomputeOption = None,
+    hold_rows: HoldRows = None,
+    batch: str | None = None,
     target: str = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
@@ -78,14 +100,17 @@ def compile(
         optimizer: a name out of ``burnish.optim.OPTIMIZERS``, with settings behind a colon (``rmsprop:centered=true``), or an
             object of ``burnish.optim``.
         trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
-        norm: policy of batch normalization layers, or {pattern: policy}: ``train``, ``frozen`` (scale and bias train),
-            ``frozen:all`` (they do not either), ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
+        norm: policy of batch normalization layers, or {pattern: policy}: ``auto`` (``train``, but ``frozen`` where none of the
+            layer's parameters trains), ``train``, ``frozen`` (scale and bias train), ``frozen:all`` (they do not either),
+            ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
             Settings come behind a colon, with commas between: ``train:momentum=cumulative``.
         metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
-        precision: ``float32``: computed in the dtypes of the model. ``float16`` or ``bfloat16``: mixed precision, products in
-            sixteen bits; or its settings (``burnish.MixedPrecision``). ``predict`` stays in the dtypes of the model.
-        outputs: the output the loss reads, or the outputs in order where it reads several; by default all that there are, if
-            as many. A final activation that the loss applies itself (cross-entropy: Softmax) is stepped over.
+        precision: ``float32``: computed in the dtypes of the model, and in float32 what it has in float16 or bfloat16.
+            ``float16`` or ``bfloat16``: mixed precision, products in sixteen bits; or its settings (``burnish.MixedPrecision``).
+            Weights that train are float32 always. ``predict`` and exports stay in the dtypes of the model.
+        outputs: the output the loss reads, or the outputs in order where it reads several; any other value of the model will
+            do, by its name. By default all outputs, or all floating-point ones, if there are as many. A final activation that
+            the loss applies itself (cross-entropy: Softmax) is stepped over, however it is written.
         output: the output of a model that computes its loss itself, in place of ``loss``; its labels are inputs of the model.
         running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
             PyTorch exported, the standard's for any other.
@@ -93,48 +118,166 @@ def compile(
             gradients keep their bits: ``layers`` (only what passes between segments of the network is kept), a budget in bytes
             for the step's planned peak (a number, or ``1.5GB``; as little as fits is computed again), or patterns of nodes. A
             batch size to plan for comes behind a colon: ``1.5GB:batch=16``.
+        hold_rows: {initializer name: rows of axis 0, counted from 0} that training leaves as they are, bit for bit, whatever the
+            optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
+        batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
+            trains on batches of any size (``burnish.load`` says which inputs hold samples).
         target: the runtime that the graphs are lowered for.
 
     Returns:
         The program; nothing is run.
 
+    Warns:
+        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities.
+        UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
+            operator such as QuantizeLinear or Round stands in the way, or the loss does not depend on them.
+
     Raises:
         ModelError: the source is not a valid ONNX model.
         ConfigurationError: an option does not fit the model.
         GradientError: an operator between a trained weight and the loss has no gradient.
-        UnsupportedOperatorError: an operator cannot be trained or lowered as it stands.
+        UnsupportedOperatorError: an operator cannot be trained or lowered as it stands, or cannot take several samples where the
+            batch is to be opened.
     """
     if not isinstance(target, str) or target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
-    model = recognize_normalization(load(source))
-    refuse_gradients(model, "burnish.compile")
+    in_file = recognize_normalization(load(source, batch=batch))
+    refuse_gradients(in_file, "burnish.compile")
+    model = compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
     if output is not None:
         if loss != DEFAULT_LOSS:
             raise ConfigurationError(f"loss and output: the model computes its loss as '{output}', so leave loss out, or output")
         loss = losses.output(output)
-    resolved_loss = losses.get(loss).bind([value.name or "" for value in model.graph.outputs])
+    resolved_loss = _in_dtypes_of(model, in_file, losses.get(loss)).bind([value.name or "" for value in model.graph.outputs])
     predictions = find_predictions(model, outputs, resolved_loss.readings, resolved_loss.name)
     layers = batch_normalizations(model.graph)
-    policies = resolve_policies(norm, layers)
-    state = hold_frozen(find_state(model, trainable), policies)
+    asked_for = resolve_policies(norm, layers)
+    state = hold_frozen(find_state(model, trainable), asked_for)
+    updater = optim.get(optimizer)
+    policies = settle_policies(asked_for, state, frozen_by_pattern(updater, state.trainable))
+    held = find_held_rows(model, state, hold_rows)
+    # The inputs of the file: what is lifted becomes inputs too.
+    data = tuple(value.name or "" for value in model.graph.inputs)
+    dtypes, rounded = state_dtypes(in_file, state), rounded_weights(in_file, state)
+    weights = lift_state(in_file, state, dtypes)
+    if model is not in_file:
+        lift_state(model, state, dtypes)
     compilation = _Compilation(
         model=model,
-        predictions=tuple(value.name or "" for value in predictions),
+        predictions=predictions,
         state=state,
         loss=resolved_loss,
-        optimizer=optim.get(optimizer),
+        optimizer=updater,
         metrics=_resolve_metrics(metrics, resolved_loss),
         precision=get_precision(precision),
         norm=str(norm) if isinstance(norm, str | NormPolicy) else {pattern: str(policy) for pattern, policy in norm.items()},
         layers=layer_names(layers),
         policies=tuple(policies[node] for node in layers),
+        auto_frozen=tuple(
+            name
+            for name, node in zip(layer_names(layers), layers, strict=True)
+            if isinstance(asked_for[node], Auto) and isinstance(policies[node], Frozen)
+        ),
         running_variance=_resolve_running_variance(running_variance, model),
         target=TARGETS[target],
-        data=tuple(value.name or "" for value in model.graph.inputs),
-        weights=lift_state(model, state),
+        data=data,
+        weights=weights,
         recompute=recompute_request(recompute),
+        held_rows=held,
+        batch=batch,
+        in_file=in_file,
+        rounded=rounded,
     )
-    return compilation.program()
+    for prediction in predictions:
+        if prediction.bounded_by is not None:
+            warnings.warn(ObjectiveWarning(prediction.warning(resolved_loss.name)), stacklevel=3)
+    program = compilation.program()
+    if compilation.untrained:
+        warnings.warn(_untrained_warning(compilation.untrained), stacklevel=3)
+    return program
+
+
+@garbage_kept()
+def compile_inference(
+    source: Source,
+    *,
+    loss: losses.LossLike | None = None,
+    metrics: Sequence[str | metrics.Metric] | None = None,
+    outputs: str | Sequence[str] | None = None,
+    target: str = "onnxruntime",
+) -> Inference:
+    """Compile a model to predict and to be evaluated with. Nothing is differentiated: any model that a runtime runs will do.
+
+    Args:
+        source, metrics, outputs, target: as ``compile`` takes them.
+        loss: the same; None leaves the graph ``evaluate`` out.
+
+    Warns:
+        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities.
+
+    Raises:
+        ModelError, ConfigurationError, UnsupportedOperatorError: as ``compile``.
+    """
+    in_file = recognize_normalization(load(source))
+    refuse_gradients(in_file, "inference")
+    model = compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
+    resolved = _in_dtypes_of(model, in_file, losses.get(DEFAULT_LOSS if loss is None else loss))
+    resolved = resolved.bind([value.name or "" for value in model.graph.outputs])
+    predictions = () if loss is None else find_predictions(model, outputs, resolved.readings, resolved.name)
+    layers = batch_normalizations(model.graph)
+    compilation = _Compilation(
+        model=model,
+        predictions=predictions,
+        state=ModelState((), (), ()),
+        loss=resolved,
+        optimizer=optim.get("sgd"),
+        metrics=_resolve_metrics(metrics, resolved),
+        precision=None,
+        norm="auto",
+        layers=layer_names(layers),
+        policies=(Frozen(),) * len(layers),
+        auto_frozen=(),
+        running_variance=default_running_variance(model),
+        target=TARGETS[target],
+        data=tuple(value.name or "" for value in model.graph.inputs),
+        weights=Weights({}, {}),
+        recompute=None,
+        held_rows={},
+        batch=None,
+        in_file=in_file,
+        rounded={},
+    )
+    graphs: dict[str, ir.Model] = {}
+    signatures: dict[str, GraphSignature] = {}
+    for name in ("predict",) if loss is None else ("predict", "evaluate"):
+        graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, TARGETS[target])
+    for prediction in predictions:
+        if prediction.bounded_by is not None:
+            warnings.warn(ObjectiveWarning(prediction.warning(resolved.name)), stacklevel=3)
+    known = ("loss", "loss_terms", "metrics", "predictions") if loss is not None else ()
+    options = {name: value for name, value in compilation.options().items() if name in known}
+    return Inference(graphs["predict"], graphs.get("evaluate"), signatures, options, dict(model.metadata_props))
+
+
+def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> losses.Loss:
+    """Return the loss for a model that computes in float32 what its file has in sixteen bits; a graph that reads them changes."""
+    if model is in_file or not isinstance(loss, losses.OnnxLoss) or not has_sixteen_bit_values(loss.model):
+        return loss
+    return losses.from_onnx(compute_in_float32(loss.model.clone(), keep_inputs=False), reduction=loss.reduction)
+
+
+def _untrained_warning(weights: Mapping[str, str]) -> UntrainedWeightsWarning:
+    stay = (
+        "weight stays as it is: no gradient reaches it"
+        if len(weights) == 1
+        else ("weights stay as they are: no gradient reaches them")
+    )
+    return UntrainedWeightsWarning(
+        f"{len(weights)} {stay}. {reasons_together(weights)}. Where that is meant, select only what is to train; else let "
+        "the loss read another output, or export the model without what stands in the way. `burnish inspect` lists them all",
+        OPTIONS,
+        weights,
+    )
 
 
 def _resolve_metrics(requested: Sequence[str | metrics.Metric] | None, loss: losses.Loss) -> tuple[metrics.Metric, ...]:
@@ -168,7 +311,7 @@ def _resolve_running_variance(requested: str | None, model: ir.Model) -> Running
 @dataclass
 class _Compilation:
     model: ir.Model
-    predictions: tuple[str, ...]
+    predictions: tuple[Prediction, ...]
     state: ModelState
     loss: losses.Loss
     optimizer: optim.Optimizer
@@ -177,13 +320,22 @@ class _Compilation:
     norm: str | dict[str, str]
     layers: tuple[str, ...]
     policies: tuple[NormPolicy, ...]
+    auto_frozen: tuple[str, ...]
     running_variance: RunningVariance
     target: Target
     data: tuple[str, ...]
     weights: Weights
     recompute: Recompute | None
+    held_rows: dict[str, list[int]]
+    batch: str | None
+    in_file: ir.Model
+    """The model with the dtypes of its file; ``model`` computes the same in float32 at least."""
+    rounded: dict[str, str]
+    """Weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32."""
     coefficients: dict[str, float] = field(default_factory=dict)
     """Of each figure that the loss is added up from; known once a graph has been built."""
+    untrained: dict[str, str] = field(default_factory=dict)
+    """Weights that were to train and that no gradient reaches, with the reason; known once they have been differentiated."""
 
     def program(self) -> Program:
         semantic: dict[str, ir.Model] = {}
@@ -191,6 +343,7 @@ class _Compilation:
         for name in SEMANTIC_GRAPHS:
             semantic[name], signatures[name] = finish(getattr(self, name)(), name, semantic_target(self.target))
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
+        optimizer = holding(optimizer, self.held_rows)
         models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
         signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
         return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options(), semantic=semantic)
@@ -202,17 +355,22 @@ class _Compilation:
             "optimizer": self.optimizer.options(),
             "metrics": [metric.name for metric in self.metrics],
             "precision": FULL if self.precision is None else self.precision.options(),
+            "predictions": [prediction.options() for prediction in self.predictions],
             "trainable": list(self.state.trainable),
+            **({"hold_rows": self.held_rows} if self.held_rows else {}),
+            **({"batch": self.batch} if self.batch else {}),
             "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
+            **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
+            **({ROUNDED: self.rounded} if self.rounded else {}),
             "running_variance": self.running_variance.value,
             "recompute": None if self.recompute is None else self.recompute.options(),
             "target": self.target.name,
         }
 
-    def source(self) -> Draft:
+    def source(self, model: ir.Model | None = None) -> Draft:
         """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
-        draft = Draft(self.model.clone())
+        draft = Draft((model or self.model).clone())
         name_sources(draft.model.graph)
         draft.model.graph.outputs.clear()
         roles = dict.fromkeys(self.data, Role.DATA)
@@ -222,8 +380,8 @@ class _Compilation:
         return draft
 
     def predict(self) -> Draft:
-        draft = self.source()
-        names = [value.name or "" for value in self.model.graph.outputs]
+        draft = self.source(self.in_file)
+        names = [value.name or "" for value in self.in_file.graph.outputs]
         values = draft.values()
         draft.model.graph.outputs.extend(values[name] for name in names)
         bind_inference(draft.model.graph)
@@ -263,11 +421,14 @@ class _Compilation:
         draft.extents = extent_rules(policies)
         updated: dict[ir.Value, ir.Value] = {}
 
+        def step() -> ir.Value:
+            return draft.add_input(STEP).value
+
         def bind(bound: ir.Graph) -> None:
             recognize_training_normalization(draft.model)
             select_early(draft.model)
             self._narrow(draft)
-            updated.update(bind_training(bound, policies, self.running_variance, key.value, lambda: draft.add_input(STEP).value))
+            updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
 
         terms, read = self._add_loss(draft, bind)
         with builder.attributed("the loss"):
@@ -300,12 +461,15 @@ class _Compilation:
         try:
             gradients = differentiate(builder, {loss.value: cotangent}, list(wrt.values()))
         except GradientError as error:
-            raise GradientError(error.problem, "trainable=[...] says what trains, outputs='...' what the loss reads") from error
+            raise GradientError(error.problem, OPTIONS) from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
-        check_reached(self.state, reached, self.model.graph, self.predictions)
+        untrained = check_reached(self.state, reached, self.model.graph, [prediction.name for prediction in self.predictions])
+        frozen = frozen_by_pattern(self.optimizer, untrained)
+        self.untrained = {name: why for name, why in untrained.items() if name not in frozen}
         position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(builder.graph)}
         reached = dict(sorted(reached.items(), key=lambda item: position.get(item[1].value.producer(), 0)))
         reached = {name: all_reduce((gradient,), "gradient")[0] for name, gradient in reached.items()}
+        reached = without_rows(reached, self.held_rows)
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
@@ -366,12 +530,12 @@ class _Compilation:
         """The predictions after the graph was bound to a mode; binding may put other values in their place."""
         outputs = draft.model.graph.outputs
         values = draft.values()
-        names = list(dict.fromkeys(self.predictions))
+        names = list(dict.fromkeys(prediction.name for prediction in self.predictions))
         outputs.extend(values[name] for name in names)
         bind(draft.model.graph)
         bound = {name: draft.builder.tensor(value) for name, value in zip(names, outputs, strict=True)}
         outputs.clear()
-        return tuple(bound[name] for name in self.predictions)
+        return tuple(bound[prediction.name] for prediction in self.predictions)
 
 
 def _label_entry(spec: losses.LabelSpec) -> Entry:

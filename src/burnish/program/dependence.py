@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, describe_node
+from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
 from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
 
 SHOWN = 3
+
+SETTINGS: Mapping[str, tuple[int, ...]] = {
+    **{operator: operands for operator, operands in CONFIGURATION_OPERANDS.items() if operator not in ("Clip", "Pow")},
+    "DequantizeLinear": (1, 2),
+    "QLinearConv": (1, 4, 6),
+    "QLinearMatMul": (1, 4, 6),
+    "QuantizeLinear": (1, 2),
+}
+"""Operands of floating-point tensors that nobody takes for weights: scales of a resampling or a quantization, weights of classes.
+
+Bounds of Clip and exponents are parameters in some models (of learned quantization, of generalized-mean pooling)."""
+
+ARRANGES = frozenset("Cast Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+"""Operators that put the elements of a setting into the place where it is read."""
 
 
 def why_no_weight(graph: ir.Graph, value: ir.Value) -> str:
@@ -25,29 +40,117 @@ def why_no_gradient(graph: ir.Graph, value: ir.Value, targets: Collection[ir.Val
     """Return why no gradient flows from ``targets`` to ``value``, as a clause that names the first operator in the way.
 
     Args:
-        graph: the graph that both belong to; the bodies of its nodes are not looked into.
+        graph: the graph that both belong to.
         value: an input or initializer.
         targets: what is differentiated.
     """
-    if not value.uses():
-        return "no operator reads it"
-    needed = set(targets)
-    for node in reversed(list(graph)):
-        if any(output in needed for output in node.outputs):
-            needed.update(operand for operand in node.inputs if operand is not None)
-    if value not in needed:
-        return f"nothing that leads to {_names(targets)} reads it"
-    reached = {value}
-    for node in graph:
-        operands = [index for index, operand in enumerate(node.inputs) if operand is not None and operand in reached]
-        outputs = [output for output in node.outputs if output.dtype in FLOATING]
-        if not operands:
-            continue
-        if outputs and _passes_gradient(node, operands):
-            reached.update(outputs)
-        elif any(output in needed for output in node.outputs):
-            return f"{describe_node(node)} lets no gradient through"
-    return f"its gradient from {_names(targets)} is zero"
+    return Obstacles(graph, targets).why(value)
+
+
+class Obstacles:
+    """What stands between the values of a graph and those that are differentiated.
+
+    Args:
+        graph: the graph that they belong to; where a body of a node reads a value, it is followed there too.
+        targets: what is differentiated.
+    """
+
+    def __init__(self, graph: ir.Graph, targets: Collection[ir.Value]):
+        self._targets = targets
+        self._place: dict[ir.Node, int] = {}
+        self._returned_by: dict[ir.Value, list[ir.Node]] = {}  # for each output of a body, the nodes whose body it is
+        self._needed = set(targets)
+        inside: dict[ir.Node, list[ir.Node]] = {}
+        for index, node in enumerate(graph):
+            inside[node] = []
+            for owner, body in _bodies(node):
+                inside[node] += body
+                for output in body.outputs:
+                    self._returned_by.setdefault(output, []).append(owner)
+            self._place |= dict.fromkeys((node, *inside[node]), index)
+        for node in reversed(graph):
+            if any(output in self._needed for output in node.outputs):
+                read = (operand for reader in (node, *inside[node]) for operand in reader.inputs)
+                returned = (output for _, body in _bodies(node) for output in body.outputs)
+                self._needed.update(value for value in (*read, *returned) if value is not None)
+                # What is computed inside is needed as far as this node is.
+                self._needed.update(output for reader in inside[node] for output in reader.outputs)
+
+    def why(self, value: ir.Value) -> str:
+        """Return why no gradient reaches ``value``, as a clause that names the first operator in the way."""
+        if not value.uses() and value not in self._returned_by:
+            reader = shape_reader(value)
+            return "no operator reads it" if reader is None else f"{reader} lets no gradient through"
+        if value not in self._needed:
+            return f"nothing that leads to {_names(self._targets)} reads it"
+        stops = self._stops(value)
+        if not stops:
+            return f"its gradient from {_names(self._targets)} is zero"
+        node, index = min(stops, key=lambda stop: self._place[stop[0]])
+        if node.inputs[index] is value and index in _constant_operands(node):
+            return f"{describe_node(node)} takes it as a constant"
+        return f"{describe_node(node)} lets no gradient through"
+
+    def _stops(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """The operators that stop the gradient of what depends on ``value``, each with the input that it comes in by."""
+        stops: list[tuple[ir.Node, int]] = []
+        seen, pending = {value}, [value]
+
+        def go_on(outputs: Sequence[ir.Value]) -> bool:
+            carrying = [output for output in outputs if output.dtype is None or output.dtype in FLOATING]
+            pending.extend(output for output in carrying if output not in seen)
+            seen.update(carrying)
+            return bool(carrying)
+
+        while pending:
+            current = pending.pop()
+            for node, index in current.uses():
+                if not any(output in self._needed for output in node.outputs):
+                    continue
+                if index in _constant_operands(node) or _is_cut(node) or not go_on(node.outputs):
+                    stops.append((node, index))
+            for owner in self._returned_by.get(current, ()):
+                go_on(owner.outputs)
+        return stops
+
+
+def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[str, ir.Value]:
+    """Return the constants of a canonical model that look like weights: tensors of floating-point numbers that no operator takes
+    as a setting.
+
+    Args:
+        graph: the main graph.
+        kinds: of its initializers.
+    """
+    found = {}
+    for name, kind in kinds.items():
+        value = graph.initializers[name]
+        is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
+        if kind is InitializerKind.CONSTANT and is_tensor and not _is_setting(value):
+            found[name] = value
+    return found
+
+
+def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], targets: Collection[ir.Value]) -> dict[str, str]:
+    """Return the tensors of a canonical model that look like weights and that no gradient from ``targets`` reaches.
+
+    Args:
+        graph: the main graph.
+        kinds: of its initializers.
+        targets: what is differentiated.
+
+    Returns:
+        Initializer name -> why, as a clause that names the operator in the way.
+    """
+    reached = reached_by_gradients(graph, targets)
+    alike = candidates(graph, kinds)
+    obstacles = Obstacles(graph, targets)
+    unreached = {}
+    for name, kind in kinds.items():
+        value = graph.initializers[name]
+        if name in alike or (kind is InitializerKind.WEIGHT and value not in reached):
+            unreached[name] = obstacles.why(value)
+    return unreached
 
 
 def reasons(named: Sequence[tuple[str, str]]) -> str:
@@ -56,11 +159,50 @@ def reasons(named: Sequence[tuple[str, str]]) -> str:
     return shown + (f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
 
 
-def _passes_gradient(node: ir.Node, operands: Sequence[int]) -> bool:
+def reasons_together(named: Mapping[str, str]) -> str:
+    """Return ``'first', 'second' and 4 more: why; 'other': why``: the names of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in named.items():
+        by_reason.setdefault(why, []).append(name)
+    clauses = []
+    for why, names in list(by_reason.items())[:SHOWN]:
+        shown = ", ".join(f"'{name}'" for name in names[:SHOWN])
+        clauses.append(f"{shown}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}: {why}")
+    rest = sum(len(names) for names in list(by_reason.values())[SHOWN:])
+    return "; ".join(clauses) + (f"; and {rest} more" if rest else "")
+
+
+def _is_setting(value: ir.Value) -> bool:
+    seen, pending = {value}, [value]
+    while pending:
+        for node, index in pending.pop().uses():
+            if node.domain == "" and index in SETTINGS.get(node.op_type, ()):
+                continue
+            if node.domain != "" or node.op_type not in ARRANGES:
+                return False
+            pending.extend(output for output in node.outputs if output not in seen)
+            seen.update(node.outputs)
+    return bool(value.uses())
+
+
+def _is_cut(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in NOT_DIFFERENTIABLE
+
+
+def _constant_operands(node: ir.Node) -> tuple[int, ...]:
     if node.domain != "":
-        return True
-    without = {*CONFIGURATION_OPERANDS.get(node.op_type, ()), *STATISTIC_OPERANDS.get(node.op_type, ())}
-    return node.op_type not in NOT_DIFFERENTIABLE and any(index not in without for index in operands)
+        return ()
+    return (*CONFIGURATION_OPERANDS.get(node.op_type, ()), *STATISTIC_OPERANDS.get(node.op_type, ()))
+
+
+def _bodies(node: ir.Node) -> Iterator[tuple[ir.Node, ir.Graph]]:
+    """The bodies of a node, and of the nodes in them, each with the node that it belongs to."""
+    for attribute in node.attributes.values():
+        bodies = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
+        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else bodies:
+            yield node, body
+            for inner in body:
+                yield from _bodies(inner)
 
 
 def _names(targets: Collection[ir.Value]) -> str:

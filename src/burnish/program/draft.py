@@ -9,10 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
+from burnish.graph import Builder, Names, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norm_policies import ExtentRule
-from burnish.passes import merge_casts, remove_unused, widen_reductions
+from burnish.passes import complete_axes, merge_casts, remove_unused, widen_reductions
 from burnish.program.index_range import index_range
 from burnish.program.signature import Entry, GraphSignature, Role
 
@@ -119,10 +119,11 @@ def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> Non
     """
     inputs = {value.name: value for value in graph.inputs}
     names = {name for _, name in outputs} | inputs.keys()
-    for node in graph:
-        for value in node.outputs:
-            if value.name in names:
-                value.name = f"{value.name}:source"
+    others = (*graph.initializers.values(), *(output for node in graph for output in node.outputs))
+    if clashing := [value for value in others if value.name in names]:
+        free = Names.of(graph)
+        for value in clashing:
+            value.name = free.take(f"{value.name}:source")
     builder = Builder(graph)
     for value, name in outputs:
         if inputs.get(name, value) is not value:
@@ -156,6 +157,7 @@ def settle(model: ir.Model, target: Target) -> None:
         UnsupportedOperatorError: it holds what the target does not run.
     """
     lower_semantic_operators(model, keep=target.kernels)
+    complete_axes(model)
     widen_reductions(model)
     merge_casts(model)
     remove_unused(model)

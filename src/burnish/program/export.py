@@ -13,8 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
+from burnish.graph import Names, model_proto, remove_node, replace_value
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
-from burnish.program.persistence import ONE_FILE_LIMIT, constant_bytes
+from burnish.program.inference import OBJECTIVE, objective_entry
+from burnish.program.persistence import ONE_FILE_LIMIT, TRAINING, constant_bytes
 from burnish.program.state import check_state, file_path, replacing
 
 if TYPE_CHECKING:
@@ -24,7 +26,17 @@ SMALLEST_EXTERNAL = 1024
 """Bytes from which a tensor goes into the data file, where there is one."""
 
 
-def export_inference(program: Program, state: Mapping[str, np.ndarray], fold_norm: bool = True) -> ir.Model:
+ROUNDED = "rounded_weights"
+"""The option of a program that holds {initializer: dtype} for what its file has in sixteen bits, and its state in float32."""
+
+
+def export_inference(
+    program: Program,
+    state: Mapping[str, np.ndarray],
+    fold_norm: bool = True,
+    metadata: Mapping[str, str] | None = None,
+    round_weights: bool = True,
+) -> ir.Model:
     """Return the model that predicts what the program does in this state.
 
     Args:
@@ -33,41 +45,71 @@ def export_inference(program: Program, state: Mapping[str, np.ndarray], fold_nor
             the arrays: pass copies if they change later.
         fold_norm: compute weights under weight normalization once, and fold inference-mode batch normalization into the layers
             beside it.
+        metadata: entries for ``metadata_props``, beside the source's and in place of those of the same key.
+        round_weights: give weights the dtypes of the source's file, by rounding to nearest. Else they stay float32 where the
+            state has them so, and the model casts them.
 
     Returns:
         A model with the source's inputs and outputs, and its weights and statistics as initializers under their own names.
 
     Raises:
-        CheckpointError: a parameter or statistic is missing, or has another dtype or shape than the program's.
+        CheckpointError: a parameter or statistic is missing, or has another dtype or shape than the program's, or is too large
+            for the dtype of the source's file.
     """
     entries = [entry for entry in program.signature["predict"].inputs if entry.is_state]
     needed = {entry.name: state[entry.name] for entry in entries if entry.name in state}
     check_state(entries, needed, CheckpointError, "The state", "Pass the state of a session of this program")
     model = program.predict.clone()
+    model.metadata_props.pop(TRAINING, None)  # where the source was a program in one file, which this is not
+    model.metadata_props.pop(OBJECTIVE, None)
+    model.metadata_props.update({**objective_entry(program.options), **(metadata or {})})
     graph = model.graph
-    inputs = {value.name: value for value in graph.inputs}
-    for name, array in needed.items():
-        _make_initializer(graph, inputs[name], name.partition("/")[2], np.asarray(array, order="C"))
+    _make_initializers(graph, needed)
+    if round_weights:
+        for name, dtype in program.options.get(ROUNDED, {}).items():
+            _round(graph.initializers[name], ir.DataType[dtype.upper()])
     if fold_norm:
         fold_weight_normalization(model)
         fold_batch_normalization(model)
     return remove_unused(model)
 
 
-def _make_initializer(graph: ir.Graph, value: ir.Value, name: str, array: np.ndarray) -> None:
-    graph.inputs.remove(value)
-    _free_name(graph, name)
-    value.name = name
-    value.const_value = ir.Tensor(array, name=name)
-    graph.register_initializer(value)
+def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None:
+    """Make the inputs of these names initializers with these arrays, in place, called what is behind the ``/``."""
+    arrays = {name.partition("/")[2]: np.asarray(array, order="C") for name, array in state.items()}
+    others = (*graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
+    # They took the names while the initializers were called ``param/<name>``.
+    if clashing := [other for other in others if other.name in arrays]:
+        names = Names.of(graph)
+        for other in clashing:
+            other.name = names.take(f"{other.name}:value")
+    values = list(graph.inputs)
+    graph.inputs.clear()
+    graph.inputs.extend(value for value in values if value.name not in state)
+    for value in values:
+        if value.name in state:
+            value.name = (value.name or "").partition("/")[2]
+            value.const_value = ir.Tensor(arrays[value.name], name=value.name)
+            graph.register_initializer(value)
 
 
-def _free_name(graph: ir.Graph, name: str) -> None:
-    """Rename the value that took an initializer's name while the initializer was called ``param/<name>``."""
-    values = [*graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs)]
-    for other in values:
-        if other.name == name:
-            other.name = f"{name}:value"
+def _round(value: ir.Value, dtype: ir.DataType) -> None:
+    """Let an initializer of float32 have the dtype that the model casts it to, in place of the cast."""
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    with np.errstate(over="ignore"):
+        rounded = array.astype(dtype.numpy())
+    overflowed = np.isinf(rounded) & np.isfinite(array)
+    if overflowed.any():
+        raise CheckpointError(
+            f"'{value.name}' holds {array[overflowed].flat[0]:g}, too large for {dtype.name.lower()}, its dtype in the source's "
+            f"file, which ends at {dtype.max:g}. Train with a smaller learning rate or with weight decay, or a file in float32"
+        )
+    value.const_value, value.type = ir.Tensor(rounded, name=value.name), ir.TensorType(dtype)
+    for node, _ in tuple(value.uses()):
+        assert node.op_type == "Cast"
+        replace_value(node.outputs[0], value)
+        remove_node(node)
 
 
 def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit: int = ONE_FILE_LIMIT) -> Path:
@@ -88,22 +130,11 @@ def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit
     except OSError as error:
         raise CheckpointError(f"'{path.parent}' could not be created: {error}. Choose a folder you can write to") from error
     copy = model.clone()
-    data = None
-    if constant_bytes(model) > one_file_limit:
-        data = _move_weights_out(copy, path)
-    else:
-        _move_weights_in(copy)
+    data = _move_weights_out(copy, path) if constant_bytes(model) > one_file_limit else None
     with replacing(path) as partial:
-        partial.write_bytes(ir.to_proto(copy).SerializeToString(deterministic=True))
+        partial.write_bytes(model_proto(copy).SerializeToString(deterministic=True))
     _remove_earlier_data(path, keep=data)
     return path
-
-
-def _move_weights_in(model: ir.Model) -> None:
-    """Give, in place, weights that lie in a file of the source to the model itself."""
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = ir.Tensor(value.const_value.numpy(), value.const_value.dtype, name=value.name)
 
 
 def _move_weights_out(model: ir.Model, path: Path) -> str:

@@ -17,7 +17,16 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from burnish.errors import CheckpointError
-from burnish.graph import BURNISH_DOMAIN, FLOATING, TRAINING_DOMAIN, Builder, attribute_value, describe_node
+from burnish.graph import (
+    BURNISH_DOMAIN,
+    FLOATING,
+    TRAINING_DOMAIN,
+    Builder,
+    attribute_value,
+    describe_node,
+    model_proto,
+    replace_uses,
+)
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.lowering import TARGETS, lower_semantic_operators
@@ -253,7 +262,7 @@ class _Foreign:
         results = [draft.builder.tensor(value) for value in graph.outputs]
         graph.outputs.clear()
         draft.add_output(results[0], "loss", Role.LOSS)
-        for name, tensor in zip(statistics, results[1:], strict=False):
+        for name, tensor in zip(statistics, results[1 : 1 + len(statistics)], strict=True):
             draft.add_output(tensor, f"next:stat/{name}", Role.STATISTIC, updates=f"stat/{name}")
         draft.add_output(next_key(draft.builder, key), "next:rng/key", Role.KEY, updates="rng/key")
         for name, tensor in zip(gradients, results[1 + len(statistics) :], strict=True):
@@ -298,7 +307,7 @@ class _Foreign:
             value = values[gradient.name or ""]
             given = ir.Value(name=f"grad:{name}", type=gradient.type, shape=gradient.shape)
             graph.inputs.append(given)
-            value.replace_all_uses_with(given, replace_graph_outputs=True)
+            replace_uses(value, given)
         bind_as_exported(graph)
         lower_semantic_operators(model, domains=(TRAINING_DOMAIN,))
         remove_unused(model)
@@ -338,11 +347,11 @@ class _Foreign:
         if model.graph.inputs:
             raise self._lacks("has an initialization graph with inputs, which nothing gives")
         key = Builder(model.graph, before=next(iter(model.graph), None)).constant(initial_key(0))
-        bind_training(model.graph, {}, RunningVariance.ONNX, key.value, _no_step)
+        bind_training(model.graph, {}, RunningVariance.ONNX, key.value, _no_step, data=())
         lower_semantic_operators(model)
         remove_unused(model)
         names = [value.name or "" for value in model.graph.outputs]
-        results = dict(zip(names, ReferenceEvaluator(ir.to_proto(model)).run(None, {}), strict=True))
+        results = dict(zip(names, ReferenceEvaluator(model_proto(model)).run(None, {}), strict=True))
         for name, value in bound.items():
             if value not in results:
                 raise self._lacks(f"initializes '{name}' with '{value}', which is no output of its initialization graph")

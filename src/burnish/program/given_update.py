@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor
+from burnish.graph import Builder, Tensor, replace_uses
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class GivenUpdate:
             tensor = given.get(value.name or "") or builder.cast(
                 hyperparameters[value.name or ""], value.dtype or ir.DataType.FLOAT
             )
-            value.replace_all_uses_with(tensor.value, replace_graph_outputs=True)
+            replace_uses(value, tensor.value)
         for value in list(copy.initializers.values()):
             assert value.const_value is not None
             constant = builder.constant(value.const_value.numpy())
-            value.replace_all_uses_with(constant.value, replace_graph_outputs=True)
+            replace_uses(value, constant.value)
         names = [output.name or "" for output in self.graph.outputs]
         results = dict(zip(names, list(copy.outputs), strict=True))
         copy.outputs.clear()

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import FLOATING, Builder, Tensor, zeros_like
+from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
 from burnish.importer import Source, load, refuse_gradients
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
-from burnish.passes import recognize_normalization, recognize_training_normalization, remove_unused
+from burnish.passes import (
+    complete_axes,
+    compute_in_float32,
+    has_sixteen_bit_values,
+    recognize_normalization,
+    recognize_training_normalization,
+    remove_unused,
+)
+from burnish.passes.compute_in_float32 import cast_for_readers, order_of
 from burnish.settings import nearest
 
+PREFIX = "grad:"
 
+
+@garbage_kept()
 def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
     """Differentiate an output of a model with respect to inputs or initializers.
 
@@ -29,10 +40,15 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     Returns:
         A model of standard operators: the source's inputs, and ``cotangent:<of>`` (dtype and shape of the output) unless the
         output is a scalar; the source's outputs, and ``grad:<name>`` (dtype and shape of the value) for every name of ``wrt``.
-        The gradient of something the output does not depend on is zeros.
+        The gradient of something the output does not depend on is zeros. What a model has in float16 or bfloat16 is computed in
+        float32 and rounded at the end: inputs, outputs, gradients and weights keep its dtypes.
+
+        The gradient of a gradient is named after both: with respect to ``y`` of ``grad:x`` it is ``grad:x:y``. Where the source
+        has a value of that name already, as after ``grad`` of another output, it is ``grad:<name>:of:<of>``. A ``cotangent:<of>``
+        that the source has already serves again.
 
     Raises:
-        ConfigurationError: a name the model does not have, or one that is not floating-point.
+        ConfigurationError: a name the model does not have, one that is not floating-point, or a gradient that it has already.
         UnsupportedOperatorError: the model holds a Gradient itself.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
@@ -55,14 +71,16 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
         gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
     except GradientError as error:
         raise GradientError(error.problem, "wrt=[...] says with respect to what, of='...' which output") from error
+    taken = Names.of(graph)
     for name, operand in zip(names, operands, strict=True):
         gradient = gradients[operand] or zeros_like(builder.tensor(operand))
         value = gradient.value
         if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
             value = builder.op("Identity", gradient).value
-        value.name = f"grad:{name}"
+        value.name = _gradient_name(name, chosen, taken)
         graph.outputs.append(value)
     lower_semantic_operators(model)
+    complete_axes(model)
     remove_unused(model)
     settle_opset(model, TARGETS[target])
     check_allowed(model, TARGETS[target])
@@ -81,7 +99,23 @@ def _load_recognized(source: Source, names: Sequence[str]) -> ir.Model:
     model = recognize_training_normalization(recognize_normalization(load(source)))
     known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     # A constant inside the pieces of a layer, such as an epsilon, is gone with them.
-    return model if known.issuperset(names) else load(source)
+    return _in_float32(model if known.issuperset(names) else load(source), names)
+
+
+def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
+    """Let a model of sixteen bits compute in float32, in place; inputs, outputs, weights and what is named keep their dtypes."""
+    if not has_sixteen_bit_values(model):
+        return model
+    graph = model.graph
+    # By value: one that is an output of the model too leaves its name to what is rounded for the output.
+    tensors = {value: (name, value.const_value) for name, value in graph.initializers.items() if value.dtype in SIXTEEN_BIT}
+    compute_in_float32(model, keep_outputs=True)
+    order = order_of(graph)
+    for value, (name, tensor) in tensors.items():
+        if tensor is not None and value.uses() and (name in names or len(tensor.shape)):
+            value.const_value, value.type = tensor, ir.TensorType(tensor.dtype)
+            cast_for_readers(graph, value, ir.DataType.FLOAT, order)
+    return model
 
 
 def _choose_output(names: Sequence[str], of: str | None) -> str:
@@ -104,12 +138,29 @@ def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
     return value
 
 
+def _gradient_name(name: str, of: str, taken: Names) -> str:
+    """The name of a gradient, which tells what was differentiated with respect to what."""
+    short = f"{of}:{name}" if of.startswith(PREFIX) else f"{PREFIX}{name}"
+    names = (short, f"{short}:of:{of}")
+    free = next((candidate for candidate in names if candidate not in taken), None)
+    if free is None:
+        raise ConfigurationError(
+            f"wrt: the model has values of the names '{names[0]}' and '{names[1]}' already: take the gradient of '{of}' "
+            f"with respect to '{name}' from there, or rename them"
+        )
+    return free
+
+
 def _cotangent(builder: Builder, output: ir.Value) -> Tensor:
-    """1 for a scalar output, else a new graph input."""
+    """1 for a scalar output, else a graph input, a new one where there is none."""
     if output.shape is not None and len(output.shape) == 0:
         assert output.dtype is not None
         return builder.scalar(1.0, output.dtype)
+    name = f"cotangent:{output.name}"
+    present = next((value for value in builder.graph.inputs if value.name == name), None)
+    if present is not None:
+        return builder.tensor(present)
     shape = None if output.shape is None else ir.Shape(output.shape.dims)
-    cotangent = ir.Value(name=f"cotangent:{output.name}", type=output.type, shape=shape)
+    cotangent = ir.Value(name=name, type=output.type, shape=shape)
     builder.graph.inputs.append(cotangent)
     return builder.tensor(cotangent)

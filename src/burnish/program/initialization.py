@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from burnish.errors import ConfigurationError
-from burnish.graph import describe_node
+from burnish.graph import describe_node, model_proto
 from burnish.program.signature import Role
 from burnish.random import check_seed
 
@@ -98,7 +98,7 @@ def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> 
         for entry in signature.inputs
     }
     with np.errstate(all="ignore"):
-        results = ReferenceEvaluator(ir.to_proto(program.init), new_ops=[ConstantOfShape]).run(
+        results = ReferenceEvaluator(model_proto(program.init), new_ops=[ConstantOfShape]).run(
             [entry.name for entry in signature.outputs], inputs
         )
     return {entry.updates or entry.name: result for entry, result in zip(signature.outputs, results, strict=True)}
@@ -132,6 +132,8 @@ def _reinitialized(program: Program, weights: Mapping[str, np.ndarray], seed: in
         digest = hashlib.sha256(name.encode()).digest()
         generator = np.random.default_rng([seed & (1 << 64) - 1, int.from_bytes(digest[:8], "little")])
         redrawn[name] = _draw(name, array, uses[name], scheme, scheme_name, generator).astype(array.dtype)
+    for name, rows in program.options.get("hold_rows", {}).items():
+        redrawn[f"param/{name}"][rows] = weights[f"param/{name}"][rows]
     return redrawn
 
 

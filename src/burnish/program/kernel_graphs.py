@@ -9,7 +9,7 @@ put in: nothing is in the graphs that are kept.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,14 +64,34 @@ def lowered_graphs(
         _compute_again(graph, grad, recompute, updates["step"])
         updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
         return {**forward, **updates, "grad": graph}, signatures
-    apart, signatures = update_graphs(semantic["grad"], grad, forward.values(), optimizer, target, ("init", "apply"))
     gradients = functools.cache(functools.partial(lowered, "grad"))
+    updates, signatures = updating_graphs(semantic["grad"], gradients, grad, tuple(forward.values()), optimizer, target)
+    return {**forward, **updates, "grad": gradients}, signatures
+
+
+def updating_graphs(
+    known: ir.Model,
+    gradients: Callable[[], ir.Model],
+    grad: GraphSignature,
+    forward: Sequence[ir.Model],
+    optimizer: Optimizer,
+    target: Target,
+) -> tuple[dict[str, Any], dict[str, GraphSignature]]:
+    """Return the graphs ``init`` and ``apply``, what makes ``step``, and the signatures of the three.
+
+    Args:
+        known: the graph of the gradients, lowered or not; left as it is.
+        gradients: gives it lowered; not called before the step is made.
+        grad: its signature.
+        forward, optimizer, target: as ``update_graphs`` takes them.
+    """
+    models, signatures = update_graphs(known, grad, forward, optimizer, target, ("init", "apply"))
+    signatures["step"] = joined_signature(grad, signatures["apply"])
 
     def step() -> ir.Model:
-        return update_graphs(gradients(), grad, forward.values(), optimizer, target, ("step",))[0]["step"]
+        return update_graphs(gradients(), grad, forward, optimizer, target, ("step",))[0]["step"]
 
-    signatures["step"] = joined_signature(grad, signatures["apply"])
-    return {**forward, **apart, "grad": gradients, "step": step}, signatures
+    return {**models, "step": step}, signatures
 
 
 def kernel_graphs(

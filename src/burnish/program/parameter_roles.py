@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import attribute_value, static_shape
+from burnish.graph import attribute_value, bodies, static_shape
 from burnish.optim import ParameterInfo, ParameterKind
 from burnish.program.signature import Entry
 
@@ -98,10 +98,8 @@ def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:
 def _operands(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The values that a node reads by input, and those that the bodies of its attributes read from around it, as input -1."""
     yield from ((index, value) for index, value in enumerate(node.inputs) if value is not None)
-    for attribute in node.attributes.values():
-        bodies = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
-        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else bodies:
-            yield from ((-1, value) for inner in body.all_nodes() for value in inner.inputs if value is not None)
+    for body in bodies(node):
+        yield from ((-1, value) for inner in body.all_nodes() for value in inner.inputs if value is not None)
 
 
 def _axes_behind(node: ir.Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:

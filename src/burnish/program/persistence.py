@@ -7,14 +7,17 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
+from burnish.graph import model_proto, named_failures
+from burnish.importer import external_tensors, own_tensors
+from burnish.program.consistency import inconsistency
 from burnish.program.signature import GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state, flush_to_disk, partial_path, read_state_file, remove_left_behind, write_state_file
 
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 FORMAT = "burnish program"
 FORMAT_VERSION = 1
 MANIFEST = "program.json"
+DIGEST = "sha256"
+"""Of what a program says of itself, in its manifest or metadata; programs of earlier versions have none."""
+TRAINING = "burnish.training"
+"""The entry in the metadata of one ONNX file that holds a program."""
 SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
 ONE_FILE_LIMIT = 1 << 30
@@ -47,7 +54,7 @@ def constant_bytes(model: ir.Model) -> int:
 
 def model_bytes(model: ir.Model) -> bytes:
     """Return a model as a serialized ModelProto, the same bytes for the same model."""
-    return ir.to_proto(model).SerializeToString(deterministic=True)
+    return model_proto(model).SerializeToString(deterministic=True)
 
 
 def save_model(model: ir.Model, path: Path) -> None:
@@ -57,7 +64,14 @@ def save_model(model: ir.Model, path: Path) -> None:
         return
     copy = model.clone()
     ir.passes.common.LiftConstantsToInitializersPass()(copy)
-    ir.save(copy, path, external_data=f"{path.stem}.data")
+    with named_failures():
+        ir.save(copy, path, external_data=f"{path.stem}.data")
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a program says of itself, except the entry that holds it."""
+    rest = {key: value for key, value in record.items() if key != DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def graph_hashes(program: Program) -> dict[str, str]:
@@ -82,10 +96,13 @@ def graph_hash(model: ir.Model) -> str:
     """Return the SHA-256 of one graph; see ``graph_hashes``."""
     digest = hashlib.sha256()
     digest.update(json.dumps(sorted(model.opset_imports.items())).encode())
-    proto = ir.to_proto(model).graph
+    proto = model_proto(model).graph
     for field in ("name", "doc_string", "value_info", "metadata_props", "quantization_annotation"):
         proto.ClearField(field)
     _forget_remarks(proto)
+    for value in (*proto.input, *proto.output):
+        value.ClearField("doc_string")
+        value.ClearField("metadata_props")
     for node in proto.node:
         digest.update(node.SerializeToString(deterministic=True))
     for initializer in proto.initializer:
@@ -162,6 +179,7 @@ def _write_files(program: Program, directory: Path) -> None:
         "options": program.options,
         "files": files,
     }
+    manifest[DIGEST] = digest_of(manifest)
     path = directory / MANIFEST
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     flush_to_disk(path)
@@ -212,6 +230,11 @@ def load_program(directory: Path) -> dict[str, Any]:
         for name in manifest["files"]
         if name.endswith(SEMANTIC_SUFFIX)
     }
+    problem = inconsistency(signature, models, manifest["options"])
+    if problem is not None:
+        raise _damaged(directory, f"{problem} ({MANIFEST})")
+    if manifest.get(DIGEST, digest_of(manifest)) != digest_of(manifest):
+        raise _damaged(directory, f"{MANIFEST} has changed since it was written")
     return {**models, "semantic": semantic, "signature": signature, "weights": weights, "options": dict(manifest["options"])}
 
 
@@ -267,16 +290,13 @@ def _read_model(directory: Path, name: str, files: dict[str, Any]) -> ir.Model:
         model = ir.load(directory / name)
     except Exception as error:  # the protobuf library's errors are not those of onnx_ir
         raise _damaged(directory, f"{name} cannot be read as an ONNX model: {error}") from error
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
+    for value, tensor in external_tensors(model):
         if str(tensor.location) not in files:
             raise CheckpointError(
-                f"'{directory / name}' reads '{value.name}' from '{tensor.location}', which is not a file of this program, "
+                f"'{directory / name}' reads '{value}' from '{tensor.location}', which is not a file of this program, "
                 "and was not opened. Do not use this folder, or save the program again"
             )
-        value.const_value = ir.Tensor(np.array(tensor.numpy()), tensor.dtype, name=value.name)
+    own_tensors(model, directory)
     return model
 
 

@@ -13,7 +13,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim.loss_scale import LossScaled
 from burnish.passes import mix_precision
-from burnish.settings import is_number, is_whole, with_settings
+from burnish.settings import PlainSettings, is_number, is_whole, with_settings
 
 FULL = "float32"
 MIXED = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -21,7 +21,7 @@ INITIAL_SCALE = 65536.0
 
 
 @dataclass(frozen=True)
-class MixedPrecision:
+class MixedPrecision(PlainSettings):
     """Mixed precision: products in sixteen bits; weights, statistics, sums, losses, gradients and updates in float32.
 
     Attributes:
@@ -98,18 +98,18 @@ def get(precision: Precision) -> MixedPrecision | None:
     if isinstance(precision, Mapping):
         return with_settings("precision", MixedPrecision, precision)
     if not isinstance(precision, str) or precision not in (FULL, *MIXED):
-        raise ConfigurationError(f"precision: unknown {precision!r}; choose among {known}, or give a burnish.MixedPrecision")
+        raise ConfigurationError(f"precision: unknown {precision!r}; choose among {known}, or give a burnish.MixedPrecision(...)")
     return None if precision == FULL else MixedPrecision(precision)
 
 
 def _check_number(name: str, number: object, above: float, below: float) -> None:
-    if not is_number(number) or not above < number < below:  # type: ignore[operator]
+    if not is_number(number) or not above < number < below:
         limits = f"above {above:g}" + (f" and below {below:g}" if math.isfinite(below) else "")
         raise ConfigurationError(f"precision: {name} must be a finite number {limits}, not {number!r}")
 
 
 def _check_interval(interval: object) -> None:
-    if not is_whole(interval) or interval < 1:  # type: ignore[operator]
+    if not is_whole(interval) or interval < 1:
         raise ConfigurationError(
             f"precision: growth_interval must be a whole number of at least 1, or None for a scale that never changes, not "
             f"{interval!r}"

@@ -10,14 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING
+from burnish.graph import FLOATING, quantization_of
 from burnish.importer import InitializerKind, classify_initializers
-from burnish.losses import Activation, Reading
-from burnish.norm_policies import Frozen, NormPolicy, layer_name
-from burnish.program.dependence import reasons, why_no_gradient, why_no_weight
-from burnish.program.weights import Weights
-from burnish.settings import matches_pattern, nearest
+from burnish.norm_policies import Auto, Frozen, NormPolicy, Train, layer_name
+from burnish.program.dependence import Obstacles, candidates, reasons, why_no_weight
+from burnish.settings import is_whole, matches_pattern, nearest
 
+HoldRows = Mapping[str, int | Iterable[int]] | None
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
 
 
@@ -30,12 +29,15 @@ class ModelState:
         statistics: initializer names of running statistics.
         trainable: those of ``parameters`` that are trained.
         asked_for: for each name or pattern that the user gave, the parameters that it selects.
+        unreached: initializer names of tensors that look like weights, and that were to train, but that no gradient reaches from
+            any output of the model: they are constants.
     """
 
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
     trainable: tuple[str, ...]
     asked_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
 
     @property
     def state_names(self) -> dict[str, str]:
@@ -56,13 +58,16 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
     kinds = classify_initializers(model)
     parameters = tuple(name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT)
     statistics = tuple(name for name, kind in kinds.items() if kind is InitializerKind.STATISTIC)
+    unreached = tuple(candidates(model.graph, kinds))
     asked_for: dict[str, tuple[str, ...]] = {}
     if trainable is None:
         selected = parameters
     elif callable(trainable):
         _check_predicate(trainable)
         initializers = model.graph.initializers
-        selected = tuple(name for name in parameters if trainable(name, _array(initializers[name])))
+        selected, unreached = (
+            tuple(name for name in names if trainable(name, _array(initializers[name]))) for names in (parameters, unreached)
+        )
     else:
         patterns = _patterns(trainable)
         asked_for = {pattern: tuple(name for name in parameters if matches_pattern(name, pattern)) for pattern in patterns}
@@ -71,6 +76,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
                 raise ConfigurationError(_no_match(pattern, model, parameters, statistics))
         chosen = {name for matches in asked_for.values() for name in matches}
         selected = tuple(name for name in parameters if name in chosen)
+        unreached = tuple(name for name in unreached if any(matches_pattern(name, pattern) for pattern in patterns))
     if not parameters:
         raise ConfigurationError(f"nothing would train: {why_nothing_trains(model)}")
     if not selected:
@@ -78,7 +84,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
             "nothing would train: trainable selects none of the model's weights, such as "
             f"'{parameters[0]}'; let it select some, or leave it out to train all {len(parameters)}"
         )
-    return ModelState(parameters, statistics, selected, asked_for)
+    return ModelState(parameters, statistics, selected, asked_for, unreached)
 
 
 def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
@@ -89,10 +95,12 @@ def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> Mo
             is left to train.
     """
     held: dict[str, ir.Node] = {}
+    unreached = set(state.unreached)
     for node, policy in policies.items():
         if isinstance(policy, Frozen) and not policy.affine:
             for value in node.inputs[1:3]:
                 held |= dict.fromkeys(_held(node, value, state.trainable), node)
+                unreached -= {None if (weight := _passed_on(value)) is None else weight.name}
     for pattern, names in state.asked_for.items():
         if names and all(name in held for name in names):
             layer = layer_name(held[names[0]])
@@ -106,28 +114,61 @@ def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> Mo
             "nothing would train: everything that trainable selects belongs to batch normalization that is 'frozen:all'; "
             "let other weights train, or choose norm='frozen'"
         )
-    return replace(state, trainable=trainable)
+    return replace(state, trainable=trainable, unreached=tuple(name for name in state.unreached if name in unreached))
 
 
-def _held(node: ir.Node, value: ir.Value | None, trainable: Collection[str]) -> list[str]:
-    """Return the weight that the scale or bias of a layer is, through nodes that only pass it on."""
+def _passed_on(value: ir.Value | None) -> ir.Value | None:
+    """Return what a value is behind nodes that only pass it on."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
             break
         value = producer.inputs[0]
+    return value
+
+
+def settle_policies(
+    policies: Mapping[ir.Node, NormPolicy], state: ModelState, frozen: Collection[str]
+) -> dict[ir.Node, NormPolicy]:
+    """Return the policies with ``train`` or ``frozen`` in place of each ``auto``.
+
+    Args:
+        policies: of the batch normalization layers.
+        state: what of the model is to train.
+        frozen: those of its trainable weights that the optimizer freezes.
+    """
+    trained = set(state.trainable).difference(frozen)
+    everything_trains = len(trained) == len(state.parameters)
+
+    def settled(node: ir.Node) -> NormPolicy:
+        own = _weights_before(node.inputs[1:3], state.parameters)
+        deciding = own or _weights_before(node.inputs[:1], state.parameters)
+        return Train() if everything_trains or trained.intersection(deciding) else Frozen()
+
+    return {node: settled(node) if isinstance(policy, Auto) else policy for node, policy in policies.items()}
+
+
+def _weights_before(values: Iterable[ir.Value | None], parameters: Collection[str]) -> set[str]:
+    """Return the weights that values depend on."""
+    seen: set[ir.Value] = set()
+    pending = [value for value in values if value is not None]
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if (producer := value.producer()) is not None:
+            pending.extend(operand for operand in producer.inputs if operand is not None)
+    return {value.name or "" for value in seen if value.producer() is None}.intersection(parameters)
+
+
+def _held(node: ir.Node, value: ir.Value | None, trainable: Collection[str]) -> list[str]:
+    """Return the weight that the scale or bias of a layer is, through nodes that only pass it on."""
+    value = _passed_on(value)
     if value is None:
         return []
     if value.producer() is None:
         return [name] if (name := value.name or "") in trainable else []
-    sources, pending = set(), [value]
-    while pending:
-        current = pending.pop()
-        producer = current.producer()
-        if producer is None:
-            sources.add(current.name or "")
-        else:
-            pending.extend(operand for operand in producer.inputs if operand is not None)
-    computed = sorted(sources.intersection(trainable))
+    computed = sorted(_weights_before([value], trainable))
     if computed:
         raise ConfigurationError(
             f"norm: the batch normalization '{layer_name(node)}' cannot be 'frozen:all': '{value.name}' is computed from the "
@@ -141,6 +182,10 @@ def why_nothing_trains(model: ir.Model) -> str:
     kinds = classify_initializers(model)
     values = [model.graph.initializers[name] for name, kind in kinds.items() if kind is InitializerKind.CONSTANT]
     tensors = [value for value in values if value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0]
+    if all(len(value.shape or ()) == 1 for value in tensors):  # such as the scales of a quantization
+        for node in model.graph.all_nodes():
+            if (quantized := quantization_of(node)) is not None:
+                return quantized
     if not tensors:
         return (
             "the model has no weights, that is floating-point initializers of one dimension or more. Give a model that holds "
@@ -153,8 +198,8 @@ def why_nothing_trains(model: ir.Model) -> str:
     )
 
 
-def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, predictions: Collection[str]) -> None:
-    """Refuse to train what the loss does not depend on.
+def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, predictions: Collection[str]) -> dict[str, str]:
+    """Refuse to train what the loss does not depend on, and say why what nobody asked for by name does not train.
 
     Args:
         state: what was to train.
@@ -162,17 +207,25 @@ def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, 
         graph: the model, whose inputs are ``param/<initializer>``.
         predictions: names of the values that the loss reads.
 
+    Returns:
+        Initializer name -> why no gradient reaches it, for those that were to train.
+
     Raises:
         ConfigurationError: no gradient reaches any parameter, or any that one of the user's names or patterns selects.
     """
     lost = [(pattern, names) for pattern, names in state.asked_for.items() if not any(name in reached for name in names)]
-    if reached and not lost:
-        return
-    names = [name for _, selected in lost for name in selected] if lost else list(state.trainable)
+    missed = [name for name in state.trainable if name not in reached]
+    if not missed and not lost and not state.unreached:
+        return {}
     inputs = {value.name: value for value in graph.inputs}
     values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
     read = [value for value in values if value.name in predictions]
-    found = reasons([(name, why_no_gradient(graph, inputs[f"param/{name}"], read)) for name in names])
+    obstacles = Obstacles(graph, read)
+    untrained = {name: obstacles.why(inputs[f"param/{name}"]) for name in missed}
+    if reached and not lost:
+        return {name: obstacles.why(graph.initializers[name]) for name in state.unreached} | untrained
+    names = [name for _, selected in lost for name in selected] if lost else missed
+    found = reasons([(name, obstacles.why(inputs[f"param/{name}"])) for name in names])
     subject = f"trainable: '{lost[0][0]}' would not train" if lost else "nothing would train"
     names_read = " and ".join(f"'{value.name}'" for value in read)
     raise ConfigurationError(
@@ -218,100 +271,52 @@ def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statis
     return f"trainable: '{pattern}' matches no weight of the model; did you mean {hint}? `burnish inspect` lists them all"
 
 
-def find_predictions(
-    model: ir.Model, chosen: str | Sequence[str] | None, readings: Sequence[Reading], loss: str
-) -> tuple[ir.Value, ...]:
-    """Return the values the loss reads, one per reading.
+def find_held_rows(model: ir.Model, state: ModelState, requested: HoldRows) -> dict[str, list[int]]:
+    """Return the rows of axis 0 that training leaves as they are: initializer name -> rows in order, each once.
 
     Args:
-        model: a canonical model.
-        chosen: the output, or the outputs in order, for the readings that name none; None where there is no choice.
-        readings: what the loss reads; a final activation that it applies itself is stepped over.
-        loss: its name.
+        model: a canonical model, whose weights are initializers.
+        state: what of it trains.
+        requested: as ``burnish.compile`` takes it.
 
     Raises:
-        ConfigurationError: no such output, several to choose from, or not as many as the loss reads.
+        ConfigurationError: no such weight, one that does not train, or rows that it does not have.
     """
-    outputs = {value.name or "": value for value in model.graph.outputs}
-    known = ", ".join(f"'{name}'" for name in outputs)
-    count = max((reading.position + 1 for reading in readings if reading.output is None), default=0)
-    names = _chosen_outputs(chosen, count, list(outputs), loss)
-    found = []
-    for reading in readings:
-        name = names[reading.position] if reading.output is None else reading.output
-        if name not in outputs:
-            option = "outputs" if reading.output is None else f"loss {loss}"
-            raise ConfigurationError(f"{option}: the model has no output '{name}'; it has {known}")
-        found.append(outputs[name] if reading.activation is None else _before(outputs[name], reading.activation))
-    return tuple(found)
-
-
-def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, outputs: Sequence[str], loss: str) -> list[str]:
-    """Return ``count`` names: those chosen, or all outputs of a model that has as many."""
-    known = ", ".join(f"'{name}'" for name in outputs)
-    if chosen is None:
-        if len(outputs) == count or count == 0:
-            return list(outputs[:count])
-        which = "which one the loss reads" if count == 1 else f"which {count} the loss {loss} reads, in order,"
-        raise ConfigurationError(f"the model has the outputs {known}: say {which} with the option outputs")
-    names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, Iterable) else [chosen]
-    if count == 1 and (len(names) != 1 or not isinstance(names[0], str)):
+    if requested is None:
+        return {}
+    if not isinstance(requested, Mapping) or not all(isinstance(name, str) for name in requested):
         raise ConfigurationError(
-            f"outputs is the name of the one output that the loss reads, not {chosen!r}; the model has {known}"
+            f"hold_rows must be {{initializer: rows}}, such as {{'embedding.weight': [0]}}, not {requested!r}"
         )
-    if count == 0:
-        raise ConfigurationError(f"outputs: the loss {loss} says itself which outputs it reads; leave outputs out")
-    if len(names) != count or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(
-            f"outputs: the loss {loss} reads {count} outputs, in order: give as many names, not {chosen!r}; the model has {known}"
-        )
-    return names
-
-
-def _before(value: ir.Value, activation: Activation) -> ir.Value:
-    """Return what a value was before a final activation, or the value itself where there is none."""
-    behind = value
-    while (producer := behind.producer()) is not None and producer.op_type == "Identity":
-        behind = producer.inputs[0] or behind
-    producer = behind.producer()
-    if producer is None or producer.op_type not in activation.operators or producer.domain != "":
-        return value
-    source = producer.inputs[0]
-    if source is None or activation.axis is None:
-        return source or value
-    attribute = producer.attributes.get("axis")
-    axis = -1 if attribute is None else int(attribute.value)
-    rank = None if behind.shape is None else len(behind.shape)
-    is_same_axis = axis == activation.axis or (rank is not None and axis + rank == activation.axis)
-    return source if is_same_axis else value
-
-
-def lift_state(model: ir.Model, state: ModelState) -> Weights:
-    """Turn the initializers of ``state`` into graph inputs named ``param/...`` and ``stat/...``, in place.
-
-    Returns:
-        Their arrays, by state name.
-    """
-    graph = model.graph
-    tensors: dict[str, ir.TensorProtocol] = {}
-    for name, state_name in state.state_names.items():
-        value = graph.initializers[name]
-        assert value.const_value is not None
-        tensors[state_name] = value.const_value
-        if value.is_graph_output():
-            raise ConfigurationError(f"the initializer '{name}' is an output of the model; remove that output to train it")
-        if any(other.name == state_name for other in graph.inputs):
+    held = {}
+    for name, given in requested.items():
+        if name not in state.trainable:
+            raise ConfigurationError(f"hold_rows: {_why_not_held(name, model, state)}")
+        rows = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        if not all(map(is_whole, rows)):
+            raise ConfigurationError(f"hold_rows: the rows of '{name}' must be integers, such as [0], not {given!r}")
+        shape = model.graph.initializers[name].shape
+        assert shape is not None
+        count = shape.numpy()[0]
+        beyond = next((row for row in rows if not 0 <= row < count), None)
+        if beyond is not None:
             raise ConfigurationError(
-                f"the model has an input '{state_name}', a name the program needs for its state: rename that input"
+                f"hold_rows: '{name}' has no row {beyond}: it has shape {list(shape.numpy())}, with the rows 0 to {count - 1}"
             )
-        array = _array(value)
-        replacement = ir.Value(
-            name=state_name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape)
-        )
-        value.replace_all_uses_with(replacement)
-        del graph.initializers[name]
-        graph.inputs.append(replacement)
-    return Weights(tensors)
+        if rows:
+            held[name] = sorted({int(row) for row in rows})
+    return held
+
+
+def _why_not_held(name: str, model: ir.Model, state: ModelState) -> str:
+    if name in state.parameters:
+        return f"'{name}' does not train, as trainable or the policy of its normalization says: it stays as a whole; leave it out"
+    if name in state.statistics:
+        return f"'{name}' is a running statistic, which no optimizer updates: leave it out"
+    value = model.graph.initializers.get(name)
+    if value is not None:
+        return f"'{name}' does not train: {why_no_weight(model.graph, value)}; leave it out"
+    return f"'{name}' is no weight of the model; did you mean {nearest(name, state.trainable)}? `burnish inspect` lists them all"
 
 
 def _array(value: ir.Value) -> np.ndarray:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+import functools
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from burnish import optim
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, ObjectiveWarning
+from burnish.graph import garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.optim import Optimizer
+from burnish.optim.held_rows import hold_rows
 from burnish.passes.memory_plan import PlannedPeak, planned_peak
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program import precision
 from burnish.program.carry_over import CarriedState, carry_over
+from burnish.program.frozen_layers import layers_left_moving
 from burnish.program.initialization import initial_state
-from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, kernel_graphs
+from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, kernel_graphs, updating_graphs
 from burnish.program.packaging import write_package
 from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.training_file import load_training_model
 from burnish.program.training_info import to_training_model, write_training_model
-from burnish.program.update import update_graphs
 from burnish.program.weights import Weights
+from burnish.settings import is_whole
 
 __all__ = ["GRAPH_NAMES", "Program"]
 
@@ -43,11 +48,32 @@ class _Graph:
             raise AttributeError(f"'{self._name}' is of a program, not of its class")
         given = program.__dict__[self._name]
         if not isinstance(given, ir.Model):
-            given = program.__dict__[self._name] = given()
+            with garbage_kept():
+                given = program.__dict__[self._name] = given()
         return given
 
     def __set__(self, program: Program, given: ir.Model | Callable[[], ir.Model]) -> None:
-        program.__dict__[self._name] = given
+        # Programs that differ in something else share what makes a graph, and it makes one.
+        program.__dict__[self._name] = given if isinstance(given, ir.Model) else functools.cache(given)
+
+
+class _Graphs(Mapping[str, ir.Model]):
+    """The graphs of a program by name, each made when it is read."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __getitem__(self, name: str) -> ir.Model:
+        if name not in GRAPH_NAMES:
+            raise KeyError(name)
+        model: ir.Model = getattr(self._program, name)
+        return model
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(GRAPH_NAMES)
+
+    def __len__(self) -> int:
+        return len(GRAPH_NAMES)
 
 
 @dataclass(repr=False)
@@ -84,14 +110,29 @@ class Program:
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
-        """The graphs by their numbers of nodes: whole, they are pages of text."""
-        nodes = ", ".join(f"{name}: {sum(1 for _ in graph.graph)} nodes" for name, graph in self.graphs.items())
-        return f"Program({nodes})"
+        """The graphs by their numbers of nodes: whole, they are pages of text. None is lowered for it."""
+        given = ((name, self.__dict__[name]) for name in GRAPH_NAMES)
+        nodes = (
+            f"{name}: {sum(1 for _ in graph.graph)} nodes" if isinstance(graph, ir.Model) else f"{name}: not lowered yet"
+            for name, graph in given
+        )
+        return f"Program({', '.join(nodes)})"
 
     @property
-    def graphs(self) -> dict[str, ir.Model]:
-        """The six graphs by name."""
-        return {name: getattr(self, name) for name in GRAPH_NAMES}
+    def graphs(self) -> Mapping[str, ir.Model]:
+        """The six graphs by name, each lowered when it is first read."""
+        return _Graphs(self)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The ``metadata_props`` of the source model, which an exported model keeps; nothing is lowered for it."""
+        predict = self.semantic.get("predict") or self.predict
+        return dict(predict.metadata_props)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a program that differs in these fields, without lowering a graph for it; ``dataclasses.replace`` reads all."""
+        values = {entry.name: self.__dict__[entry.name] for entry in fields(self) if entry.init}
+        return type(self)(**{**values, **changes})
 
     def planned_peak(self, batch: int = 1, graph: str = "step", extents: Mapping[str, int] | None = None) -> PlannedPeak:
         """Return how many bytes a graph is planned to need when its nodes run in their order; nothing is run.
@@ -109,7 +150,7 @@ class Program:
         """
         if graph not in GRAPH_NAMES:
             raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, GRAPH_NAMES))}")
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        if not is_whole(batch) or batch < 1:
             raise ConfigurationError(f"batch={batch!r}: give a whole number of at least one")
         return planned_peak(self.graphs[graph], batch, extents)
 
@@ -121,7 +162,7 @@ class Program:
             reinitialize: None keeps the weights of the source. A scheme trains from scratch: ``kaiming`` (He et al. 2015,
                 normal, fan in; also ``kaiming_normal``, ``kaiming_uniform``) or ``xavier`` (Glorot and Bengio 2010, uniform;
                 also ``xavier_uniform``, ``xavier_normal``). Biases become zero, scales one, running means zero and running
-                variances one.
+                variances one; rows that the program holds stay.
 
         Raises:
             ConfigurationError: a seed that is no integer of 64 bits, an unknown scheme, or a parameter whose use does not tell
@@ -150,15 +191,35 @@ class Program:
 
         Raises:
             ConfigurationError: there is no such optimizer, a pattern matches no parameter, or nothing would train.
+
+        Warns:
+            ObjectiveWarning: it freezes all parameters of a batch normalization that was compiled, by ``norm="auto"``, to train:
+                the layer goes on normalizing by the batch and moving its statistics.
         """
         resolved = optim.get(optimizer)
-        models, signatures = update_graphs(
-            self.grad, self.signature["grad"], (self.predict, self.evaluate), self._scaled(resolved), self._target
+        moving = layers_left_moving(self.semantic.get("grad"), resolved) if self.options.get("norm") == "auto" else []
+        if moving:
+            warnings.warn(
+                ObjectiveWarning(
+                    f"the optimizer freezes the batch normalization '{moving[0]}'"
+                    + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
+                    + ", whose statistics still move, as the program was compiled for it to train: compile with this optimizer, "
+                    "or with norm='frozen', to keep them; norm='train' says that this is meant"
+                ),
+                stacklevel=2,
+            )
+        grad = self.__dict__["grad"]
+        models, signatures = updating_graphs(
+            self.semantic.get("grad") or self.grad,
+            lambda: grad if isinstance(grad, ir.Model) else grad(),
+            self.signature["grad"],
+            (self.predict, self.evaluate),
+            self._completed(resolved),
+            self._target,
         )
         ordered = {name: signatures.get(name) or self.signature[name] for name in GRAPH_NAMES}
         options = {**self.options, "optimizer": resolved.options()}
-        init, step, apply = (models[name] for name in ("init", "step", "apply"))
-        return replace(self, init=init, step=step, apply=apply, signature=Signature(ordered), options=options)
+        return self.changed(**models, signature=Signature(ordered), options=options)
 
     def kernel_graphs(self, kernels: Collection[str], names: Collection[str] = ("step", *SEMANTIC_GRAPHS)) -> dict[str, ir.Model]:
         """Return ``step``, ``grad``, ``evaluate`` and ``predict`` for an engine with kernels of its own: copies, to rewrite.
@@ -170,7 +231,7 @@ class Program:
         """
         if not self.semantic or "optimizer" not in self.options:
             return {name: self.graphs[name].clone() for name in names}
-        optimizer = self._scaled(optim.get(self.options["optimizer"]))
+        optimizer = self._completed(optim.get(self.options["optimizer"]))
         forward = (self.predict, self.evaluate)
         recompute = recompute_request(self.options.get("recompute"))
         return kernel_graphs(self.semantic, self.signature["grad"], forward, optimizer, self._target, kernels, names, recompute)
@@ -179,10 +240,10 @@ class Program:
     def _target(self) -> Target:
         return TARGETS[self.options.get("target", "onnxruntime")]
 
-    def _scaled(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer as mixed precision wraps it."""
+    def _completed(self, optimizer: Optimizer) -> Optimizer:
+        """The optimizer as mixed precision and the rows that are held wrap it."""
         mixed = precision.get(self.options.get("precision", precision.FULL))
-        return optimizer if mixed is None else mixed.scaled(optimizer)
+        return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), self.options.get("hold_rows", {}))
 
     def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
         """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.
@@ -196,6 +257,7 @@ class Program:
         """
         return carry_over(self, self.initial_state(seed), state)
 
+    @garbage_kept()
     def save(self, path: str | Path) -> Path:
         """Write the program into a folder of its own: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.
 
@@ -237,7 +299,10 @@ class Program:
         """
         return write_package(self, Path(path), graph, extents or {}, device)
 
-    def to_onnx(self, state: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    @garbage_kept()
+    def to_onnx(
+        self, state: Mapping[str, np.ndarray] | None = None, metadata: Mapping[str, str] | None = None
+    ) -> onnx.ModelProto:
         """Return the program as one ONNX model: the inference graph and a ``TrainingInfoProto``.
 
         A plain runtime runs it for inference, with the weights and running statistics of ``state``. ``Program.load`` makes the
@@ -245,14 +310,16 @@ class Program:
 
         Args:
             state: as ``Session.state`` returns it; None is ``initial_state()``.
+            metadata: further entries for ``metadata_props``.
 
         Raises:
             CheckpointError: the state does not fit the program, or both are too large for one model.
             UnsupportedOperatorError: the graphs hold operators that cannot stand in one standard model.
         """
-        return to_training_model(self, state)
+        return to_training_model(self, state, metadata)
 
     @classmethod
+    @garbage_kept()
     def load(cls, source: str | Path | onnx.ModelProto) -> Program:
         """Read a program that ``save`` wrote, checking every file against what was recorded, or a model with ``training_info``.
 

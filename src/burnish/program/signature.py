@@ -6,8 +6,8 @@ An engine needs nothing else to run a program: which inputs are state, and which
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.norm_policies.requirements import ExtentRule
+from burnish.settings import is_number, is_whole
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
 
@@ -31,6 +32,7 @@ class Role(StrEnum):
     OPTIMIZER = "optimizer"  # opt/<slot>/<initializer>
     KEY = "key"  # rng/key
     STEP = "step"  # step
+    SAMPLES = "samples"  # how many samples a worker has of the batch: in graphs of several workers alone
     HYPERPARAMETER = "hyperparameter"  # lr: a scalar with a default, which a call may override
     SEED = "seed"  # seed of the init graph
     GRADIENT = "gradient"  # grad:<initializer>
@@ -165,15 +167,15 @@ class Signature:
         """Read what ``to_dict`` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: the values are not those of a signature.
+            KeyError, TypeError, ValueError: the values are not those of a signature: a text where a number belongs, for example.
         """
         return cls(
             {
                 name: GraphSignature(
                     tuple(_entry_from_dict(entry) for entry in graph["inputs"]),
                     tuple(_entry_from_dict(entry) for entry in graph["outputs"]),
-                    tuple(ExtentRule(**rule) for rule in graph.get("extents", ())),
-                    graph.get("end"),
+                    tuple(_rule_from_dict(rule) for rule in graph.get("extents", ())),
+                    _checked("end", graph.get("end"), _is_index, optional=True),
                 )
                 for name, graph in values.items()
             }
@@ -194,8 +196,40 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
 
 
 def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
+    _checked("name", values["name"], _is_text)
     shape = None if values["shape"] is None else tuple(values["shape"])
+    for extent in shape or ():
+        if extent is not None and not isinstance(extent, str):
+            _checked("shape", extent, _is_index)
     read = {**values, "role": Role(values["role"]), "dtype": ir.DataType[values["dtype"]], "shape": shape}
+    _checked("updates", read.get("updates"), _is_text, optional=True)
     if read.get("default") == "NaN":
         read["default"] = math.nan
+    else:
+        _checked("default", read.get("default"), is_number, optional=True)
+    for name in ("minimum", "maximum", "ignored"):
+        _checked(name, read.get(name), _is_index, optional=True)
     return Entry(**read)
+
+
+def _rule_from_dict(values: Mapping[str, Any]) -> ExtentRule:
+    for field in fields(ExtentRule):
+        if field.name in values:
+            _checked(field.name, values[field.name], _is_index if field.type == "int" else _is_text)
+    _checked("multiple", values.get("multiple", 1), lambda multiple: multiple >= 1)
+    return ExtentRule(**values)
+
+
+def _checked(name: str, value: Any, fits: Callable[[Any], bool], optional: bool = False) -> Any:
+    if not fits(value) and not (optional and value is None):
+        raise ValueError(f"{name}={value!r}")
+    return value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_index(value: object) -> bool:
+    """Whether something is a whole number that 64 bits hold."""
+    return is_whole(value) and -(2**63) <= value < 2**63

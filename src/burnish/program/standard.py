@@ -9,7 +9,7 @@ from burnish.graph import TRAINING_DOMAIN
 from burnish.importer import Source, load
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
-from burnish.passes import draw_dropout, expand_gradients, remove_unused
+from burnish.passes import complete_axes, draw_dropout, expand_gradients, remove_unused
 from burnish.random import check_seed
 
 
@@ -43,6 +43,7 @@ def lower(source: Source, *, seed: int = 0, target: str = "onnxruntime") -> ir.M
     lower_semantic_operators(model, domains=(TRAINING_DOMAIN,))
     expand_gradients(model)
     lower_semantic_operators(model)
+    complete_axes(model)
     remove_unused(model)
     settle_opset(model, TARGETS[target])
     check_allowed(model, TARGETS[target])

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.importer import load_external_data, read_proto
+from burnish.program.consistency import inconsistency
 from burnish.program.foreign_training import load_foreign_training
-from burnish.program.persistence import graph_hash
+from burnish.program.persistence import DIGEST, digest_of, graph_hash
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
 from burnish.program.training_info import (
@@ -75,6 +76,11 @@ class _Reader:
         changed = next((name for name, model in models.items() if graph_hash(model) != self.metadata["hashes"].get(name)), None)
         if changed is not None:
             raise self._damaged(f"its {changed} graph has changed since it was written")
+        problem = inconsistency(self.signature, models, self.metadata["options"])
+        if problem is not None:
+            raise self._damaged(problem)
+        if self.metadata.get(DIGEST, digest_of(self.metadata)) != digest_of(self.metadata):
+            raise self._damaged(f"its metadata '{METADATA}' has changed since it was written")
         weights = {
             entry.name: state[entry.name] for entry in self.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)
         }
@@ -174,6 +180,9 @@ class _Reader:
                 graph, opset_imports=[onnx.helper.make_opsetid("", int(self.metadata["opsets"][name]))]
             )
             model.ir_version = int(self.metadata["ir_versions"][name])
+            if name == "predict":
+                properties = {entry.key: entry.value for entry in self.proto.metadata_props if entry.key != METADATA}
+                onnx.helper.set_model_props(model, properties)
             onnx.checker.check_model(model)
             return ir.from_proto(model)
         except Exception as error:  # the checker's errors share no base class with those of onnx_ir

@@ -6,7 +6,7 @@
 ``algorithm``       step, appended to ``graph`` as the standard says: it reads its inputs and initializers by name, and keeps what
                     belongs to no inference (optimizer state, key, step) as initializers of its own
 ``functions``       grad, apply and evaluate, which no node calls: they are there for burnish and for people
-``metadata_props``  the signature and the options, as JSON
+``metadata_props``  the signature and the options, as JSON; beside them what an exported model says
 ==================  ========================================================================================================
 """
 
@@ -23,9 +23,10 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError, UnsupportedOperatorError
+from burnish.graph import model_proto
 from burnish.graph.versions import raise_opset
 from burnish.program.export import export_inference
-from burnish.program.persistence import constant_bytes, graph_hashes
+from burnish.program.persistence import DIGEST, TRAINING, constant_bytes, digest_of, graph_hashes
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
 from burnish.program.state import check_state, file_path, replacing
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = "burnish training"
 FORMAT_VERSION = 1
-METADATA = "burnish.training"
+METADATA = TRAINING
 FUNCTION_DOMAIN = "burnish.program"
 FUNCTIONS = ("grad", "apply", "evaluate")
 PREFIX = "training/"
@@ -45,12 +46,14 @@ LARGEST = 2**31 - 2**20
 """Bytes of tensors that still leave room for the graphs; a protobuf ends at 2 GiB."""
 
 
-def to_training_model(program: Program, state: Mapping[str, np.ndarray] | None) -> onnx.ModelProto:
+def to_training_model(
+    program: Program, state: Mapping[str, np.ndarray] | None, properties: Mapping[str, str] | None = None
+) -> onnx.ModelProto:
     """Write a program and its state as one model; see ``Program.to_onnx``."""
     if state is None:
         state = program.initial_state()
     check_state(program.signature.state, state, CheckpointError, "The state", "Pass the state of a session of this program")
-    inference = export_inference(program, state, fold_norm=False)
+    inference = export_inference(program, state, fold_norm=False, metadata=properties, round_weights=False)
     _check_size(program, state, inference)
     opset = max(model.opset_imports[""] for model in program.graphs.values())
     graphs = {name: _graph_proto(model, opset) for name, model in program.graphs.items() if name != "predict"}
@@ -79,7 +82,8 @@ def to_training_model(program: Program, state: Mapping[str, np.ndarray] | None) 
         "hashes": graph_hashes(program),
         "ir_versions": {name: graph.ir_version for name, graph in program.graphs.items()},
     }
-    onnx.helper.set_model_props(model, {METADATA: json.dumps(metadata, sort_keys=True)})
+    metadata[DIGEST] = digest_of(metadata)
+    onnx.helper.set_model_props(model, {METADATA: json.dumps(metadata, sort_keys=True), **inference.metadata_props})
     return model
 
 
@@ -180,7 +184,7 @@ def _graph_proto(model: ir.Model, opset: int) -> onnx.GraphProto:
             "outside the standard, or ones that mean something else at the others' opset. "
             "Save the program as a folder, with program.save"
         )
-    return ir.to_proto(copy).graph
+    return model_proto(copy).graph
 
 
 def _check_size(program: Program, state: Mapping[str, np.ndarray], inference: ir.Model) -> None:

@@ -18,6 +18,7 @@ from burnish.graph import Tensor
 from burnish.lowering import Target
 from burnish.ops.collectives import parts_of
 from burnish.optim.base import Scheduled
+from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.program.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.program.parameter_roles import parameter_infos
@@ -46,7 +47,7 @@ def update_graphs(
         grad: the finished graph of the gradients; left as it is.
         signature: its signature.
         forward: the finished graphs that predict and evaluate, which tell what the parameters are for.
-        optimizer: what updates the parameters that have a gradient there.
+        optimizer: what updates the parameters that have a gradient there. In the rows that it holds, the gradients are zeros.
         target: the runtime that the graphs are lowered for.
         graphs: which of them.
 
@@ -118,6 +119,8 @@ class _Update:
         parameters = self._add_parameters(draft)
         entries = [replace(self.parameters[name], name=f"grad:{name}", role=Role.GRADIENT) for name in parameters]
         gradients = dict(zip(parameters, draft.add_inputs(entries), strict=True))
+        with draft.builder.attributed(OPTIMIZER):
+            gradients = without_rows(gradients, held_rows_of(self.optimizer))
         self._add_update(draft, parameters, gradients)
         return draft
 
@@ -167,9 +170,10 @@ class _Update:
         with draft.builder.attributed(OPTIMIZER):
             given = (draft.builder, parameters, gradients, state, step, hyperparameters)
             next_step = step + 1
-            if isinstance(self.optimizer, LossScaled):
+            scaled = self.optimizer
+            if isinstance(scaled, LossScaled) or (isinstance(scaled, RowHolder) and scaled.is_scaled):
                 finite = all_finite(draft.builder, gradients, parts_of) if finite is None else finite
-                following, next_state = self.optimizer.update_where(finite, *given)
+                following, next_state = scaled.update_where(finite, *given)
                 next_step = where(finite, next_step, step)
             else:
                 following, next_state = self.optimizer.update(*given)

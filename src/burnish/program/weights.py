@@ -15,16 +15,18 @@ class Weights(Mapping[str, np.ndarray]):
 
     Args:
         tensors: by state name.
+        dtypes: of the arrays; those of tensors of another dtype are made whenever they are asked for.
 
     Raises:
         ModelError: from what reads an array whose memory was let go: the file has been written to.
     """
 
-    def __init__(self, tensors: Mapping[str, ir.TensorProtocol]):
+    def __init__(self, tensors: Mapping[str, ir.TensorProtocol], dtypes: Mapping[str, ir.DataType]):
         self._tensors = dict(tensors)
+        self._dtypes = dict(dtypes)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._tensors[name].numpy()
+        return self._tensors[name].numpy().astype(self._dtypes[name].numpy(), copy=False)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

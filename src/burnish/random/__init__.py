@@ -5,13 +5,15 @@ dropout and noise, not for cryptography.
 """
 
 from burnish.random.distributions import bernoulli, multinomial, normal, uniform
-from burnish.random.draws import PLACES_METADATA, dropout, keep_mask, uniform_bits
+from burnish.random.draws import dropout, keep_mask, uniform_bits
 from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, check_seed, initial_key, key_from_seed, next_key
+from burnish.random.places import Numbered, Places
 
 __all__ = [
     "KEY_DTYPE",
     "KEY_SHAPE",
-    "PLACES_METADATA",
+    "Numbered",
+    "Places",
     "bernoulli",
     "check_seed",
     "dropout",

@@ -11,13 +11,21 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
 from burnish.random.draws import uniform_bits
+from burnish.random.places import NOT_NOTED, Numbered
 
 # What needs a second word for an element takes it from a stream that no node is given.
 _SECOND = 2**31
 
 
 def uniform(
-    builder: Builder, key: Tensor, stream: int, like: Tensor, dtype: ir.DataType, low: float = 0.0, high: float = 1.0
+    builder: Builder,
+    key: Tensor,
+    stream: int,
+    like: Tensor,
+    dtype: ir.DataType,
+    low: float = 0.0,
+    high: float = 1.0,
+    numbered: Numbered = NOT_NOTED,
 ) -> Tensor:
     """Emit numbers spread evenly over [low, high).
 
@@ -30,16 +38,24 @@ def uniform(
         like: the tensor whose shape the result has.
         dtype: float16, bfloat16, float32 or float64.
         low, high: the interval.
+        numbered: as ``uniform_bits`` takes it.
 
     Returns:
         ``dtype``, of the shape of ``like``.
     """
-    share = _share(builder, key, stream, like, dtype)
+    share = _share(builder, key, stream, like, dtype, numbered)
     return builder.cast(share * (high - low) + low, dtype)
 
 
 def normal(
-    builder: Builder, key: Tensor, stream: int, like: Tensor, dtype: ir.DataType, mean: float = 0.0, scale: float = 1.0
+    builder: Builder,
+    key: Tensor,
+    stream: int,
+    like: Tensor,
+    dtype: ir.DataType,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    numbered: Numbered = NOT_NOTED,
 ) -> Tensor:
     """Emit numbers of a normal distribution, two words for each.
 
@@ -54,16 +70,19 @@ def normal(
         dtype: float16, bfloat16, float32 or float64; the smaller ones are computed in float32.
         mean: of the distribution.
         scale: its standard deviation.
+        numbered: as ``uniform_bits`` takes it.
 
     Returns:
         ``dtype``, of the shape of ``like``.
     """
-    radius = builder.op("Sqrt", builder.op("Log", 1.0 - _share(builder, key, stream, like, dtype)) * -2.0)
-    angle = _share(builder, key, stream + _SECOND, like, dtype) * (2.0 * math.pi)
+    radius = builder.op("Sqrt", builder.op("Log", 1.0 - _share(builder, key, stream, like, dtype, numbered)) * -2.0)
+    angle = _share(builder, key, stream + _SECOND, like, dtype, numbered) * (2.0 * math.pi)
     return builder.cast(radius * builder.op("Cos", angle) * scale + mean, dtype)
 
 
-def bernoulli(builder: Builder, key: Tensor, stream: int, probability: Tensor, dtype: ir.DataType) -> Tensor:
+def bernoulli(
+    builder: Builder, key: Tensor, stream: int, probability: Tensor, dtype: ir.DataType, numbered: Numbered = NOT_NOTED
+) -> Tensor:
     """Emit 1 with the given probability, else 0: never for probability 0, always for probability 1.
 
     Args:
@@ -72,16 +91,25 @@ def bernoulli(builder: Builder, key: Tensor, stream: int, probability: Tensor, d
         stream: which consumer of the key this is, from 0 to 2**31 - 1.
         probability: floating-point, in [0, 1], one per element.
         dtype: of the result.
+        numbered: as ``uniform_bits`` takes it.
 
     Returns:
         ``dtype``, of the shape of ``probability``.
     """
-    share = _share(builder, key, stream, probability, probability.dtype)
+    share = _share(builder, key, stream, probability, probability.dtype, numbered)
     drawn = builder.op("Less", share, builder.cast(probability, share.dtype), shape=probability.shape)
     return builder.cast(drawn, dtype)
 
 
-def multinomial(builder: Builder, key: Tensor, stream: int, scores: Tensor, samples: int, dtype: ir.DataType) -> Tensor:
+def multinomial(
+    builder: Builder,
+    key: Tensor,
+    stream: int,
+    scores: Tensor,
+    samples: int,
+    dtype: ir.DataType,
+    numbered: Numbered = NOT_NOTED,
+) -> Tensor:
     """Emit class indices drawn with replacement, each class with probability softmax(scores).
 
     The index is the number of classes whose cumulated probability is at most a uniform number.
@@ -93,6 +121,7 @@ def multinomial(builder: Builder, key: Tensor, stream: int, scores: Tensor, samp
         scores: logarithms of probabilities up to a constant of the row, floating-point, shape [batch, classes].
         samples: how many indices to draw for every row.
         dtype: int32 or int64.
+        numbered: as ``uniform_bits`` takes it, of the result.
 
     Returns:
         ``dtype``, shape [batch, samples], each in [0, classes).
@@ -103,7 +132,7 @@ def multinomial(builder: Builder, key: Tensor, stream: int, scores: Tensor, samp
     below = builder.op("Slice", cumulated, builder.integers([0]), builder.integers([-1]), builder.integers([1]))
     batch = None if scores.shape is None else scores.shape.dims[0]
     place = builder.op("Expand", total, builder.integers([1, samples]), shape=[batch, samples], dtype=scores.dtype)
-    point = _share(builder, key, stream, place, scores.dtype) * total
+    point = _share(builder, key, stream, place, scores.dtype, numbered) * total
     passed = builder.op(
         "LessOrEqual",
         builder.op("Unsqueeze", below, builder.integers([1])),
@@ -116,9 +145,9 @@ def _computed(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
-def _share(builder: Builder, key: Tensor, stream: int, like: Tensor, dtype: ir.DataType) -> Tensor:
+def _share(builder: Builder, key: Tensor, stream: int, like: Tensor, dtype: ir.DataType, numbered: Numbered) -> Tensor:
     """Emit numbers in [0, 1), exact in their dtype: float64 for float64, else float32, whose 24 digits take 24 bits of a word."""
-    words = uniform_bits(builder, key, stream, like)
+    words = uniform_bits(builder, key, stream, like, numbered)
     if dtype == ir.DataType.DOUBLE:
         return builder.cast(words, dtype) * 2.0**-32
     kept = builder.op("BitShift", words, 8, direction="RIGHT", like=words)

@@ -11,7 +11,6 @@ is mixed from the two. That takes five passes over the elements, where mixing th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,15 +18,12 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.random.keys import KEY_DTYPE, mix, stream_key
+from burnish.random.places import NOT_NOTED, Numbered, Places
 
 _WORDS = 2**32
 
-# Where a graph says, in the metadata of the node that counts places, which axes of a shape they number, with commas between.
-# A session of several workers finds by it where a worker's samples begin among those of the batch.
-PLACES_METADATA = "burnish.random.places"
 
-
-def uniform_bits(builder: Builder, key: Tensor, stream: int, like: Tensor) -> Tensor:
+def uniform_bits(builder: Builder, key: Tensor, stream: int, like: Tensor, numbered: Numbered = NOT_NOTED) -> Tensor:
     """Emit one random 32-bit word per element.
 
     Args:
@@ -35,16 +31,19 @@ def uniform_bits(builder: Builder, key: Tensor, stream: int, like: Tensor) -> Te
         key: uint32, shape [2]; see ``burnish.random.initial_key``.
         stream: which consumer of the key this is, from 0 to 2**32 - 1.
         like: the tensor whose shape the result has; any rank, any dimension may be symbolic or unknown.
+        numbered: where the samples of the batch stand in it, for sessions of several workers.
 
     Returns:
         uint32, of the shape of ``like``.
     """
-    words = _words(builder, key, stream, like)
+    words = _words(builder, key, stream, like, numbered)
     words = builder.op("BitwiseXor", words, builder.op("BitShift", words, 16, direction="RIGHT"))
     return _shaped(words, like)
 
 
-def keep_mask(builder: Builder, key: Tensor, stream: int, like: Tensor, ratio: Tensor | float) -> Tensor:
+def keep_mask(
+    builder: Builder, key: Tensor, stream: int, like: Tensor, ratio: Tensor | float, numbered: Numbered = NOT_NOTED
+) -> Tensor:
     """Emit a mask that is true with probability 1 - ratio (to within 2**-32): always for ratio 0, never for ratio 1.
 
     Args:
@@ -53,6 +52,7 @@ def keep_mask(builder: Builder, key: Tensor, stream: int, like: Tensor, ratio: T
         stream: which consumer of the key this is, from 0 to 2**32 - 1.
         like: the tensor whose shape the mask has.
         ratio: share that is dropped, in [0, 1]; a floating-point scalar where it is known only at run time.
+        numbered: as ``uniform_bits`` takes it.
 
     Returns:
         bool, of the shape of ``like``.
@@ -61,7 +61,7 @@ def keep_mask(builder: Builder, key: Tensor, stream: int, like: Tensor, ratio: T
         ConfigurationError: the ratio is known and outside [0, 1].
     """
     known = _known(ratio)
-    words = _words(builder, key, stream, like)
+    words = _words(builder, key, stream, like, numbered)
     if known is None:
         assert isinstance(ratio, Tensor)
         exact = builder.cast(_scalar(ratio), ir.DataType.DOUBLE)
@@ -74,7 +74,9 @@ def keep_mask(builder: Builder, key: Tensor, stream: int, like: Tensor, ratio: T
     return _shaped(builder.op("GreaterOrEqual", words, min(int(known * _WORDS + 0.5), _WORDS - 1)), like)
 
 
-def dropout(builder: Builder, x: Tensor, ratio: Tensor | float, key: Tensor, stream: int) -> Tensor:
+def dropout(
+    builder: Builder, x: Tensor, ratio: Tensor | float, key: Tensor, stream: int, numbered: Numbered = NOT_NOTED
+) -> Tensor:
     """Emit dropout in training: ``x * mask / (1 - ratio)``, x for ratio 0, zeros for ratio 1.
 
     Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", 2014, in the form that
@@ -86,6 +88,7 @@ def dropout(builder: Builder, x: Tensor, ratio: Tensor | float, key: Tensor, str
         ratio: share that is dropped, in [0, 1]; a floating-point scalar where it is known only at run time.
         key: uint32, shape [2].
         stream: which consumer of the key this is; every dropout of a graph has its own.
+        numbered: as ``uniform_bits`` takes it.
 
     Returns:
         Dtype and shape of ``x``.
@@ -110,33 +113,30 @@ def dropout(builder: Builder, x: Tensor, ratio: Tensor | float, key: Tensor, str
     else:
         scale = 1.0 / (1.0 - known)
     # A factor per element: one product forward, one backward; a selection costs four times a product on most runtimes.
-    mask = builder.cast(keep_mask(builder, key, stream, x, ratio), x.dtype)
+    mask = builder.cast(keep_mask(builder, key, stream, x, ratio, numbered), x.dtype)
     return builder.op("Mul", x, mask * scale, like=x)
 
 
-def _words(builder: Builder, key: Tensor, stream: int, like: Tensor) -> Tensor:
+def _words(builder: Builder, key: Tensor, stream: int, like: Tensor, numbered: Numbered) -> Tensor:
     """Emit a word per element, uint32, shape [rows, columns]; its high bits are good, its low bits less so.
 
     One multiplication would leave a trace of rows and columns: the words at the corners of a rectangle would be tied.
     """
     row_key, column_key = builder.op("Split", stream_key(builder, key, stream), num_outputs=2, outputs=2)
     rows, columns = _extents(builder, like)
-    half = 0 if like.shape is None else (len(like.shape) + 1) // 2
-    dimensions = None if like.shape is None else like.shape.dims
-    row_words = _place_words(row_key, rows, None if dimensions is None else dimensions[:half])
-    column_words = _place_words(column_key, columns, None if dimensions is None else dimensions[half:])
+    row_words = _place_words(row_key, rows, numbered.rows)
+    column_words = _place_words(column_key, columns, numbered.columns)
     words = builder.op("BitwiseXor", builder.op("Unsqueeze", row_words, builder.integers([1])), column_words) * 0x7FEB352D
     return builder.op("BitwiseXor", words, builder.op("BitShift", words, 15, direction="RIGHT")) * 0x846CA68B
 
 
-def _place_words(key: Tensor, extent: Tensor, axes: Sequence[int | ir.SymbolicDim] | None) -> Tensor:
-    """Emit a mixed word for each place from 0 to extent - 1; uint32, one-dimensional. ``axes`` are what the places number."""
+def _place_words(key: Tensor, extent: Tensor, numbered: Places) -> Tensor:
+    """Emit a mixed word for each place from 0 to extent - 1; uint32, one-dimensional."""
     builder = key.builder
     places = builder.op("Range", builder.scalar(0, extent), extent, builder.scalar(1, extent))
     producer = places.value.producer()
     assert producer is not None
-    names = ["?"] if axes is None else [str(axis) if isinstance(axis, int) else axis.value or "?" for axis in axes]
-    producer.metadata_props[PLACES_METADATA] = ",".join(names)
+    numbered.write(producer)
     return mix(builder.op("BitwiseXor", builder.cast(places, KEY_DTYPE), key))
 
 

@@ -3,20 +3,26 @@
 What a step computes is the program's; how a graph is run is the engine's; where batches come from is ``burnish.data``'s.
 """
 
+from burnish.training.answers import Answer, read_answer
 from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.engine_comparison import Comparison, compare_engines
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.session import Session
+from burnish.training.trained_model import TrainedModel, open_model
 from burnish.training.trainer import Trainer, TrainingResult
 
 __all__ = [
+    "Answer",
     "Checkpoint",
     "Comparison",
     "Session",
+    "TrainedModel",
     "Trainer",
     "TrainingInterrupted",
     "TrainingResult",
     "compare_engines",
+    "open_model",
+    "read_answer",
     "read_checkpoint",
     "write_checkpoint",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Checkpoint:
         identity: of the program that it was made with.
         engine: the name of the engine that it was made on.
         extra: what the caller added: JSON-compatible values.
+        metadata: entries for the ``metadata_props`` of an exported model.
     """
 
     state: dict[str, np.ndarray]
@@ -55,6 +56,7 @@ class Checkpoint:
     identity: ProgramIdentity
     engine: str
     extra: dict[str, Any]
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 def write_checkpoint(
@@ -65,6 +67,7 @@ def write_checkpoint(
     identity: ProgramIdentity,
     engine: str,
     extra: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a checkpoint, whole or not at all; an earlier file of this name is replaced only by a whole one.
 
@@ -75,6 +78,7 @@ def write_checkpoint(
         identity: of the program.
         engine: name of the engine.
         extra: JSON-compatible values that ``read_checkpoint`` gives back.
+        metadata: entries for the ``metadata_props`` of an exported model.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -100,6 +104,7 @@ def write_checkpoint(
         "engine": engine,
         "checksum": _checksum(state),
         "extra": extra_text,
+        **({"metadata": json.dumps(dict(metadata))} if metadata else {}),
     }
     write_state_file(path, state, header)
 
@@ -126,8 +131,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         if "checksum" in header and header["checksum"] != _checksum(state):
             raise CheckpointError(f"'{path}' is damaged: its arrays are not those that were written. Use an earlier checkpoint")
         identity = ProgramIdentity(header["program"], dict(json.loads(header["graphs"])))
-        return Checkpoint(state, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])))
-    except (KeyError, ValueError, TypeError) as error:
+        metadata = {str(key): str(value) for key, value in json.loads(header.get("metadata", "{}")).items()}
+        return Checkpoint(state, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])), metadata)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"
         ) from error

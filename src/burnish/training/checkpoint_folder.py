@@ -11,6 +11,7 @@ from typing import Any
 
 from burnish.errors import CheckpointError
 from burnish.program.state import replacing
+from burnish.training.checkpoint import read_checkpoint
 from burnish.training.session import Session
 
 LATEST, BEST = "latest.safetensors", "best.safetensors"
@@ -54,9 +55,19 @@ class CheckpointFolder:
         """Whether there is a run to resume here."""
         return self.latest.exists() or bool(self.numbered)
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the newest whole checkpoint says of its model's data; nothing where there is none."""
+        for path in (self.latest, *self.numbered):
+            try:
+                return read_checkpoint(path).metadata
+            except CheckpointError:
+                continue
+        return {}
+
     def clear(self) -> None:
-        """Remove the checkpoints of an earlier run."""
-        for path in (self.latest, self.best, *self.numbered):
+        """Remove the checkpoints of an earlier run, and what a killed process left half written."""
+        for path in (self.latest, self.best, *self.numbered, *self._left_behind()):
             path.unlink(missing_ok=True)
 
     def save(self, session: Session, extra: Mapping[str, Any]) -> None:
@@ -86,7 +97,7 @@ class CheckpointFolder:
         """
         first: CheckpointError | None = None
         passed_over: list[str] = []
-        for path in [path for path in self.folder.iterdir() if _LEFT_BEHIND.fullmatch(path.name)]:
+        for path in self._left_behind():
             path.unlink(missing_ok=True)
         for path in (self.latest, *self.numbered):
             try:
@@ -97,6 +108,10 @@ class CheckpointFolder:
                     passed_over.append(f"Passed over: {error}")
         assert first is not None
         raise first
+
+    def _left_behind(self) -> list[Path]:
+        files = self.folder.iterdir() if self.folder.is_dir() else ()
+        return [path for path in files if _LEFT_BEHIND.fullmatch(path.name)]
 
     def _link(self, path: Path) -> None:
         with replacing(path) as partial:

@@ -25,8 +25,8 @@ def check_batch(
     """Return the batch as the arrays that a graph takes, or raise an error that names the input at fault.
 
     Arrays that are contiguous and of the right dtype are passed through, not copied. Floating-point values are rounded to
-    the graph's floating-point type, and integers widened or narrowed where every value fits. NaN and infinities in data
-    are let through: the check of the loss finds them.
+    the graph's floating-point type, and integers widened or narrowed where every value fits. Labels may leave out last axes
+    of extent 1. NaN and infinities in data are let through: the check of the loss finds them.
 
     Args:
         signature: of the graph that will run.
@@ -48,7 +48,7 @@ def check_batch(
     extents: dict[str, tuple[int, str]] = {}
     arrays = {}
     for name, entry in expected.items():
-        array = _as_array(entry, batch[name])
+        array = _of_its_rank(entry, _as_array(entry, batch[name]))
         _check_shape(entry, array, extents, part)
         array = _converted(entry, array)
         _check_range(entry, array)
@@ -227,6 +227,14 @@ def _as_array(entry: Entry, value: Any) -> np.ndarray:
     return array
 
 
+def _of_its_rank(entry: Entry, array: np.ndarray) -> np.ndarray:
+    """Return labels with as many last axes of extent 1 as the graph takes: ``[N]`` for scores of shape ``[N, C, 1, 1]``."""
+    rank = len(entry.extents)
+    if entry.role is Role.LABEL and 0 < array.ndim < rank and all(extent == 1 for extent in entry.extents[array.ndim :]):
+        return array.reshape(*array.shape, *[1] * (rank - array.ndim))
+    return array
+
+
 def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]], part: bool) -> None:
     if array.ndim != len(entry.extents):
         raise InputError(
@@ -237,7 +245,7 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
         if isinstance(wanted, int) and extent != wanted:
             raise InputError(
                 f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {wanted}: "
-                f"{_expected(entry, array)}"
+                f"{_expected(entry, array)}{_how_to_open(entry, axis)}"
             )
         if not isinstance(wanted, int) and extent == 0 and not (part and axis == 0):
             raise InputError(
@@ -250,6 +258,16 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
                     f"The inputs '{other}' and '{entry.name}' disagree about '{wanted}': {earlier} and {extent} "
                     f"('{entry.name}': {_expected(entry, array)}). Give both for the same samples"
                 )
+
+
+def _how_to_open(entry: Entry, axis: int) -> str:
+    """What to do about an axis of extent 1 in which the samples of a batch would stand; nothing of any other."""
+    if entry.role is not Role.DATA or 1 not in entry.extents or entry.extents.index(1) != axis:
+        return ""
+    return (
+        ". If that is the axis of the batch, the model was exported for one sample at a time: compile it with batch='open' "
+        "(--batch open), which lets it take batches of any size, or export it again with an open batch (dynamic axes)"
+    )
 
 
 def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.metrics import higher_is_better
+from burnish.settings import is_whole
 from burnish.training.totals import Means
 
 
@@ -46,7 +47,19 @@ class Position:
             KeyError, TypeError: these are not the values of a position.
         """
         means = {name: Means(**values[name]) for name in ("since_row", "since_epoch")}
-        return cls(**{**values, **means})
+        read = cls(**{**values, **means})
+        counts = {name: getattr(read, name) for name in ("epoch", "batch", "step", "samples", "unheeded")}
+        wrong = [name for name, count in counts.items() if not is_whole(count) or count < 0]
+        wrong += [
+            name for name in ("seconds", "rate") if not _is_figure(getattr(read, name)) and (name, read.rate) != ("rate", None)
+        ]
+        wrong += [name for name, mean in means.items() if not (_are_figures(mean.samples) and _are_figures(mean.sums))]
+        wrong += [name for name, mean in means.items() if name not in wrong and mean.samples.keys() != mean.sums.keys()]
+        wrong += [] if _are_figures(read.metrics) else ["metrics"]
+        wrong += [] if read.best is None or _is_best(read.best) else ["best"]
+        if wrong:
+            raise TypeError(f"{wrong[0]} is {getattr(read, wrong[0])!r}")
+        return read
 
     def add_step(self, metrics: Mapping[str, float], samples: int) -> None:
         """Count a step that is done: its loss and metrics, and the samples of its batch."""
@@ -69,6 +82,24 @@ class Position:
             return False
         self.best = {"epoch": self.epoch, "metric": watched, "value": value}
         return True
+
+
+def _is_figure(value: object) -> bool:
+    """Whether something is a number, of whatever value: a figure may be NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_figures(values: object) -> bool:
+    return isinstance(values, dict) and all(_is_figure(value) for value in values.values())
+
+
+def _is_best(best: object) -> bool:
+    return (
+        isinstance(best, dict)
+        and is_whole(best.get("epoch"))
+        and isinstance(best.get("metric"), str)
+        and _is_figure(best.get("value"))
+    )
 
 
 def is_better(metric: str, value: float, than: float) -> bool:

@@ -6,7 +6,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from burnish.errors import ConfigurationError, escaped
+from burnish.settings import call_hint
 
 LINE_EVERY_SECONDS = 30.0
 
@@ -32,6 +35,7 @@ class Reached:
     metrics: Mapping[str, float]
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Where a trainer reports to."""
 
@@ -54,6 +58,22 @@ class Progress(Protocol):
     def close(self) -> None:
         """The run is over, or stopped."""
         ...
+
+
+def progress_of(progress: bool | Progress) -> Progress:
+    """Return what shows the progress of a run: the object itself, or what suits the terminal, or nothing.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if isinstance(progress, bool):
+        return automatic() if progress else Silent()
+    if isinstance(progress, type) or not isinstance(progress, Progress):
+        raise ConfigurationError(
+            f"progress must be True, False or an object with the methods of burnish.training.progress.Progress, not "
+            f"{progress!r}{call_hint(progress)}"
+        )
+    return progress
 
 
 class Silent:
@@ -104,7 +124,7 @@ class Lines:
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
-        print(text, flush=True)
+        print(escaped(text), flush=True)
 
 
 class Bar:
@@ -118,7 +138,7 @@ class Bar:
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             TextColumn("[dim]{task.fields[speed]}"),
             transient=True,
         )
@@ -135,15 +155,15 @@ class Bar:
             self._task,
             completed=reached.step,
             description=f"epoch {reached.epoch}/{reached.epochs}",
-            figures=figures(reached.metrics),
+            figures=escaped(figures(reached.metrics)),
             speed=self._speed.text(reached),
         )
 
     def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
-        self._bar.console.print(epoch_line(reached, evaluation), highlight=False)
+        self._bar.console.print(escaped(epoch_line(reached, evaluation)), highlight=False, markup=False)
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, markup=False)
+        self._bar.console.print(escaped(text), highlight=False, markup=False)
 
     def close(self) -> None:
         self._bar.stop()

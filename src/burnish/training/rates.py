@@ -72,6 +72,7 @@ class Rates:
                 raise ConfigurationError(f"{given}: the optimizer of this program has no learning rate 'lr' to change")
         elif lr is not None:
             check_hyperparameters(signature, {RATE: lr})
+            lr = float(lr)
         # Parameter groups call theirs monitored:<group>.
         monitored = tuple(name for name in inputs if name.partition(":")[0] == MONITORED)
         if monitor is not None and not monitored:
@@ -83,7 +84,7 @@ class Rates:
 
     def at(self, step: int, steps: int) -> float | None:
         """Return the rate that a step is given; None where the program computes its own, or has none."""
-        return None if self.start is None else self.start * self.schedule(step, steps)
+        return None if self.start is None else self.start * schedules.factor(self.schedule, step, steps)
 
     def given(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
         """Return the hyperparameters of a step.

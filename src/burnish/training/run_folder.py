@@ -16,6 +16,8 @@ from burnish.training.session import Session
 from burnish.training.totals import Means
 
 DRAW_EVERY_SECONDS = 60.0
+NOTED_LATER = frozenset({"pixels"})
+"""What of the course of a run the first versions did not write."""
 
 
 class RunFolder:
@@ -65,14 +67,15 @@ class RunFolder:
             raise CheckpointError(f"There is nothing to resume in '{self.path}': start the run without resume")
         extra, path, passed_over = self.checkpoints.restore(session)
         try:
-            course, position = extra["course"], Position.from_dict(extra["position"])
-        except (KeyError, TypeError) as error:
+            course, position = dict(extra["course"]), Position.from_dict(extra["position"])
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"'{path}' was not written by a Trainer and does not say where in the data it was: "
                 "load it with Session.restore, or start a new run from its state"
             ) from error
         for name, value in self._course.items():
-            if course.get(name) != value:
+            # Runs of earlier versions did not note everything.
+            if course.get(name, value if name in NOTED_LATER else None) != value:
                 raise CheckpointError(
                     f"The run in '{self.path}' was started with {name}={course.get(name)}, and is now to go on with "
                     f"{name}={value}: give it what it was started with, or start a new run"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,21 +18,38 @@ from burnish.distributed.runners.local_steps import LocalSteps
 from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import HandedOver, first_non_finite
-from burnish.errors import CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
-from burnish.program.carry_over import CarryOverWarning, carry_over
+from burnish.program.carry_over import carry_over
 from burnish.program.export import export_inference, save_inference
 from burnish.program.state import averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
+from burnish.training.objective import warn_of_probabilities
 from burnish.training.totals import Totals, figures, only_totals
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: Method) -> Method:
+    """Let a method of a session wait until another thread's call of the same session is done."""
+
+    @wraps(method)
+    def waiting(self: Session, /, *arguments: Any, **settings: Any) -> Any:
+        with self._lock:
+            return method(self, *arguments, **settings)
+
+    return cast(Method, waiting)
 
 
 class Session:
     """A program opened on an engine, holding the state there: runs steps, evaluates, predicts, saves and restores.
+
+    A session takes one call at a time: threads that share one wait for each other, call by call. Sessions of their own run at
+    the same time.
 
     Args:
         program: what to train.
@@ -43,11 +61,16 @@ class Session:
         parallel: None trains alone. With ``burnish.DataParallel()`` every worker opens a session of the same program, and gives
             each step its part of the batch, of any size, or an empty one; what a step reports is of the whole batch.
 
+    Attributes:
+        metadata: entries for the ``metadata_props`` of exported models, beside those of the source: what was done to pixels, and
+            what the classes are called, where a ``Trainer`` trains (``burnish.data.DataDescription``). Checkpoints keep them.
+
     Raises:
         ConfigurationError: ``state`` does not fit the program, ``seed`` is no integer, or the workers differ in what they train.
         EngineError: the engine or the device is not there, or the engine cannot exchange values with other workers.
     """
 
+    @garbage_kept()
     def __init__(
         self,
         program: Program,
@@ -63,6 +86,7 @@ class Session:
                 f"A session opens a program, not a {type(program).__name__}: give what burnish.compile or Program.load returns"
             )
         DataParallel.check(parallel)
+        self._lock = threading.RLock()
         self.program = program
         self.engine = engines.get(engine)
         if state is None:
@@ -85,7 +109,10 @@ class Session:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         self._closed_state: dict[str, np.ndarray] = {}
         self._has_part = False
+        self.metadata: dict[str, str] = {}
+        self._objective_is_checked = False
 
+    @_one_at_a_time
     def step(self, batch: Mapping[str, Any], **hyperparameters: float) -> dict[str, float]:
         """Run one training step.
 
@@ -113,6 +140,9 @@ class Session:
                 f"The learning-rate schedule of this program ends after {signature.end:,} steps, and the state has taken "
                 f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
             )
+        if not self._objective_is_checked:
+            self._objective_is_checked = True
+            warn_of_probabilities(self.program, runner, inputs)
         outputs = runner.step(inputs)
         return {name: outputs[name].item() for name in self._reported}
 
@@ -185,6 +215,7 @@ class Session:
             raise InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up")
         return self.combine_totals(totals.added())
 
+    @_one_at_a_time
     def predict(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         """Return the model's outputs by name, in inference mode; labels in the batch are not used.
 
@@ -193,6 +224,7 @@ class Session:
         return dict(self._open_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
 
     @property
+    @_one_at_a_time
     def step_count(self) -> int:
         """How many steps the state has taken."""
         if self._step_name is None:
@@ -201,6 +233,7 @@ class Session:
             return int(self._closed_state[self._step_name])
         return int(self._runner.state_entry(self._step_name))
 
+    @_one_at_a_time
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the state, by state name; also of a closed session.
 
@@ -221,6 +254,7 @@ class Session:
             return {name: array.copy() for name, array in self._closed_state.items()}
         return self._runner.state()
 
+    @_one_at_a_time
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the whole state.
 
@@ -230,6 +264,7 @@ class Session:
         self._check_state(state)
         self._open_runner().load_state(state)
 
+    @_one_at_a_time
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write the whole state into one safetensors file, whole or not at all.
 
@@ -248,16 +283,25 @@ class Session:
                 f"No checkpoint was written to '{path}': '{damaged}' holds NaN or infinite values. An earlier file there is "
                 "untouched: restore it and lower the learning rate (lr), or clip the gradients"
             )
-        write_checkpoint(path, state, step=self.step_count, identity=self._identity, engine=self.engine.name, extra=extra)
+        write_checkpoint(
+            path,
+            state,
+            step=self.step_count,
+            identity=self._identity,
+            engine=self.engine.name,
+            extra=extra,
+            metadata=self.metadata,
+        )
 
+    @_one_at_a_time
     def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
         """Take over the state of a checkpoint, made on whatever engine.
 
         Args:
             path: the file.
-            strict: refuse a checkpoint of another program. False takes over what this program has too, in the same shape and
-                dtype: after a change of the optimizer, of the loss, of a batch size that the model fixes. What cannot be
-                taken over keeps its present value, and a warning (``CarryOverWarning``) names it.
+            strict: refuse a checkpoint of another program; its ``metadata`` is taken over too. False takes over what this
+                program has too, in the same shape and dtype: after a change of the optimizer, of the loss, of a batch size that
+                the model fixes. What cannot be taken over keeps its present value, and a warning (``CarryOverWarning``) names it.
 
         Returns:
             The ``extra`` that it was saved with.
@@ -270,6 +314,7 @@ class Session:
         if strict:
             check_checkpoint(path, checkpoint, self.program, self._identity)
             self._open_runner().load_state(checkpoint.state)
+            self.metadata = {**self.metadata, **checkpoint.metadata}
             return checkpoint.extra
         found = carry_over(self.program, self.state(), checkpoint.state)
         if not any(name.startswith("param/") for name in found.carried):
@@ -282,6 +327,8 @@ class Session:
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
 
+    @garbage_kept()
+    @_one_at_a_time
     def export(self, path: str | Path, fold_norm: bool = True, parameters: str | None = None) -> Path:
         """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
 
@@ -301,8 +348,9 @@ class Session:
         state = self.state()
         for instead in self._instead(parameters):
             state |= {name: state[other] for name, other in instead.items()}
-        return save_inference(export_inference(self.program, state, fold_norm), path)
+        return save_inference(export_inference(self.program, state, fold_norm, self.metadata), path)
 
+    @_one_at_a_time
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
         if isinstance(self._runner, SpreadRunner):
@@ -311,11 +359,13 @@ class Session:
             self._closed_state = self._runner.state()
         self._runner = None
 
+    @_one_at_a_time
     def take_part(self) -> None:
         """Give what this worker alone has of the state to another, which calls ``state``, ``save_checkpoint`` or ``export``."""
         if isinstance(self._runner, SpreadRunner):
             self._runner.state()
 
+    @_one_at_a_time
     def synchronize(self) -> None:
         """End a round of steps that workers take alone (``DataParallel(synchronize_every=...)``); all of them call it.
 
@@ -350,6 +400,7 @@ class Session:
             raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")
         check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
 
+    @_one_at_a_time
     def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         return dict(self._open_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
 

@@ -35,11 +35,12 @@ def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[
             continue
         feeds[name] = np.asarray(values[name])
         inputs.append(_described(value, list(feeds[name].shape)))
-    outputs = [_described(value, None) for value in node.outputs if value.name and value.dtype is not None]
+    typed = [value for value in node.outputs if value.name and value.dtype is not None]
+    outputs = [_described(value, None) for value in typed]
     proto = onnx.GraphProto(name="node", node=[ir.to_proto(node)], input=inputs, output=outputs, initializer=constants)
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
     model = ir.from_proto(onnx.helper.make_model(proto, opset_imports=opsets, ir_version=10))
-    for own, original in zip((value for value in node.outputs if value.name), model.graph.outputs, strict=False):
+    for own, original in zip(typed, model.graph.outputs, strict=True):
         original.shape = None if own.shape is None else ir.Shape(own.shape.dims)
     return model, feeds
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 import burnish
-from burnish.data import Dataset, DataSource, Loader, Wanted, as_dataset
+from burnish.data import DataDescription, Dataset, DataSource, Loader, Wanted, as_dataset
 from burnish.data.loader import Augmentation
+from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
@@ -22,13 +23,14 @@ from burnish.errors import BurnishError, CheckpointError, ConfigurationError, In
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
+from burnish.settings import is_whole
 from burnish.training import schedule as schedules
 from burnish.training import workers
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.inputs import check_batch
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.position import Position
-from burnish.training.progress import Progress, Reached, Silent, automatic
+from burnish.training.progress import Progress, Reached, Silent, progress_of
 from burnish.training.rates import Rates
 from burnish.training.reports import Row
 from burnish.training.run_folder import FollowedFolder, RunFolder
@@ -90,6 +92,8 @@ class Trainer:
         monitor: the figure that a ``plateau`` schedule in the program is given after each epoch: the loss (None) or a metric, on
             the evaluation data, or on the training data where there are none.
         augment: random changes to training batches, as ``Loader`` takes them.
+        pixels: what is done to the pixels of images and to arrays of bytes, where the data are no data set yet: as
+            ``burnish.data.open_dataset`` takes it. Checkpoints and exported models say what it was.
         progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``. Of several workers, the
             first alone reports.
         parallel: None trains alone. With ``burnish.DataParallel()`` every worker makes a trainer of the same arguments and runs
@@ -128,6 +132,7 @@ class Trainer:
         schedule: str | schedules.Schedule = "constant",
         monitor: str | None = None,
         augment: Augmentation | None = None,
+        pixels: PixelsLike | None = None,
         progress: bool | Progress = True,
         parallel: DataParallel | None = None,
     ):
@@ -138,14 +143,18 @@ class Trainer:
             "keep_checkpoints": keep_checkpoints,
         }
         for name, number in whole_numbers.items():
-            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
+            if number is not None and (not is_whole(number) or number < 1):
                 raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
         check_seed(seed)
+        # NumPy's numbers do not go into a checkpoint's record.
+        epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
         DataParallel.check(parallel)
         wanted = Wanted.by(program)
-        train = as_dataset(train_data, wanted)
-        classes = getattr(train, "classes", None)
-        evaluation = None if eval_data is None else as_dataset(eval_data, wanted, classes=classes)
+        train = as_dataset(train_data, wanted, pixels=pixels)
+        described = DataDescription.of(train)
+        if eval_data is not None:
+            wanted = wanted.like(described)
+        evaluation = None if eval_data is None else as_dataset(eval_data, wanted, classes=described.classes)
         if evaluation is not None:
             _check_first_sample(program, evaluation)
         self.program = program
@@ -169,11 +178,16 @@ class Trainer:
         if rest:
             self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
-        course = {"seed": seed, "batch_size": batch_size, "samples": len(train)}
+        course = {
+            "seed": seed,
+            "batch_size": batch_size,
+            "samples": len(train),
+            "pixels": None if described.preprocessing is None else described.preprocessing.text(),
+        }
         self.run_directory = Path(run_directory)
         kept = RunFolder if self._group.rank == 0 else FollowedFolder
         self.run_folder = kept(self.run_directory, course, keep_checkpoints)
-        shown: Progress = progress if not isinstance(progress, bool) else automatic() if progress else Silent()
+        shown = progress_of(progress)
         self._progress = shown if self._group.rank == 0 else Silent()
         self._ctrl_c = CtrlCNoted()
         self._stop_vote = workers.StopVote(self._group)
@@ -184,6 +198,7 @@ class Trainer:
             if not resume and not overwrite:
                 workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
             self.session = Session(program, engine, state, seed, device, threads, parallel)
+            self.session.metadata = described.metadata()
             if resume:
                 self._resume()
             self._rates.check_end(self.session.step_count, self.steps - self._position.step)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper
 
-from burnish.engines.torch import TorchEngine
+import burnish
+from burnish.engines.torch import TorchEngine, rules
+from burnish.engines.torch.rules import Call
 from burnish.errors import EngineError
 from oracles.tiny_program import tiny_program
 
@@ -31,6 +35,33 @@ def test_an_operator_without_a_translation_is_named() -> None:
         TorchEngine().run(model, {"x": np.zeros(2, np.float32), "scale": np.float32(1)})
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_translation_that_returns_too_few_results(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(op: Call) -> tuple[object, ...]:
+        if late:
+            op.known_integers(1, [])  # known only when the graph runs
+        return (op.tensor(),)
+
+    monkeypatch.setitem(rules._RULES, ("", "Split"), [(1, rule)])
+    node = helper.make_node("Split", ["x", "sizes"], ["a", "b"], name="halves")
+    inputs = [("x", TensorProto.FLOAT, [4]), ("sizes", TensorProto.INT64, [2])]
+    model = model_of([node], inputs, [("a", TensorProto.FLOAT, [2]), ("b", TensorProto.FLOAT, [2])])
+    message = (
+        r"the translation of Split 'halves' \(output 'a'\) returned 1 of 2 results, and none for its output 1, 'b', which is read"
+    )
+    with pytest.raises(EngineError, match=message):
+        TorchEngine().run(model, {"x": np.zeros(4, np.float32), "sizes": np.array([2, 2])})
+
+
+def test_whatever_a_translation_raises_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rules._RULES, ("", "Relu"), [(1, lambda op: torch.remainder(torch.arange(3), 0))])
+    node = helper.make_node("Relu", ["x"], ["y"], name="out")
+    model = model_of([node], [("x", TensorProto.FLOAT, ["n"])], [("y", TensorProto.FLOAT, ["n"])])
+    message = r"Relu 'out'.*could not be translated to PyTorch \(RuntimeError: ZeroDivisionError\): .*engine='onnxruntime'"
+    with pytest.raises(EngineError, match=message):
+        TorchEngine().load(model)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_device_that_is_not_there_is_named() -> None:
     program = tiny_program()
@@ -41,10 +72,40 @@ def test_a_device_that_is_not_there_is_named() -> None:
         TorchEngine("cuda").open(program, program.initial_state(0))
 
 
-def test_a_device_that_does_not_exist_is_named() -> None:
+# All that PyTorch has a name for, but for those that this machine may have, and others.
+ABSENT = (
+    "ipu hip ve fpga maia xla lazy vulkan meta hpu privateuseone privateuseone:0 mkldnn opengl opencl ideep "
+    "abacus cuda:99 cuda: cuda:x CPU cpu:-1 cpu:3"
+).split()
+
+
+@pytest.mark.filterwarnings("ignore:.*no longer used as device type")
+@pytest.mark.parametrize("name", [*ABSENT, "", " cpu", 0, 3, True, b"cpu", ["cpu"], 1.5])
+def test_a_device_that_does_not_exist_is_named(name: object) -> None:
     program = tiny_program()
-    with pytest.raises(EngineError, match=r"cannot use the device 'abacus'"):
-        TorchEngine().open(program, program.initial_state(0), device="abacus")
+    message = rf"^The torch engine cannot use the device {re.escape(repr(name))}: .+\. (Leave device out|Give one)"
+    with pytest.raises(EngineError, match=message):
+        burnish.Session(program, engine="torch", device=name)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=message):
+        TorchEngine(name).open(program, program.initial_state(0))  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=message):
+        TorchEngine(name).load(program.predict)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "mtia"])
+def test_a_device_of_another_maker_is_named(name: str) -> None:
+    if getattr(torch, name).is_available():
+        pytest.skip(f"there is an {name} device here")
+    with pytest.raises(EngineError, match=rf"cannot use the device '{name}': .*Leave device out for the CPU"):
+        TorchEngine(name).open(tiny_program(), tiny_program().initial_state(0))
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu:0", torch.device("cpu")])
+def test_the_names_of_the_cpu_are_one_device(name: str) -> None:
+    program = tiny_program()
+    runner = TorchEngine().open(program, program.initial_state(0), device=name)
+    assert {tensor.device for tensor in runner._state.values()} == {torch.device("cpu")}
+    assert runner._device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("threads", [0, True, 1.5])

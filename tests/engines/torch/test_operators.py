@@ -31,10 +31,9 @@ WITHOUT_TRANSLATION = {
     "QuantizeLinear",
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
-    "no gradient here, so met in inference alone": "AffineGrid Attention BitCast BlackmanWindow CausalConvWithState "
-    "CenterCropPad Col2Im DFT DeformConv GridSample "
-    "HammingWindow HannWindow LinearAttention MaxRoiPool MelWeightMatrix "
-    "NonMaxSuppression RoiAlign RotaryEmbedding STFT SwiGLU TensorScatter Unique",
+    "no gradient here, so met in inference alone": "AffineGrid Attention BitCast CausalConvWithState "
+    "CenterCropPad Col2Im DFT DeformConv GridSample LinearAttention MaxRoiPool NonMaxSuppression "
+    "RoiAlign RotaryEmbedding STFT SwiGLU TensorScatter Unique",
     "forms the importer converts": "Scatter Upsample",
 }
 

@@ -1,7 +1,7 @@
-"""The workers of a run, and what they exchange: ``torch.distributed`` with a name in every error, and an end to every wait.
+"""The workers of a run, and what they exchange, with a name in every error, and an end to every wait.
 
-On CPU the exchange is Gloo's, or goes through memory that workers of one machine share (``shared_memory``); on CUDA it is NCCL's.
-Nothing is pickled. ``joining`` makes the group of a run.
+On CPU values go through memory that workers of one machine share (``shared_memory``), or by their connections (``exchange``); on
+CUDA the exchange is NCCL's. Nothing is pickled. ``joining`` makes the group of a run.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import atexit
 import json
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from burnish.distributed.connection import rendezvous, shared_memory
-from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, torch_distributed
+from burnish.distributed.connection import nccl, shared_memory
+from burnish.distributed.connection.exchange import DifferentError, Exchange
+from burnish.distributed.connection.nccl import Nccl
+from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting
 from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer, SharedRows
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.distributed.connection.work import DONE, Work
 from burnish.engines.communicator import Pending
 from burnish.errors import ConfigurationError, EngineError, WorkerError, comes_again
+from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ class ProcessGroup:
         device: where tensors are exchanged: ``cpu``, or this worker's GPU.
         timeout: seconds that an exchange may take.
         patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
-        torch_group: the ``torch.distributed`` group; None for one worker.
+        exchange: the connections with the others; None for one worker, and after ``close``.
         shares_memory: whether this worker would exchange through memory with others of its machine.
     """
 
@@ -54,7 +56,9 @@ class ProcessGroup:
         device: str = "cpu",
         timeout: float = TIMEOUT_SECONDS,
         patience: float = FIRST_CONTACT_SECONDS,
-        torch_group: Any = None,
+        meeting: Meeting | None = None,
+        exchange: Exchange | None = None,
+        gpus: Nccl | None = None,
         watch: Watch | None = None,
         members: Sequence[int] | None = None,
         name: str = "run",
@@ -62,8 +66,8 @@ class ProcessGroup:
     ):
         self.rank, self.world_size, self.device = rank, world_size, device
         self.timeout, self.patience = timeout, patience
-        self.torch_group = torch_group
-        self._watch = watch
+        self.exchange = exchange
+        self._meeting, self._gpus, self._watch = meeting, gpus, watch
         # Ranks of the whole run, by rank in this group.
         self._members = tuple(range(world_size) if members is None else members)
         self._is_part = members is not None
@@ -74,7 +78,7 @@ class ProcessGroup:
         self._lane: Lane | None = None
         self._looked_for_lane = device != "cpu"
         self._under_way: list[SharedBuffer] = []
-        if torch_group is not None and not self._is_part:
+        if exchange is not None and not self._is_part:
             atexit.register(self.close)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> torch.Tensor:
@@ -100,11 +104,7 @@ class ProcessGroup:
         if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, operation):
             self.count(f"all-reduce of {name}")
             return lane.begin(tensor, tensor, operation, f"all-reduce of {name}")
-        distributed = torch_distributed()
-        kind = getattr(distributed.ReduceOp, operation.upper())
-        return self._begin(
-            lambda: distributed.all_reduce(tensor, kind, group=self.torch_group, async_op=True), f"all-reduce of {name}", tensor
-        )
+        return self._begin(lambda way: way.all_reduce(tensor, operation), f"all-reduce of {name}", tensor)
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
         """Return the tensors of all workers, in the order of their ranks; all are of one shape and dtype."""
@@ -133,10 +133,7 @@ class ProcessGroup:
         if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, "gather"):
             self.count(what)
             return rows, lane.begin(tensor, rows, "gather", what)
-        distributed, parts = torch_distributed(), list(rows.unbind())
-        return rows, self._begin(
-            lambda: distributed.all_gather(parts, tensor, group=self.torch_group, async_op=True), what, tensor
-        )
+        return rows, self._begin(lambda way: way.all_gather(rows.unbind(), tensor), what, tensor)
 
     def begin_all_to_all(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None = None, *, name: str = "values"
@@ -156,26 +153,14 @@ class ProcessGroup:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
         import torch
 
-        distributed = torch_distributed()
-        received = torch.empty_like(tensor) if sizes is None else tensor.new_empty(self.world_size * sizes[self.rank])
-        given = None if sizes is None else list(sizes)
-        taken = None if sizes is None else [sizes[self.rank]] * self.world_size
-        pending = self._begin(
-            lambda: distributed.all_to_all_single(received, tensor, taken, given, group=self.torch_group, async_op=True),
-            f"all-to-all of {name}",
-            tensor,
-        )
-        return received if sizes is None else received.view(self.world_size, sizes[self.rank]), pending
+        given = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
+        received = tensor.new_empty((self.world_size, *given[self.rank].shape))
+        return received, self._begin(lambda way: way.all_to_all(received.unbind(), given), f"all-to-all of {name}", tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
         if self.world_size > 1:
-            distributed = torch_distributed()
-            self._begin(
-                lambda: distributed.broadcast(tensor, self._members[source], group=self.torch_group, async_op=True),
-                f"broadcast of {name}",
-                tensor,
-            ).wait()
+            self._begin(lambda way: way.broadcast(tensor, source), f"broadcast of {name}", tensor).wait()
         return tensor
 
     def barrier(self, *, name: str = "the others", timeout: float | None = None) -> None:
@@ -222,7 +207,7 @@ class ProcessGroup:
         Raises:
             ConfigurationError: ``size`` is no whole number of at least one.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_whole(size) or size < 1:
             raise ConfigurationError(f"size={size!r}: give a whole number of workers, 1 or more")
         return self if size >= self.world_size else self.apart(size)
 
@@ -233,23 +218,27 @@ class ProcessGroup:
         """
         first = self.rank // size * size
         part = self._members[first : first + size]
-        made = self.all_gather_json(rendezvous.groups_made(), name="the numbers of groups")
-        torch_group = None
-        if len(part) > 1:
-            self.count("connection of a group")
-            try:
-                torch_group = rendezvous.connect(part, max(made[first : first + size]), self.timeout + GRACE_SECONDS)
-            except RuntimeError as error:
-                raise self.broken("connection of a group", first_line(error)) from error
+        made = self.all_gather_json(nccl.groups_made(), name="the numbers of groups") if self._gpus is not None else []
         self._parts += 1
         name = f"{self._name}/{self._parts}.{first}"
+        exchange = gpus = None
+        if len(part) > 1 and self._meeting is not None:
+            self.count("connection of a group")
+            try:
+                exchange = self._meeting.connect(name, part, self.timeout + GRACE_SECONDS, self.check)
+                if self._gpus is not None:
+                    gpus = self._gpus.apart(part, max(made[first : first + size]))
+            except (OSError, RuntimeError) as error:
+                raise self.broken("connection of a group", first_line(error)) from error
         group = ProcessGroup(
             self.rank - first,
             len(part),
             self.device,
             self.timeout,
             self.patience,
-            torch_group,
+            self._meeting,
+            exchange,
+            gpus,
             self._watch,
             part,
             name,
@@ -260,7 +249,7 @@ class ProcessGroup:
 
     def open_lane(self) -> None:
         """Share memory with the others, where all can; called by all of them, before or at the first exchange."""
-        if not self._looked_for_lane and self.torch_group is not None:
+        if not self._looked_for_lane and self.exchange is not None:
             self._looked_for_lane = True
             self._lane = Lane.open(self)
 
@@ -292,7 +281,7 @@ class ProcessGroup:
     @property
     def is_closed(self) -> bool:
         """Whether this worker has left."""
-        return self.world_size > 1 and self.torch_group is None
+        return self.world_size > 1 and self.exchange is None
 
     def twin(self) -> ProcessGroup:
         """Return a group of the same workers, whose exchanges do not wait for those of this one."""
@@ -311,7 +300,7 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the run. The others may go on to their own end, but exchange nothing with this worker any more."""
-        if self.torch_group is None or self._is_part:
+        if self.exchange is None or self._is_part:
             return
         atexit.unregister(self.close)
         shared_memory.leave()
@@ -319,8 +308,11 @@ class ProcessGroup:
         broken = self._watch is None or self._watch.cause() is not None
         if self._watch is not None:
             self._watch.stop()
-        rendezvous.part(broken)
-        self.torch_group = None
+        if self._gpus is not None:
+            self._gpus.close(broken)
+        if self._meeting is not None:
+            self._meeting.close()
+        self.exchange = None
 
     def __enter__(self) -> ProcessGroup:
         return self
@@ -334,23 +326,24 @@ class ProcessGroup:
     def _run_rank(self) -> int:
         return self._members[self.rank]
 
-    def _begin(self, begin: Callable[[], Any], name: str, tensor: torch.Tensor) -> Pending:
+    def _begin(self, begin: Callable[[Any], Any], name: str, tensor: torch.Tensor) -> Pending:
         self.count(name)
+        on_cpu = tensor.device.type == "cpu"
         try:
-            return Work(self, begin(), name, tensor.device.type == "cpu")
+            return Work(self, begin(self.exchange if on_cpu else self._gpus), name, on_cpu)
         except RuntimeError as error:
             raise self.broken(name, first_line(error)) from error
 
     def count(self, name: str) -> None:
         """Enter that this worker has come to an exchange; refuses where it has left, or another is gone."""
-        if self.torch_group is None:
+        if self.exchange is None:
             raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
         self.check()
         if self._watch is not None:
             self._watch.operations += 1
 
     def finish(self, work: Any, name: str, on_cpu: bool) -> None:
-        """Wait for what ``torch.distributed`` has under way, until its time is over.
+        """Wait for an exchange that is under way, until its time is over.
 
         Raises:
             WorkerError: a worker is gone, or has not come to it in time.
@@ -364,11 +357,12 @@ class ProcessGroup:
         began = time.monotonic()
         while True:
             try:
-                work.wait(timedelta(seconds=LOOK_UP_SECONDS))
-                return
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise self.broken(name, first_line(error)) from error
+                if work.wait(LOOK_UP_SECONDS):
+                    return
+            except DifferentError as error:
+                raise self.at_odds(name) from error
+            except OSError as error:
+                raise self.broken(name, first_line(error)) from error
             self.check()
             if time.monotonic() > began + self.timeout:
                 raise self.late(name, self.timeout)

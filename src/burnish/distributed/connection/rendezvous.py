@@ -1,35 +1,46 @@
-"""How workers find each other: the environment that ``torchrun`` sets, the store that they share, and the network."""
+"""How workers find each other: what the environment says, and the store and the connections that they make by it.
+
+Workers of one machine meet in a folder that only their owner can enter; those of several at a port of the first machine, and show
+each other a secret. Ranks are given in the environment; nobody is asked for one.
+"""
 
 from __future__ import annotations
 
 import os
-import socket
-import struct
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from burnish.distributed.connection.exchange import Exchange
+from burnish.distributed.connection.listener import Listener
+from burnish.distributed.connection.sockets import (
+    HANDSHAKE_SECONDS,
+    Address,
+    Connection,
+    SecretError,
+    StrangerError,
+    check_folder,
+    dial,
+)
+from burnish.distributed.connection.store import Store
 from burnish.distributed.connection.watch import first_line, ranks
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
-# How much longer than asked a connection may take: to what accepts it and is silent, the library waits without an end.
-SILENT_SECONDS = 30.0
-INTERFACE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915
-Result = TypeVar("Result")
+FOLDER = "BURNISH_MEETING"
+"""In the environment of workers of one machine: the folder that they meet in."""
+SECRET = "BURNISH_SECRET"
+"""In the environment of workers of several machines: what strangers do not know."""
+SECRET_CHARACTERS = 16
+_RETRY_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 
-# The server of the store lives in the process of rank 0, if not in the launcher's, until that ends: others may still ask it.
-_stores: dict[tuple[str, int], Any] = {}
+# Where this process listens, until it ends: rank 0's store is asked for a while by those that leave later.
+_listeners: dict[tuple[str, int, int], Listener] = {}
 _meetings = 0
-# Groups that this process is of, beside that of all workers.
-_groups = 0
 
 
 @dataclass(frozen=True)
@@ -39,31 +50,27 @@ class Place:
     Attributes:
         rank, world_size: in the run.
         local_rank: among the workers of this machine.
-        host, port: of the store; empty and 0 for a worker alone.
-        attempt: how often ``torchrun`` has started the workers again.
-        launcher_keeps_store: whether the store is in the process of ``torchrun``; else it is in that of rank 0.
+        folder: where workers of one machine meet; empty on several.
+        host, port: where workers of several machines meet; empty and 0 on one.
+        secret: that they show each other.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    folder: str = ""
     host: str = ""
     port: int = 0
-    attempt: int = 0
-    launcher_keeps_store: bool = False
+    secret: bytes = field(default=b"", repr=False)
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def keeper(self) -> str:
-        """Who keeps the store."""
-        return "the launcher" if self.launcher_keeps_store else "rank 0"
+        """Where the store is, for messages."""
+        return self.folder or f"{self.host}:{self.port}"
 
     @classmethod
     def of_environment(cls) -> Place:
-        """Read what ``torchrun`` sets; a worker alone where ``WORLD_SIZE`` is not set.
+        """Read what a launcher sets; a worker alone where ``WORLD_SIZE`` is not set.
 
         Raises:
             ConfigurationError: something is missing, or no number, or out of range.
@@ -77,15 +84,29 @@ class Place:
         local_rank = _number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else rank
         if world_size == 1:
             return cls(rank, world_size, local_rank)
-        return cls(
-            rank,
-            world_size,
-            local_rank,
-            _text("MASTER_ADDR"),
-            _number("MASTER_PORT", 1),
-            int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        if folder := os.environ.get(FOLDER, ""):
+            return cls(rank, world_size, local_rank, str(Path(folder).absolute()))
+        host, port = _text("MASTER_ADDR"), _number("MASTER_PORT", 1)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port += 1  # at this one listens the store of torchrun
+        return cls(rank, world_size, local_rank, "", host, port, secret_of_environment())
+
+
+def secret_of_environment() -> bytes:
+    """Return the secret of a run on several machines.
+
+    Raises:
+        ConfigurationError: there is none, or it is easily guessed.
+    """
+    secret = os.environ.get(SECRET, "")
+    if len(secret) < SECRET_CHARACTERS:
+        what = f"has {len(secret)} characters" if secret else "is not set"
+        raise ConfigurationError(
+            f"{SECRET} {what}: workers that meet at a port show each other a secret, so that no stranger is taken for one. Set "
+            f"it to the same {SECRET_CHARACTERS} characters or more on every machine (openssl rand -hex 32); on one machine "
+            f"start with 'burnish train --workers', or let workers meet in a folder of your own ({FOLDER})"
         )
+    return os.fsencode(secret)
 
 
 def torch_distributed() -> Any:
@@ -98,7 +119,7 @@ def torch_distributed() -> Any:
         import torch.distributed as distributed
     except ImportError as error:
         raise EngineError(
-            "Several workers exchange their gradients by torch.distributed, and PyTorch is not installed: "
+            "Several workers exchange their gradients as PyTorch's tensors, and PyTorch is not installed: "
             "pip install 'burnish[torch]', or train with one worker"
         ) from error
     if not distributed.is_available():
@@ -106,214 +127,213 @@ def torch_distributed() -> Any:
     return distributed
 
 
-def meet(place: Place, first_contact: float) -> tuple[Any, Callable[[], Any]]:
-    """Reach the store and wait there until all workers have come.
+class Meeting:
+    """Workers that have found each other.
+
+    Attributes:
+        place: of this worker.
+        store: what they share.
+    """
+
+    def __init__(self, place: Place, number: int, listener: Listener, store: Store, addresses: Sequence[Address]):
+        self.place, self.store = place, store
+        self._number, self._listener, self._addresses = number, listener, addresses
+        self._exchanges: list[Exchange] = []
+
+    def open_store(self) -> Store:
+        """Return another connection to the store.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        connection = self._dialled(0, time.monotonic() + TIMEOUT_SECONDS, lambda: None)
+        connection.send(["store", self._number])
+        return Store(connection)
+
+    def connect_all(self, seconds: float) -> Exchange:
+        """Connect all workers with each other, which may take so many seconds.
+
+        Raises:
+            WorkerError: one is not reached.
+        """
+        try:
+            return self.connect("run", range(self.place.world_size), seconds, lambda: None)
+        except OSError as error:
+            raise WorkerError(
+                f"The workers have met at {self.place.address}, but rank {self.place.rank} cannot connect with another: "
+                f"{first_line(error)}. Open the ports between the machines: rank 0 listens on the port where they meet, the "
+                "others on ports that their systems choose"
+            ) from error
+
+    def connect(self, group: str, members: Sequence[int], seconds: float, look_up: Callable[[], None]) -> Exchange:
+        """Connect some of the workers with each other; all of them call this together.
+
+        Args:
+            group: a name that no other group of this meeting has.
+            members: their ranks in the run.
+            seconds: how long they may take to come.
+            look_up: called now and then, to end the wait by an error.
+
+        Raises:
+            OSError: one has not come, or is not reached.
+        """
+        until = time.monotonic() + seconds
+        own = members.index(self.place.rank)
+        connections: dict[int, Connection] = {}
+        try:
+            for index, rank in enumerate(members):
+                if index < own:
+                    connections[index] = self._dialled(rank, until, look_up)
+                    connections[index].send(["exchange", self._number, group, self.place.rank])
+            for index, rank in enumerate(members):
+                if index > own:
+                    connections[index] = self._listener.taken(self._number, group, rank, until, look_up)
+        except BaseException as error:
+            for connection in connections.values():
+                connection.close()
+            if isinstance(error, OSError):
+                raise OSError(f"{ranks([rank])}: {first_line(error)}") from error
+            raise
+        self._exchanges.append(Exchange(own, {index: connection.stream for index, connection in connections.items()}))
+        return self._exchanges[-1]
+
+    def close(self) -> None:
+        """Close the connections of all groups, and the one to the store."""
+        for exchange in self._exchanges:
+            exchange.close()
+        self._exchanges.clear()
+        self.store.close()
+
+    def _dialled(self, rank: int, until: float, look_up: Callable[[], None]) -> Connection:
+        while True:
+            try:
+                return dial(self._addresses[rank], self.place.secret, rank, until)
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+            look_up()
+            time.sleep(_RETRY_SECONDS)
+
+
+def meet(place: Place, first_contact: float) -> Meeting:
+    """Reach the store, or keep it, and wait there until all workers have come.
 
     Args:
         place: where this worker stands.
         first_contact: seconds to wait for the others.
 
-    Returns:
-        The part of the store that is this meeting's, and a function that opens a further connection to it.
-
     Raises:
+        ConfigurationError: others may enter the folder, or the secret is not that of the run.
         WorkerError: the store cannot be reached or made, or some have not come.
     """
     global _meetings
     until = time.monotonic() + first_contact
-    distributed = torch_distributed()
-    key = (place.host, place.port)
-    if key not in _stores:
-        _stores[key] = _open(place, first_contact, place.rank == 0 and not place.launcher_keeps_store)
-    # Workers of one run join equally often, and nothing of an earlier meeting or attempt is found in a later one.
+    listener = _listener(place)
+    # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
     _meetings += 1
-    prefix = f"burnish/{place.attempt}/{_meetings}"
-    store = distributed.PrefixStore(prefix, _stores[key])
-    store.set(_arrival(place.rank), f"{socket.gethostname()}:{os.getpid()}")
-    _wait_for_all(store, place, until, first_contact)
-
-    def open_store() -> Any:
-        return distributed.PrefixStore(prefix, _open(place, first_contact, False))
-
-    return store, open_store
-
-
-def initialize(place: Place, store: Any, device: str, limit: float) -> None:
-    """Connect the workers with each other.
-
-    Raises:
-        EngineError: this PyTorch cannot exchange tensors of the device.
-        WorkerError: they have met in the store, but do not reach each other.
-    """
-    distributed = torch_distributed()
-    if device != "cpu":
-        if not distributed.is_nccl_available():
-            raise EngineError(
-                "This PyTorch has no NCCL, by which GPUs exchange tensors: install a build for CUDA, or train on cpu"
-            )
-        import torch
-
-        torch.cuda.set_device(device)
-    _choose_interface(place)
-    global _groups
-    _groups = 0
-    try:
-        distributed.init_process_group(
-            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=limit),
-        )
-    except RuntimeError as error:
-        raise WorkerError(
-            f"The workers have met at {place.address}, but rank {place.rank} cannot connect with another: {first_line(error)}. "
-            f"Name the network interface that they reach each other by in {INTERFACE}, and open the ports between the machines"
-        ) from error
-
-
-def groups_made() -> int:
-    """Return of how many groups this process is, beside that of all workers."""
-    return _groups
-
-
-def connect(members: Sequence[int], made: int, limit: float) -> Any:
-    """Connect some of the workers in a group of ``torch.distributed`` of their own; all of them call this together.
-
-    PyTorch names such a group by its ranks and the number of groups that its process is of: where these differ, workers wait for
-    each other under different names. So who is of fewer than another makes groups of itself alone first.
-
-    Args:
-        members: their ranks in the run.
-        made: the largest ``groups_made`` of them.
-        limit: seconds that an exchange may take.
-
-    Raises:
-        RuntimeError: one has not come, or is not reached.
-    """
-    global _groups
-    distributed, timeout = torch_distributed(), timedelta(seconds=limit)
-    while _groups < made:
-        distributed.new_group([distributed.get_rank()], timeout=timeout, backend="gloo", use_local_synchronization=True)
-        _groups += 1
-    group = distributed.new_group(list(members), timeout=timeout, use_local_synchronization=True)
-    _groups += 1
-    return group
-
-
-def part(broken: bool) -> None:
-    """Close the connections of this process with the others.
-
-    Args:
-        broken: that some are gone: what is under way ends at once, and nobody is waited for.
-    """
-    distributed = torch_distributed()
-    with suppress(RuntimeError):
-        if broken:
-            distributed.distributed_c10d._abort_process_group()
-        else:
-            distributed.destroy_process_group()
-
-
-def _open(place: Place, seconds: float, is_server: bool) -> Any:
-    distributed = torch_distributed()
-
-    def opened() -> Any:
-        return distributed.TCPStore(
-            place.host,
-            place.port,
-            None,
-            is_server,
-            timedelta(seconds=seconds),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-
-    try:
-        return _within(opened, seconds + SILENT_SECONDS)
-    except TimeoutError as error:
-        raise WorkerError(
-            f"Rank {place.rank} waits for {place.keeper} at {place.address}, where something answers that is no worker of this "
-            "run: choose another port (MASTER_PORT; torchrun --master-port)"
-        ) from error
-    except (RuntimeError, ValueError) as error:
-        if is_server:
-            raise WorkerError(
-                f"Rank 0 cannot wait for the others at {place.address}: {first_line(error)}. Choose another port (MASTER_PORT; "
-                "torchrun --master-port)"
-            ) from error
-        raise WorkerError(
-            f"Rank {place.rank} has not reached {place.keeper} at {place.address} in {seconds:g} s: {first_line(error)}. See "
-            "whether it runs, and whether MASTER_ADDR and MASTER_PORT are reached from this machine"
-        ) from error
-
-
-def _within(function: Callable[[], Result], seconds: float) -> Result:
-    """Return what a function returns that may block without an end, such as a connection to what never answers.
-
-    Raises:
-        TimeoutError: it has not returned in time; its thread is left behind.
-    """
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
+    if place.rank == 0:
+        store_address = listener.address
+    elif place.folder:
+        store_address = _path(place, 0)
+    else:
+        store_address = (place.host, place.port)
+    failure: OSError | None
+    while True:
         try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="burnish-open", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError
-    return results[0]
-
-
-def _wait_for_all(store: Any, place: Place, until: float, seconds: float) -> None:
-    missing = [rank for rank in range(place.world_size) if rank != place.rank]
-    while missing:
-        missing = [rank for rank in missing if not store.check([_arrival(rank)])]
-        if missing and time.monotonic() > until:
+            store = _arrived(place, store_address, listener, until)
+            while store is not None:
+                found = store.ask("members", place.rank, until=until + HANDSHAKE_SECONDS)
+                _check_taken(place, found)
+                if not (missing := found["missing"]):
+                    return Meeting(place, _meetings, listener, store, [_reached(place, *each) for each in found["addresses"]])
+                if time.monotonic() > until:
+                    raise _not_met(place, first_contact, missing, None)
+                time.sleep(_POLL_SECONDS)
+            failure = None
+        except SecretError as error:
             raise WorkerError(
-                f"{ranks(missing).capitalize()} of {place.world_size} {'has' if len(missing) == 1 else 'have'} not come to "
-                f"{place.address} in {seconds:g} s: see whether all workers were started, with the same address, and reach it"
-            )
-        if missing:
-            with suppress(RuntimeError):
-                store.wait([_arrival(missing[0])], timedelta(seconds=max(0.01, min(1.0, until - time.monotonic()))))
+                f"Rank {place.rank} is not let in at {place.address}: its {SECRET} is not that of rank 0. Set the same on every "
+                "machine",
+                comes_again=True,
+            ) from error
+        except OSError as error:
+            failure = error
+        if time.monotonic() > until:
+            raise _not_met(place, first_contact, [], failure)
+        time.sleep(_RETRY_SECONDS)
 
 
-def _choose_interface(place: Place) -> None:
-    """Let Gloo use the interface that the store is reached by, where the user names none; for groups that are made later too.
+def _arrived(place: Place, address: Address, listener: Listener, until: float) -> Store | None:
+    """A connection to the store, in which this worker is entered; None where that takes nobody now."""
+    connection = dial(address, place.secret, 0, max(until, time.monotonic() + _RETRY_SECONDS))
+    connection.send(["store", _meetings])
+    store = Store(connection)
+    own = listener.address if isinstance(listener.address, str) else listener.address[1]
+    answer = store.ask("arrive", place.rank, place.world_size, own, until=until + HANDSHAKE_SECONDS)
+    _check_taken(place, answer)
+    return None if "later" in answer else store
 
-    By itself it takes what the machine's own name resolves to, which is the loopback on many machines: nobody else reaches that.
-    """
-    if INTERFACE not in os.environ and (name := _interface_towards(place.host, place.port)) is not None:
-        os.environ[INTERFACE] = name
+
+def _check_taken(place: Place, answer: Any) -> None:
+    if "refused" in answer:
+        raise WorkerError(
+            f"Rank {place.rank} is not let in at {place.address}: {answer['refused']}. Give every worker a rank of its own, and "
+            "all the same number of workers",
+            comes_again=True,
+        )
 
 
-def _interface_towards(host: str, port: int) -> str | None:
-    """Return the name of the network interface that packets to ``host`` leave by; None where that is unknown."""
-    if not sys.platform.startswith("linux"):
-        return None
-    import fcntl
+def _not_met(place: Place, seconds: float, missing: Sequence[int], failure: OSError | None) -> WorkerError:
+    if missing:
+        return WorkerError(
+            f"{ranks(missing).capitalize()} of {place.world_size} {'has' if len(missing) == 1 else 'have'} not come to "
+            f"{place.address} in {seconds:g} s: see whether all workers were started, with the same address, and reach it"
+        )
+    if failure is None:
+        return WorkerError(
+            f"Rank {place.rank} waits at {place.address} for a run to begin, where one has all its workers: end that run, or "
+            "choose another port"
+        )
+    if isinstance(failure, StrangerError | TimeoutError) and not place.folder:
+        return WorkerError(
+            f"Rank {place.rank} waits for rank 0 at {place.address}, where something answers that is no worker of this run: "
+            "choose another port (MASTER_PORT; --master-port)"
+        )
+    whether = "all workers name this folder" if place.folder else "MASTER_ADDR and MASTER_PORT are reached from this machine"
+    return WorkerError(
+        f"Rank {place.rank} has not reached rank 0 at {place.address} in {seconds:g} s: {first_line(failure)}. See whether it "
+        f"runs, and whether {whether}"
+    )
 
+
+def _listener(place: Place) -> Listener:
+    """Where this process listens in this run; opened at its first meeting."""
+    key = (place.folder or place.host, place.port, place.rank)
+    if key in _listeners:
+        return _listeners[key]
+    if place.folder:
+        check_folder(Path(place.folder))
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))
-            address = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                request = struct.pack("256s", name.encode()[:15])
-                with suppress(OSError):
-                    if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
-                        return name
-    except OSError:
-        return None
-    return None
+        if place.folder:
+            opened = Listener.on_path(_path(place, place.rank), place.secret, place.rank)
+        else:
+            opened = Listener.on_network(place.host, place.port if place.rank == 0 else 0, place.secret, place.rank)
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        remedy = "Name another folder" if place.folder else "Choose another port (MASTER_PORT; --master-port)"
+        raise WorkerError(f"Rank {place.rank} cannot wait for the others at {place.address}: {reason}. {remedy}") from error
+    return _listeners.setdefault(key, opened)
+
+
+def _path(place: Place, rank: int) -> str:
+    return str(Path(place.folder) / str(rank))
+
+
+def _reached(place: Place, host: str | None, own: str | int) -> Address:
+    """Where a worker is reached from here: as the store sees it, or, on the store's machine, as the store is reached."""
+    if place.folder:
+        return str(own)
+    return (host or place.host, int(own))
 
 
 def _text(name: str) -> str:
@@ -331,7 +351,3 @@ def _number(name: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise ConfigurationError(f"{name}={text}: it is to be a whole number of at least {least}. Start workers with torchrun")
     return int(text)
-
-
-def _arrival(rank: int) -> str:
-    return f"arrived/{rank}"

@@ -12,7 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from burnish.distributed.connection.store import Store
 
 INTERVAL_SECONDS = 1.0
 SEARCH_SECONDS = 4.0
@@ -75,8 +78,7 @@ class Watch:
 
     Args:
         open_store: opens a connection to the shared store, for the thread alone: on another's it would have to wait.
-        address: where the store is, for messages.
-        keeper: who keeps it: rank 0, or the launcher.
+        address: where the store is, for messages; rank 0 keeps it.
         rank, world_size: of this worker.
         patience: seconds of silence after which a worker, or the store, counts as gone.
         on_cause: called once, from the thread, when a cause is known.
@@ -88,9 +90,8 @@ class Watch:
 
     def __init__(
         self,
-        open_store: Callable[[], Any],
+        open_store: Callable[[], Store],
         address: str,
-        keeper: str,
         rank: int,
         world_size: int,
         patience: float,
@@ -102,7 +103,6 @@ class Watch:
         self.operations = 0
         self.comes_again = False
         self._address = address
-        self._keeper = keeper
         self._open_store = open_store
         self._on_cause = on_cause
         now = time.monotonic()
@@ -156,7 +156,7 @@ class Watch:
         if self._cause is None and time.monotonic() - self._contact > self.patience:
             self._find(
                 f"there has been no contact with the store at {self._address} for {self.patience:g} s: the machine of "
-                f"{self._keeper} is gone, or the link to it is cut"
+                "rank 0 is gone, or the link to it is cut"
             )
         return self._cause
 
@@ -230,9 +230,9 @@ class Watch:
             self._enter(store)
             store.set(_key(self.rank), json.dumps([beat, self.operations, self._declared is None]))
             self._let_first_end(store)
-        except (RuntimeError, ValueError) as error:
+        except (OSError, ValueError) as error:
             if not self._ending.is_set():
-                self._find(f"{self._keeper}, which keeps the store at {self._address}, is gone ({first_line(error)})")
+                self._find(f"rank 0, which keeps the store at {self._address}, is gone ({first_line(error)})")
 
     @property
     def _interval(self) -> float:
@@ -240,13 +240,13 @@ class Watch:
             return BARRIER_INTERVAL_SECONDS + BARRIER_INTERVAL_SECONDS_PER_WORKER * self.world_size
         return SEARCH_INTERVAL_SECONDS if self._search else INTERVAL_SECONDS
 
-    def _round(self, store: Any, beat: int) -> None:
+    def _round(self, store: Store, beat: int) -> None:
         store.set(_key(self.rank), json.dumps([beat, self.operations, False]))
         self._enter(store)
         if (barrier := self._barrier) is not None and not barrier.complete:
             come = store.add(barrier.key, 0 if barrier.entered else 1)
             barrier.entered, barrier.complete = True, come >= barrier.workers
-        if store.check([CAUSE]) and (entered := store.get(CAUSE).decode()) != NO_CAUSE:
+        if entered := store.get(CAUSE):
             self._find(*json.loads(entered))
         following = (self.rank + 1) % self.world_size
         watched = list(self._lives) if self._search else [following]
@@ -258,29 +258,38 @@ class Watch:
             self._declared = self._declared or f"rank {following} has shown no sign of life for {self.patience:g} s"
         self._contact = now
 
-    def _let_first_end(self, store: Any) -> None:
+    def _let_first_end(self, store: Store) -> None:
         """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why.
 
-        Rank 0 may take the store along: it stays for one more beat, in which the others read there why the run ends.
+        Rank 0 takes the store along. It stays until the others have left, and, where the run ends by a cause, for one more beat,
+        in which they read it.
         """
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
             if self._cause is not None or self._declared is not None:
                 time.sleep(1.5 * INTERVAL_SECONDS)
             store.set(OVER, "")
-        while self.rank != 0 and time.monotonic() < until and not store.check([OVER]):
+            while self._cause is None and self._declared is None and time.monotonic() < until:
+                for rank, life in self._lives.items():
+                    if not life.left:
+                        self._read(store, rank)
+                if all(life.left for life in self._lives.values()):
+                    break
+                time.sleep(BARRIER_INTERVAL_SECONDS)
+        while self.rank != 0 and time.monotonic() < until and store.get(OVER) is None:
             time.sleep(BARRIER_INTERVAL_SECONDS)
 
-    def _enter(self, store: Any) -> None:
+    def _enter(self, store: Store) -> None:
         """Enter what was declared, where nothing is entered yet."""
         if self._declared is not None and not self._entered.is_set():
             store.compare_set(CAUSE, NO_CAUSE, json.dumps([self._declared, self._declares_again]))
             self._entered.set()
 
-    def _read(self, store: Any, rank: int) -> None:
-        if not store.check([_key(rank)]):
+    def _read(self, store: Store, rank: int) -> None:
+        entered = store.get(_key(rank))
+        if entered is None:
             return
-        count, operations, left = json.loads(store.get(_key(rank)))
+        count, operations, left = json.loads(entered)
         life = self._lives[rank]
         if count != life.count:
             life.count, life.changed = count, time.monotonic()

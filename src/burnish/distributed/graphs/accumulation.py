@@ -46,7 +46,7 @@ def accumulated_entries(program: Program) -> tuple[str, ...]:
 def exchanging_for_updates(program: Program) -> WorkerProgram:
     """Return a program of several workers, whose gradients are ``OwnGradients``, that exchanges what was accumulated of them."""
     signature = program.signature["step"]
-    own = {entry.name for role in (Role.DATA, Role.LABEL) for entry in signature.inputs_of(role)}
+    own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
     accumulated = set(accumulated_entries(program))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
     return rewritten(program, lambda model: exchange_accumulated(model, own, outputs), MARKS)

@@ -10,7 +10,17 @@ import math
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor, attribute_value, replace_node, static_shape
+from burnish.graph import (
+    BURNISH_DOMAIN,
+    NEVER_REPEATED_METADATA,
+    Builder,
+    Tensor,
+    attribute_value,
+    remove_node,
+    replace_node,
+    replace_uses,
+    static_shape,
+)
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int, later: bool = False) -> None:
@@ -83,11 +93,11 @@ def _finish(graph: ir.Graph, bucket: list[ir.Node], last: ir.Node, buffer: ir.Va
         result.value.type, result.value.shape = gradient.value.type, gradient.value.shape
         output = node.outputs[0]
         name, is_output = output.name, output.is_graph_output()
-        output.replace_all_uses_with(result.value, replace_graph_outputs=True)
+        replace_uses(output, result.value)
         if is_output:
             output.name = None
             result.value.name = name
-        graph.remove(node, safe=True)
+        remove_node(node)
 
 
 def _mark(result: Tensor) -> None:

@@ -28,6 +28,8 @@ from burnish.norm_policies import NormPolicy
 from burnish.ops.collectives import all_reduce
 from burnish.passes import remove_unused
 from burnish.program import Program, Role
+from burnish.program.signature import Entry, Signature
+from burnish.program.update import joined_signature
 
 
 def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int, share: bool) -> Program:
@@ -60,34 +62,46 @@ def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
     later = workers > 1 and accumulates(program)
-    insert_exchanges(model, program, workers, norm, later)
+    counts = insert_exchanges(model, program, workers, norm, later)
     if share:
         share_exchanges(model.graph)
     bucket_gradients(model.graph, bucket_size, later)
     number_exchanges(model.graph)
     semantic: Mapping[str, ir.Model] = {**program.semantic, "grad": model}
-    derived = replace(program, semantic=semantic)
+    signature = program.signature if counts is None else with_counts(program.signature, counts)
+    derived = program.changed(semantic=semantic, signature=signature)
     return exchanging_for_updates(derived) if later else derived
 
 
-def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: NormPolicy, later: bool) -> None:
+def with_counts(signature: Signature, counts: Entry) -> Signature:
+    """Return the signature of a program whose graph of the gradients, and so its step, reads the numbers of samples too."""
+    grad = replace(signature["grad"], inputs=(*signature["grad"].inputs, counts))
+    return Signature({**signature.graphs, "grad": grad, "step": joined_signature(grad, signature["apply"])})
+
+
+def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: NormPolicy, later: bool) -> Entry | None:
     """Put every exchange into the graph of the gradients, each by itself, in place.
 
     ``later`` says that those of gradients will leave each worker its own, and not sum them.
+
+    Returns:
+        The input that the graph gets for the numbers of a worker's samples; None where these are as many in every step.
     """
     signature = program.signature["grad"]
     policies = effective_policies(model.graph, norm, workers)
-    counts = synchronize(model.graph, policies, workers, spare=not later) + average_statistics(model.graph, policies, workers)
-    if counts and workers > 1:
+    elements = synchronize(model.graph, policies, workers, spare=not later) + average_statistics(model.graph, policies, workers)
+    if elements and workers > 1:
         updated = signature.outputs_of(Role.STATISTIC)
-        keep_statistics(model.graph, counts[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
+        keep_statistics(model.graph, elements[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
     join_parts(model.graph, later)
     remove_unused(model)
-    data = [entry.name for entry in signature.inputs_of(Role.DATA)]
-    labels = [entry.name for entry in signature.inputs_of(Role.LABEL)]
-    place_samples(model.graph, data, workers)
+    own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
+    counts = place_samples(model.graph, signature.inputs_of(Role.DATA), workers)
+    if counts is not None:
+        own.add(counts.name)
     remove_unused(model)
-    check_replicated(model.graph, {*data, *labels}, {entry.name: entry for entry in signature.outputs})
+    check_replicated(model.graph, own, {entry.name: entry for entry in signature.outputs})
+    return counts
 
 
 def join_parts(graph: ir.Graph, later: bool) -> None:

@@ -17,7 +17,15 @@ import onnx_ir as ir
 
 from burnish.distributed.graphs.replication import read_by
 from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value, static_shape
+from burnish.graph import (
+    BURNISH_DOMAIN,
+    NEVER_REPEATED_METADATA,
+    Builder,
+    attribute_value,
+    constant_array,
+    remove_node,
+    static_shape,
+)
 from burnish.ops.collectives import gather_owned
 from burnish.optim.average import AVERAGE
 from burnish.passes import remove_unused
@@ -191,8 +199,8 @@ class _Plan:
             if kept:
                 self._scatter(start, finish, kept, [owners[index] for index in kept], len(names))
             else:
-                self._graph.remove(finish, safe=True)
-                self._graph.remove(start, safe=True)
+                remove_node(finish)
+                remove_node(start)
 
     def _scatter(self, start: ir.Node, finish: ir.Node, kept: Sequence[int], owners: Sequence[int], count: int) -> None:
         builder = Builder(self._graph, before=start)
@@ -215,14 +223,14 @@ class _Plan:
         for node in (buffer.value.producer(), sums[0].value.producer()):
             assert node is not None
             node.metadata_props[NEVER_REPEATED_METADATA] = ""
-        for index, owner, total in zip(kept, owners, sums, strict=False):
+        for index, owner, total in zip(kept, owners, sums[:-1], strict=True):
             output = finish.outputs[index]
             total.value.type, total.value.shape = output.type, output.shape
             self._wanted[total.value] = self._wanted[output]
             self._places[total.value] = owner
             output.replace_all_uses_with(total.value)
-        self._graph.remove(finish, safe=True)
-        self._graph.remove(start, safe=True)
+        remove_node(finish)
+        remove_node(start)
 
     def gather(self) -> None:
         """Put in the exchanges of what one worker computes and others need: those that wait for as many others are one."""
@@ -251,6 +259,8 @@ class _Plan:
         found: dict[ir.Value, None] = {}
         for value in self._graph.outputs:
             node = value.producer() if (value.name or "").startswith(f"{NEXT}param/") else None
+            if node is not None and _writes_rows(node):
+                node = node.inputs[0].producer()  # type: ignore[union-attr]
             while node is not None and node.op_type == "Where":
                 when, chosen = node.inputs[:2]
                 assert when is not None
@@ -319,12 +329,27 @@ class _Condition:
     def _decides(self, node: ir.Node) -> bool:
         return node.op_type == "Where" and node.domain == "" and node.inputs[0] is self.when
 
-    def _is_present(self, value: ir.Value | None, present: ir.Value | None) -> bool:
-        """Whether a value is then what a state entry is at present."""
+    def _is_present(self, value: ir.Value | None, present: ir.Value | None, rows: Sequence[int] | None = None) -> bool:
+        """Whether a value is then what a state entry is at present; of ``rows`` it does not matter what they are."""
         node = None if value is None or value is present else value.producer()
+        if node is not None and _writes_rows(node):
+            written = _indices(node, 1)
+            read = None if node.inputs[2] is None else node.inputs[2].producer()
+            copies = read is not None and read.op_type == "Gather" and read.inputs[0] is present and _indices(read, 1) == written
+            return bool(written) and (copies or written == rows) and self._is_present(node.inputs[0], present, written)
         if node is None or node.op_type != "Where":
             return value is present and present is not None
-        return all(self._is_present(chosen, present) for chosen in node.inputs[2 if self._decides(node) else 1 :])
+        return all(self._is_present(chosen, present, rows) for chosen in node.inputs[2 if self._decides(node) else 1 :])
+
+
+def _writes_rows(node: ir.Node) -> bool:
+    return node.op_type == "ScatterND" and node.domain == ""
+
+
+def _indices(node: ir.Node, operand: int) -> list[int]:
+    """The rows that a node reads or writes, where they are constant."""
+    array = constant_array(node.inputs[operand])
+    return [] if array is None else [int(row) for row in array.reshape(-1)]
 
 
 def _is_of_state(value: ir.Value) -> bool:
@@ -369,7 +394,7 @@ def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
     given = [builder.tensor(value) for index in (0, *(1 + index for index in own)) if (value := node.inputs[index]) is not None]
     found = builder.op("ReduceScatterFinish", *given, domain=BURNISH_DOMAIN, outputs=len(own) + 1)
     results = found if isinstance(found, tuple) else (found,)
-    for index, result in zip(own, results, strict=False):
+    for index, result in zip(own, results[:-1], strict=True):
         output = node.outputs[index]
         result.value.type, result.value.shape = output.type, output.shape
         output.replace_all_uses_with(result.value)

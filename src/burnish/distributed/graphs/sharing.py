@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value
+from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value, remove_node, replace_uses
 
 LATE = frozenset({"figure", "average"})
 EXCHANGES = frozenset({"AllReduce", "AllGather", "AllReduceStart"})
@@ -72,9 +72,9 @@ def _merge(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     for output, result in zip(outputs, results, strict=True):
         result.value.type, result.value.shape = output.type, output.shape
         name, is_output = output.name, output.is_graph_output()
-        output.replace_all_uses_with(result.value, replace_graph_outputs=True)
+        replace_uses(output, result.value)
         if is_output:
             output.name = None
             result.value.name = name
     for node in nodes:
-        graph.remove(node, safe=True)
+        remove_node(node)

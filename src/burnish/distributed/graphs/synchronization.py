@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, remove_node, replace_node
 from burnish.norm_policies import NormPolicy, Renorm, Sync, Train, get
 from burnish.norm_policies.training import LAYER_METADATA, POLICY_METADATA
 from burnish.ops import Operation
@@ -125,7 +125,7 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int,
         if user.op_type == "ShardCount":
             number = builder.op("Reshape", statistics.count, builder.integers([]), shape=[])
             user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or scale.dtype).value)
-            graph.remove(user, safe=True)
+            remove_node(user)
     replace_node(node, (y, statistics.mean, statistics.inverse_std, statistics.variance, None, None))
     return statistics.count
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import onnx_ir as ir
@@ -44,6 +44,6 @@ def rewritten(program: Program, rewrite: Rewrite, marks: Collection[str] = (), *
         changes: of other fields of the program.
     """
     if isinstance(program, WorkerProgram):
-        return replace(program, rewrites=(*program.rewrites, rewrite), marks=program.marks | set(marks), **changes)
-    values = {entry.name: getattr(program, entry.name) for entry in fields(Program) if entry.init}
+        return program.changed(rewrites=(*program.rewrites, rewrite), marks=program.marks | set(marks), **changes)
+    values = {entry.name: program.__dict__[entry.name] for entry in fields(Program) if entry.init}
     return WorkerProgram(**{**values, **changes}, rewrites=(rewrite,), marks=frozenset(marks))

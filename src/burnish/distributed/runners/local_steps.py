@@ -7,8 +7,12 @@ it and N their sum, every number x of the state that steps change, parameters, r
 
     x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
 
-Parameters under ``burnish.optim.diloco`` take an outer step instead. Whole numbers, such as counters, are those of the first of
-the workers that have taken the most steps. Random keys differ between workers by an offset of the rank.
+Parameters under ``burnish.optim.diloco`` take an outer step instead, and rows that the program holds stay. Whole numbers, such as
+counters, are those of the first of the workers that have taken the most steps. Random keys differ between workers by an offset of
+the rank.
+
+Where a runtime's optimizations broke the graph on one worker, and it was opened again with fewer there, all workers have the next
+round's graph with as few.
 """
 
 from __future__ import annotations
@@ -21,17 +25,19 @@ import numpy as np
 from burnish import optim
 from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import ProgramRunner
-from burnish.engines.base import Arrays
+from burnish.engines.base import Arrays, ReopeningRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError
 from burnish.norm_policies import Sync, get
 from burnish.optim.accumulate import Accumulate
+from burnish.optim.average import AVERAGE
 from burnish.optim.diloco import OUTER_MOMENTUM, DiLoCo
 from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
 from burnish.program.precision import FULL
 from burnish.program.precision import get as precision_of
 from burnish.random.keys import mix_array
+from burnish.sample_axes import sample_inputs
 
 RANK_WORDS = np.array([0x1F83D9AB, 0x5BE0CD19], np.uint32)
 """Told apart from the words of seeds and streams: the fractions of the roots of 13 and 17."""
@@ -87,10 +93,11 @@ class LocalSteps(SpreadRunner):
         self._every = every
         self._outer = outer_of(program)
         self._updated = set(signature.updates)
+        held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
+        self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", f"opt/{AVERAGE}/{name}")}
         self._step_entry = next((entry.name for entry in signature.inputs_of(Role.STEP)), None)
         self._key = next((entry.name for entry in signature.inputs_of(Role.KEY)), None)
-        data = [entry for entry in signature.inputs_of(Role.DATA) if entry.extents]
-        self._counted = next((entry.name for entry in data if not isinstance(entry.extents[0], int)), data[0].name)
+        self._counted = sample_inputs({entry.name: entry.extents for entry in signature.inputs_of(Role.DATA)})[0]
         self._reported = [(entry.name, entry.dtype.numpy()) for entry in signature.outputs if entry.updates is None]
         self._begin(state)
 
@@ -158,12 +165,17 @@ class LocalSteps(SpreadRunner):
         outer = self._outer_entries()
         whole = [name for name in changing if own[name].dtype.kind in "iub"]
         mean = [name for name in changing if name not in whole and name not in outer.values()]
-        counts = np.array([self._samples, self._taken], np.int64)
+        runner = self._runner if isinstance(self._runner, ReopeningRunner) else None
+        counts = np.array([self._samples, self._taken, 0 if runner is None else runner.reopened], np.int64)
         content = np.concatenate([counts, *(own[name].reshape(-1).astype(np.int64) for name in whole)])
         rows = self._communicator.all_gather(torch.from_numpy(content)).numpy()
+        if runner is not None:
+            runner.reopen(int(rows[:, 2].max()))
         samples = rows[:, 0]
         weight = samples[self._communicator.rank] / samples.sum() if samples.any() else 1.0 / len(rows)
-        found = dict(zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), 2:], [own[name] for name in whole]), strict=True))
+        found = dict(
+            zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), len(counts) :], [own[name] for name in whole]), strict=True)
+        )
         wide: Any = np.float64 if any(own[name].dtype == np.float64 for name in mean) else np.float32
         moved = [(own[name].astype(wide) - self._start[name].astype(wide)).reshape(-1) * wide(weight) for name in mean]
         buffer = torch.from_numpy(np.concatenate(moved) if moved else np.zeros(1, wide))
@@ -177,6 +189,8 @@ class LocalSteps(SpreadRunner):
                 found[slot] = velocity.astype(own[slot].dtype)
                 step = wide(self._outer.outer_lr) * (step - momentum * velocity)
             found[name] = (self._start[name].astype(wide) + step).astype(own[name].dtype)
+            for row in self._held.get(name, ()):
+                found[name][row] = self._start[name][row]
         return {**own, **found}
 
     def _outer_entries(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.torch import attention, kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
+from burnish.engines.torch.devices import device_of
 from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.failures import failure, place_of
 from burnish.engines.torch.fusions import FUSED, fuse
@@ -41,6 +42,7 @@ from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.passes import run_in_order, wait_by_selection
+from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -67,7 +69,7 @@ class TorchEngine:
             graph as a whole, by Inductor, when it is first run. ``none``: nothing, ATen's operators alone.
         channels_last: hold images and the kernels of convolutions with their channels last, where PyTorch's convolutions are
             fastest.
-        keep_pages: keep the memory of a step for the next, in the whole process (``memory``).
+        keep_pages: keep the memory of a step for the next, and refuse what there is no memory for (``memory``).
         winograd: on a CPU, with ``compile="regions"`` and ``channels_last``, compute float32 convolutions of 3x3 and their
             gradients by Winograd's minimal filtering where that is faster; False leaves them to PyTorch's direct convolutions.
         tf32: on CUDA, multiply float32 matrices and images in TensorFloat-32, with 10 bits of mantissa.
@@ -125,9 +127,9 @@ class TorchEngine:
             EngineError: there is no such device, ``threads`` is no whole number of at least one, or ``compile="inductor"`` finds
                 no compiler, or is asked for with a communicator.
         """
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        if threads is not None and (not is_whole(threads) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
-        place = _device(device or self.device)
+        place = device_of(self.device if device is None else device)
         if communicator is not None and self.compile == "inductor":
             raise EngineError(
                 "compile='inductor' compiles a graph as a whole, and exchanges with other workers cannot be part of that: leave "
@@ -143,7 +145,7 @@ class TorchEngine:
         Raises:
             EngineError: an operator or a dtype has no translation, or, from what is returned, an operator fails.
         """
-        device = _device(self.device)
+        device = device_of(self.device)
         fed = {value.name or "": value for value in model.graph.inputs}
         for name, value in fed.items():
             if value.dtype is not None:
@@ -214,12 +216,14 @@ class TorchRunner:
         self._inputs = {name: [_Fed.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
         self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
+        self._memory: AbstractContextManager[None] = _AS_IT_IS
         if engine.keep_pages and device.type == "cpu":
             if self._fused and any(map(kernels.is_awaited, kernels.EARLY)):
                 kernels.request(*_kernels_of_layers(program))
                 self._translate_meanwhile("step")
-            memory.keep_pages()
-        self._state = self._held(state)
+            self._memory = memory.keep_pages(self)
+        with self._memory:
+            self._state = self._held(state)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._program.signature["step"]
@@ -229,10 +233,11 @@ class TorchRunner:
             check_finite_loss(signature, outputs, self.state)
             self._recorded.commit()
             return outputs
-        results = self._run("step", inputs)
-        outputs = {name: array_of(results[name], dtype) for name, dtype in self._reported}
-        check_finite_loss(signature, outputs, self.state)
-        self._move_on(results)
+        with self._memory:
+            results = self._run("step", inputs)
+            outputs = {name: array_of(results[name], dtype) for name, dtype in self._reported}
+            check_finite_loss(signature, outputs, self.state)
+            self._move_on(results)
         return outputs
 
     def _move_on(self, results: Tensors) -> None:
@@ -283,7 +288,9 @@ class TorchRunner:
         return array_of(self._state[name], self._entries[name].dtype)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, tensor in self._held(state).items():
+        with self._memory:
+            held = self._held(state)
+        for name, tensor in held.items():
             self._state[name] = self._state[name].copy_(tensor) if self._recorder is not None else tensor
 
     def _held(self, state: Mapping[str, np.ndarray]) -> Tensors:
@@ -358,7 +365,8 @@ class TorchRunner:
         return RecordedStep(self._executable("step"), signature, self._state, self._device, self._laid_out, self._recorder)
 
     def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        results = self._run(graph, inputs, instead)
+        with self._memory:
+            results = self._run(graph, inputs, instead)
         return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
@@ -438,13 +446,3 @@ def _placed(array: np.ndarray, dtype: ir.DataType | None, device: torch.device) 
         if flags.writeable and flags.c_contiguous:
             return torch.from_numpy(array)
     return tensor_of(array, dtype).to(device)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise EngineError(f"The torch engine cannot use the device '{name}': {reason}. Leave device out for the CPU") from error
-    return device

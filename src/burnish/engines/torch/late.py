@@ -16,7 +16,7 @@ import torch
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch.dtypes import ONNX_DTYPES, array_of, torch_dtype
 from burnish.engines.torch.host import Host, Number
-from burnish.engines.torch.rules import Call, Rule
+from burnish.engines.torch.rules import Call, Rule, checked_results
 
 
 class Late(torch.nn.Module):
@@ -38,9 +38,7 @@ class Late(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         found = dict(zip(self._operands, tensors, strict=True))
         results = self._rule(Call(self._node, _Tensors(found, self._device, self._opset)))
-        results = results if isinstance(results, tuple) else (results,)
-        missing = (None,) * (len(self._node.outputs) - len(results))
-        return tuple(self._tensor(result) for result in results) + missing
+        return tuple(self._tensor(result) for result in checked_results(self._node, results))
 
     def _tensor(self, result: Any) -> Any:
         if not isinstance(result, Host):

@@ -1,8 +1,10 @@
 """Pages that are kept: tensors of a step get the memory of the step before, instead of fresh pages from the operating system.
 
 glibc gives every large block back as soon as it is free, and a fresh page costs as much as filling it: a quarter to a half of a
-step. Where the engine's own kernels are there, large CPU tensors come from an allocator of theirs (``kernels/allocator.cpp``);
-elsewhere glibc is told to keep its heap. Both hold for the whole process.
+step. Where the engine's own kernels are there, the large CPU tensors of burnish's graphs come from an allocator of theirs
+(``kernels/allocator.cpp``), and all others from where they came before. It also refuses what the machine, or a limit of the
+process's control groups, has no memory for: the system would end the process. Elsewhere glibc is told to keep its heap, which
+holds for the whole process, and nothing is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 
@@ -18,13 +24,77 @@ from burnish.engines.torch import kernels
 # From malloc.h. No block is mapped on its own, and what is free at the top of the heap is not given back.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 KEPT_BYTES = 2**31 - 1
+LONGEST_NAME = 1024
+
+_AS_IT_IS = nullcontext()
+
+
+class KeptPages:
+    """A context in which this thread's large CPU tensors come from the pages that are kept."""
+
+    __slots__ = ("_serve",)
+
+    def __init__(self, serve: Callable[[int], None]):
+        self._serve = serve
+
+    def __enter__(self) -> None:
+        self._serve(1)
+
+    def __exit__(self, *raised: object) -> None:
+        self._serve(0)
+
+
+class Room(NamedTuple):
+    """How much more memory a process may use.
+
+    Attributes:
+        size: in bytes, before what is kept in reserve.
+        of: the limit that says so.
+    """
+
+    size: int
+    of: str
+
+
+def keep_pages(owner: object | None = None) -> AbstractContextManager[None]:
+    """Keep the memory of large tensors as long as ``owner`` lives, None for good.
+
+    Returns:
+        The context in which such tensors come from it; one that does nothing where the C library keeps its own, or nothing does.
+    """
+    library = allocator()
+    if library is None:
+        _keep_heap()
+        return _AS_IT_IS
+    library.burnish_keep_for(1)
+    if owner is not None:
+        weakref.finalize(owner, library.burnish_keep_for, -1).atexit = False
+    return KeptPages(library.burnish_serve)
 
 
 @functools.cache
-def keep_pages() -> bool:
-    """Keep the memory of large tensors from now on; returns whether something here can do that."""
-    allocated = kernels.is_obtainable("allocator") and kernels.available("allocator") and bool(torch.ops.burnish.keep_pages())
-    return allocated or _keep_heap()
+def allocator() -> ctypes.PyDLL | None:
+    """The functions of the allocator, which stands in PyTorch's place from now on; None where it cannot."""
+    if not (kernels.is_obtainable("allocator") and kernels.available("allocator") and torch.ops.burnish.keep_pages()):
+        return None
+    library = ctypes.PyDLL(str(kernels.library("allocator")))  # which keeps the interpreter's lock: they return at once
+    library.burnish_serve.argtypes, library.burnish_serve.restype = [ctypes.c_int], None
+    library.burnish_keep_for.argtypes, library.burnish_keep_for.restype = [ctypes.c_int], None
+    library.burnish_in_use.argtypes, library.burnish_in_use.restype = [], ctypes.c_size_t
+    library.burnish_memory_left.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    library.burnish_memory_left.restype = ctypes.c_size_t
+    library.burnish_serve(0)  # only where a graph runs
+    return library
+
+
+def memory_left(root: str = "") -> Room | None:
+    """Return what the allocator finds to be left, with ``root`` in front of the system's paths; None where it is not there."""
+    library = allocator()
+    if library is None:
+        return None
+    of = ctypes.create_string_buffer(LONGEST_NAME)
+    size = library.burnish_memory_left(root.encode(), of, LONGEST_NAME - 1)
+    return Room(size, of.value.decode())
 
 
 def release_unused() -> None:
@@ -34,6 +104,7 @@ def release_unused() -> None:
         library.malloc_trim(0)
 
 
+@functools.cache
 def _keep_heap() -> bool:
     """Tell the C library to keep its pages; glibc alone takes it."""
     library = _glibc()

@@ -27,6 +27,7 @@ from torch import fx
 
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
+from burnish.engines.torch.devices import device_of
 from burnish.engines.torch.dtypes import torch_dtype
 from burnish.engines.torch.fusions import fuse
 from burnish.engines.torch.fusions.widened_products import narrow_dtypes, widened
@@ -49,14 +50,7 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
         EngineError: there is no compiler or no such device, or the graph cannot be compiled.
         CheckpointError: the file cannot be written.
     """
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise EngineError(
-            f"A package cannot be made for the device '{device}': {reason}. Leave device out for the CPU"
-        ) from error
+    place = device_of(device, "A package cannot be made for the device")
     check_compiler(place, "program.package")
     signature = program.signature[graph]
     module = _with_signed_constants(_contiguous(_translated(program, graph, place)))

@@ -49,6 +49,23 @@ def translated_operators(domain: str = "") -> frozenset[str]:
     return frozenset(op_type for owner, op_type in _RULES if owner == domain)
 
 
+def checked_results(node: ir.Node, results: Any) -> tuple[Any, ...]:
+    """Return what a rule gives for each output of a node; None for one that nothing reads.
+
+    Raises:
+        EngineError: an output is read, and the rule gives nothing for it.
+    """
+    given = results if isinstance(results, tuple) else (results,)
+    complete = (*given, *(None for _ in node.outputs))[: len(node.outputs)]
+    for index, (output, result) in enumerate(zip(node.outputs, complete, strict=True)):
+        if result is None and (output.uses() or output.is_graph_output()):
+            raise EngineError(
+                f"the translation of {describe_node(node)} returned {len(given)} of {len(node.outputs)} results, and none for "
+                f"its output {index}, '{output.name}', which is read: let it (burnish.engines.torch.translates) return one each"
+            )
+    return complete
+
+
 class NotKnownYet(Exception):
     """A rule asks for what is known only when the graph runs: the node waits until then (``late.Late``)."""
 

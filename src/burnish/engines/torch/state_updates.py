@@ -19,7 +19,7 @@ import torch
 
 from burnish.engines.base import NOTHING
 from burnish.engines.torch.dtypes import tensor_of
-from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array
+from burnish.graph import BURNISH_DOMAIN, attribute_value, bodies, constant_array
 from burnish.program.signature import Entry
 
 Tensors = MutableMapping[str, torch.Tensor]
@@ -248,7 +248,7 @@ def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list
         if node.op_type in OWN_RESULTS.get(node.domain, ()):
             continue
         # Bodies read values that are no inputs of their node.
-        has_bodies = any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        has_bodies = bool(bodies(node))
         if has_bodies or any(value in sharing for value in node.inputs):
             sharing.update(node.outputs)
     return [name for value, name in zip(graph.outputs, names, strict=True) if value in sharing]

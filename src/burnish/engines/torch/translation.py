@@ -6,6 +6,7 @@ It runs once, when a graph is loaded; a step then runs the recorded calls alone.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -19,9 +20,9 @@ from burnish.engines.torch import host
 from burnish.engines.torch.dtypes import tensor_of, torch_dtype
 from burnish.engines.torch.failures import note_place
 from burnish.engines.torch.host import Host, Number
-from burnish.engines.torch.rules import Call, NotKnownYet, Rule, find_rule
-from burnish.errors import EngineError
-from burnish.graph import attribute_value, constant_array, describe_node, operator_version
+from burnish.engines.torch.rules import Call, NotKnownYet, Rule, checked_results, find_rule
+from burnish.errors import BurnishError, EngineError
+from burnish.graph import attribute_value, bodies, constant_array, describe_node, operator_version
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
@@ -63,9 +64,12 @@ class Translator:
         self.graph = fx.Graph()
         self._tracer = _Tracer(self.graph, self._buffer)
         self._root = torch.nn.Module()
+        self._parts, self._buffers = itertools.count(), itertools.count()
         self._values: dict[ir.Value, fx.Proxy] = {}
         self._hosts: dict[ir.Value, Host | None] = {}
         self._constants: dict[ir.Value, np.ndarray | None] = {}
+        # Read once, so that an extent which comes back to a value is seen to be its own.
+        self._extents: dict[ir.Value, Host | None] = {}
 
     def translated(self) -> fx.GraphModule:
         """Translate: the module takes the graph's inputs in their order and returns its outputs as a tuple.
@@ -146,11 +150,13 @@ class Translator:
         array = self.constant(value)
         if array is not None:
             return list(array.shape)
-        found = host.extents(self.tensor(value), value)
+        if value not in self._extents:
+            self._extents[value] = host.extents(self.tensor(value), value)
+        found = self._extents[value]
         return None if found is None else list(found.elements)
 
     def module(self, module: torch.nn.Module, operands: Sequence[ir.Value]) -> fx.Proxy:
-        name = f"part_{len(list(self._root.children()))}"
+        name = f"part_{next(self._parts)}"
         self._root.add_module(name, module)
         return self._proxy(self.graph.call_module(name, tuple(self.tensor(value).node for value in operands)))
 
@@ -169,9 +175,15 @@ class Translator:
             results = rule(Call(node, self))
         except (NotKnownYet, fx.proxy.TraceError):
             results = self._late(node, rule)
-        if not isinstance(results, tuple):
-            results = (results,)
-        for output, result in zip(node.outputs, results, strict=False):
+        except BurnishError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise EngineError(
+                f"{describe_node(node)} could not be translated to PyTorch ({type(error).__name__}: {reason}): "
+                "check its operands and attributes, or use engine='onnxruntime'"
+            ) from error
+        for output, result in zip(node.outputs, checked_results(node, results), strict=True):
             if isinstance(result, Host):
                 self._hosts[output] = result
             elif result is not None:
@@ -204,7 +216,7 @@ class Translator:
         return True
 
     def _buffer(self, tensor: torch.Tensor) -> fx.Proxy:
-        name = f"constant_{len(list(self._root.buffers()))}"
+        name = f"constant_{next(self._buffers)}"
         self._root.register_buffer(name, tensor)
         return self._proxy(self.graph.get_attr(name))
 
@@ -223,16 +235,12 @@ def captured_values(*graphs: ir.Graph) -> list[ir.Value]:
     for graph in graphs:
         own = {*graph.inputs, *graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs)}
         for node in graph.all_nodes():
-            for body in _bodies(node):
+            for body in bodies(node):
                 own.update((*body.inputs, *body.initializers.values()))
         read = [*(value for node in graph.all_nodes() for value in node.inputs), *graph.outputs]
-        read += [value for node in graph.all_nodes() for body in _bodies(node) for value in body.outputs]
+        read += [value for node in graph.all_nodes() for body in bodies(node) for value in body.outputs]
         found.update((value, None) for value in read if value is not None and value not in own and constant_array(value) is None)
     return list(found)
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    return [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
 
 
 @functools.cache

@@ -76,7 +76,7 @@ def merged(gathered: Tensor, scale: Tensor, epsilon: float) -> Statistics:
     outputs = gathered.builder.op(
         "BatchNormMerge", gathered, scale, domain=BURNISH_DOMAIN, outputs=7, like=scale, epsilon=epsilon
     )
-    for output, shape in zip(outputs, (ir.Shape([1]), scale.shape, scale.shape), strict=False):
+    for output, shape in zip(outputs[:3], (ir.Shape([1]), scale.shape, scale.shape), strict=True):
         output.value.type, output.value.shape = ir.TensorType(DOUBLE), shape
     return Statistics(*outputs)
 

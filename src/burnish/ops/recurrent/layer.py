@@ -104,11 +104,11 @@ def is_recurrent(node: ir.Node) -> bool:
 
 
 def lacks_kernel(node: ir.Node) -> bool:
-    """Whether ONNX Runtime has no kernel for this recurrent layer: with the batch in front, or in another type than float32."""
+    """Whether ONNX Runtime does not run this recurrent layer: with the batch in front, or in float64; float16 it casts itself."""
     if not is_recurrent(node):
         return False
     x = node.inputs[0]
-    return attribute_value(node, "layout", 0) == 1 or (x is not None and x.dtype != ir.DataType.FLOAT)
+    return attribute_value(node, "layout", 0) == 1 or (x is not None and x.dtype == ir.DataType.DOUBLE)
 
 
 def recurrent_layer(

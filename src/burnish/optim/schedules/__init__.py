@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.optim.base import Schedule
+from burnish.optim.base import Schedule, is_schedule
 from burnish.optim.schedules.constant import Constant, constant
 from burnish.optim.schedules.cosine import Cosine, CosineRestarts, cosine, cosine_restarts
 from burnish.optim.schedules.cyclic import Cyclic, cyclic
@@ -23,7 +23,7 @@ from burnish.optim.schedules.plateau import Plateau, plateau
 from burnish.optim.schedules.polynomial import Polynomial, polynomial
 from burnish.optim.schedules.step import Step, step
 from burnish.optim.schedules.warmup import Warmup, warmup
-from burnish.settings import with_settings
+from burnish.settings import call_hint, with_settings
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "constant": constant,
@@ -48,11 +48,13 @@ def get(schedule: Mapping[str, Any] | Schedule) -> Schedule:
     Raises:
         ConfigurationError: there is no schedule of that name, or no such option, or one that it needs is missing.
     """
-    if isinstance(schedule, Schedule):
+    if is_schedule(schedule):
         return schedule
     known = ", ".join(SCHEDULES)
     if not isinstance(schedule, Mapping):
-        raise ConfigurationError(f"a schedule must be one of burnish.optim.schedules, not {schedule!r}; there is {known}")
+        raise ConfigurationError(
+            f"a schedule must be one of burnish.optim.schedules, not {schedule!r}{call_hint(schedule)}; there is {known}"
+        )
     name = schedule.get("name")
     if name not in SCHEDULES:
         raise ConfigurationError(f"there is no learning-rate schedule '{name}'; there is {known}")

@@ -11,13 +11,13 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Schedule, Tensors, check_not_negative
-from burnish.settings import is_whole
+from burnish.settings import PlainSettings, is_whole
 
 PAST_END = ("error", "hold")
 
 
 @dataclass(frozen=True)
-class StatelessSchedule:
+class StatelessSchedule(PlainSettings):
     """A schedule whose rate depends on the step alone; see ``burnish.optim.base.Schedule`` for the methods."""
 
     @property
@@ -138,7 +138,7 @@ def number(builder: Builder, value: float) -> Tensor:
 def check_counts(schedule: str, **counts: object) -> None:
     """Raise ConfigurationError, naming the argument, for what is not a whole number of at least one."""
     for name, count in counts.items():
-        if not is_whole(count) or count < 1:  # type: ignore[operator]
+        if not is_whole(count) or count < 1:
             raise ConfigurationError(f"{schedule}: {name} must be a whole number of at least 1, not {count!r}")
 
 

@@ -13,14 +13,14 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors, check_fraction, check_not_negative
 from burnish.optim.schedules.base import check_choice, check_positive, double, number, options_of
-from burnish.settings import is_whole
+from burnish.settings import PlainSettings, is_whole
 
 MONITORED = "monitored"
 RATE, BEST, SEEN, BAD, COOLING = "plateau_rate", "plateau_best", "plateau_seen", "plateau_bad", "plateau_cooling"
 
 
 @dataclass(frozen=True)
-class Plateau:
+class Plateau(PlainSettings):
     """A rate that is multiplied by ``factor`` when more than ``patience`` figures in a row were no better than the best.
 
     At each step to which a finite number is given as the input ``monitored``, in this order::

@@ -8,12 +8,13 @@ from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Schedule, Tensors, check_not_negative
+from burnish.optim.base import Schedule, Tensors, check_not_negative, is_schedule
 from burnish.optim.schedules.base import check_counts, double, options_of
+from burnish.settings import PlainSettings
 
 
 @dataclass(frozen=True)
-class Warmup:
+class Warmup(PlainSettings):
     """rate(t) = schedule(max(t - steps, 0)) * (start + (1 - start) * min(t / steps, 1)).
 
     The schedule begins when the rise is over. ``torch.optim.lr_scheduler.LinearLR`` followed by the schedule in ``SequentialLR``.
@@ -25,7 +26,7 @@ class Warmup:
     start: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, Schedule):
+        if not is_schedule(self.schedule):
             raise ConfigurationError(
                 f"{self.name}: it stands before a schedule, not before {self.schedule!r}: "
                 "give one of burnish.optim.schedules, such as constant(0.1)"

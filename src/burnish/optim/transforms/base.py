@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors
+from burnish.settings import PlainSettings
 
 NORM_GUARD = 1e-6
 """Added to a norm that divides, as in ``torch.nn.utils.clip_grad_norm_``."""
@@ -57,7 +58,7 @@ class GradientTransform(Protocol):
 
 
 @dataclass(frozen=True)
-class StatelessTransform:
+class StatelessTransform(PlainSettings):
     """What transforms without a state share; a subclass adds its settings as fields."""
 
     @property

@@ -41,7 +41,7 @@ class Chain(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         for transform in self.transforms:
-            if not isinstance(transform, GradientTransform) or isinstance(transform, type):
+            if isinstance(transform, type) or not isinstance(transform, GradientTransform):
                 hint = "an optimizer comes last" if isinstance(transform, Optimizer) else "such as clip_by_norm(1.0)"
                 raise ConfigurationError(
                     f"chain: before the optimizer come gradient transforms of burnish.optim, not {transform!r}: {hint}"

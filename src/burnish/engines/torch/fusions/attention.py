@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_value
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_value
 
 RANK = 4
 LAST_TWO = [0, 1, 3, 2]
@@ -376,6 +376,6 @@ def _remove_unread(graph: ir.Graph, node: ir.Node | None) -> None:
     if node is None or node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
         return
     makers = [value.producer() for value in node.inputs if value is not None]
-    graph.remove(node, safe=True)
+    remove_node(node)
     for maker in makers:
         _remove_unread(graph, maker)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import Tensor, constant_array, replace_node
+from burnish.graph import Tensor, constant_array, remove_node, replace_node, replace_uses
 
 RELU, CLIPPED = 1, 2
 """Activations as the kernels count them; 0 is none."""
@@ -89,21 +89,21 @@ def preceding(flow: ir.Value, behind: Following, gradients: Collection[ir.Node])
 def replace_layer(graph: ir.Graph, layer: ir.Node, behind: Following, y: Tensor) -> None:
     """Let ``y`` stand where the layer's result was, and what comes behind it, and remove their nodes."""
     if behind.node is None:
-        layer.outputs[0].replace_all_uses_with(y.value, replace_graph_outputs=True)
+        replace_uses(layer.outputs[0], y.value)
     else:
         replace_node(behind.node, y)
         if behind.addition is not None:
-            graph.remove(behind.addition, safe=True)
-    graph.remove(layer, safe=True)
+            remove_node(behind.addition)
+    remove_node(layer)
 
 
 def remove_preceding(graph: ir.Graph, before: Preceding, kept: ir.Value) -> None:
     """Take the nodes out of the graph, after those of the layer's gradient; what else reads them reads ``kept``."""
     if before.is_read:
-        before.node.outputs[0].replace_all_uses_with(kept, replace_graph_outputs=True)
-    graph.remove(before.node, safe=True)
+        replace_uses(before.node.outputs[0], kept)
+    remove_node(before.node)
     if before.addition is not None:
-        graph.remove(before.addition, safe=True)
+        remove_node(before.addition)
 
 
 def _activation(value: ir.Value) -> tuple[ir.Node, int, float] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.engines.torch.fusions.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, remove_node, replace_uses
 
 
 def fuse_batch_normalization(graph: ir.Graph) -> None:
@@ -55,7 +55,7 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     for gradient in gradients:
         _fuse_gradient(graph, gradient, layer)
     for statistic, result in zip((mean, inverse_std, variance), results[1:4], strict=True):
-        statistic.replace_all_uses_with(result.value, replace_graph_outputs=True)
+        replace_uses(statistic, result.value)
     replace_layer(graph, node, behind, results[0])
 
 
@@ -70,12 +70,12 @@ def _take_in_casts(graph: ir.Graph, node: ir.Node, gradients: Collection[ir.Node
         cast = reader.inputs[index].producer()  # type: ignore[union-attr]
         reader.replace_input_with(index, source)
         if cast is not None and not cast.outputs[0].uses() and not cast.outputs[0].is_graph_output():
-            graph.remove(cast, safe=True)
+            remove_node(cast)
     for value in written:
         value.type = ir.TensorType(ir.DataType.BFLOAT16)
         for cast in [user for user, _ in value.uses()]:
             cast.outputs[0].replace_all_uses_with(value)
-            graph.remove(cast, safe=True)
+            remove_node(cast)
 
 
 def _widened(value: ir.Value | None) -> ir.Value | None:
@@ -141,8 +141,8 @@ def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
     )
     for gradient, output in zip(results[:3], node.outputs, strict=True):
         gradient.value.type, gradient.value.shape = output.type, output.shape
-        output.replace_all_uses_with(gradient.value, replace_graph_outputs=True)
+        replace_uses(output, gradient.value)
     results[3].value.type, results[3].value.shape = flow.type, flow.shape
-    graph.remove(node, safe=True)
+    remove_node(node)
     if before is not None:
         remove_preceding(graph, before, results[3].value)

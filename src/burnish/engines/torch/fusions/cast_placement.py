@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, replace_node
+from burnish.graph import Builder, remove_node, replace_node
 
 WIDTHS = {ir.DataType.FLOAT16: 2, ir.DataType.BFLOAT16: 2, ir.DataType.FLOAT: 4, ir.DataType.DOUBLE: 8}
 
@@ -46,7 +46,7 @@ def transpose_narrow(graph: ir.Graph) -> None:
         else:
             exchanged = builder.op("Transpose", builder.cast(operand, after.dtype), perm=[1, 0])
         replace_node(node, exchanged)
-        graph.remove(other, safe=True)
+        remove_node(other)
 
 
 def _before_cast(value: ir.Value | None) -> ir.Value | None:

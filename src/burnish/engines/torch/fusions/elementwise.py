@@ -6,7 +6,7 @@ nothing that the whole reads from outside waits for any of it. So a group can ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.engines.torch.fusions.elementwise_programs import DTYPES, Program, is_supported
-from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, typed_attribute
+from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
 
 LONGEST_GROUP = 40
 FEWEST_ELEMENTS = 1024
@@ -23,6 +23,9 @@ FEWEST_SMALL_NODES = 3
 
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 2**16
 """Elements of a sum over leading axes that a group computes."""
+
+SEGMENT = 8192
+"""Nodes, in the order of the graph, among which groups form: what is looked at for a group does not grow with the graph."""
 
 LONG = 32
 """Nodes between two readers of a value beyond which it is computed again, where that takes no pass of its own."""
@@ -33,27 +36,39 @@ class _Group:
     """Nodes that run as one.
 
     Attributes:
+        segment: of the graph, which all its nodes lie in.
         bits: of the group, and of those that it took in.
-        behind: bits of every group that it waits for, directly or not.
+        behind: bits of every group of its segment that it waits for, directly or not.
     """
 
     shape: ir.Shape
+    segment: int
     bits: int
     behind: int = 0
     nodes: list[ir.Node] = field(default_factory=list)
 
 
 class _Groups:
+    """The groups of a graph, which form segment by segment: no path through the graph comes back to an earlier segment."""
+
     def __init__(self) -> None:
         self.of: dict[ir.Node, _Group] = {}
+        self._nodes = 0
+        self._of_earlier_segments: list[_Group] = []
+        self._present: dict[_Group, None] = {}
         self._groups: list[_Group] = []  # by bit: the group, or the one that took it in
         self._frontier: dict[ir.Value, int] = {}  # bits of the groups that a value waits for without another between
 
     def __iter__(self) -> Iterator[_Group]:
-        return iter(dict.fromkeys(self._groups))
+        yield from self._of_earlier_segments
+        yield from self._present
 
     def add(self, node: ir.Node) -> None:
         """Take the next node of the graph's order into account."""
+        if self._nodes and self._nodes % SEGMENT == 0:
+            self._of_earlier_segments += self._present
+            self._present, self._groups, self._frontier = {}, [], {}
+        self._nodes += 1
         operands = [value for value in node.inputs if value is not None]
         shape = _shape(node)
         group = None
@@ -69,13 +84,14 @@ class _Groups:
             self._frontier[output] = reached
 
     def _join(self, node: ir.Node, operands: list[ir.Value], shape: ir.Shape) -> _Group:
-        joined = _Group(shape, 1 << len(self._groups), nodes=[node])
+        joined = _Group(shape, (self._nodes - 1) // SEGMENT, 1 << len(self._groups), nodes=[node])
         self._groups.append(joined)
+        self._present[joined] = None
         joined.behind = self._waits(operands)
         for value in operands:
             producer = value.producer()
             other = None if producer is None else self.of.get(producer)
-            if other is None or other is joined or other.shape != shape:
+            if other is None or other is joined or other.shape != shape or other.segment != joined.segment:
                 continue
             if len(other.nodes) + len(joined.nodes) <= LONGEST_GROUP and not self._would_cycle(joined, other):
                 joined = self._merge(other, joined)
@@ -119,13 +135,14 @@ class _Groups:
         while taken:
             self._groups[taken.bit_length() - 1] = one
             taken &= ~(1 << (taken.bit_length() - 1))
+        del self._present[other]
         one.nodes += other.nodes
         one.bits, one.behind = bits, behind
         for node in other.nodes:
             self.of[node] = one
         if changed:
             # What waits for the group waits for what that waits for.
-            for waiting in self:
+            for waiting in self._present:
                 if waiting is not one and waiting.behind & bits:
                     waiting.behind |= behind | bits
         return one
@@ -171,8 +188,11 @@ def _compute_again(graph: ir.Graph, groups: _Groups) -> None:
         if gaps[first - 1] < LONG or any(user not in places for user, _ in value.uses()):
             continue
         late = users[first:]
-        group = _group_that_reads(node, shape, [user for user in places if places[user] > places[users[first - 1]]], groups)
-        if group is None or any(groups.of.get(user) is group for user in late) or _waits_for(group, late, groups):
+        group = _group_that_reads(node, shape, _Later(places, places[users[first - 1]]), groups)
+        if group is None or any(groups.of.get(user) is group for user in late):
+            continue
+        # What an earlier segment reads stays in that segment or before it.
+        if group.segment > places[late[0]] // SEGMENT or _waits_for(group, late, groups, places):
             continue
         again = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), num_outputs=1)
         again.outputs[0].type, again.outputs[0].shape = value.type, value.shape
@@ -185,40 +205,50 @@ def _compute_again(graph: ir.Graph, groups: _Groups) -> None:
         groups.of[again] = group
 
 
-def _group_that_reads(node: ir.Node, shape: ir.Shape, later: list[ir.Node], groups: _Groups) -> _Group | None:
+@dataclass(frozen=True)
+class _Later:
+    """The nodes of the graph behind a place."""
+
+    places: Mapping[ir.Node, int]
+    start: int
+
+    def __contains__(self, node: ir.Node) -> bool:
+        return self.places.get(node, -1) > self.start
+
+
+def _group_that_reads(node: ir.Node, shape: ir.Shape, later: _Later, groups: _Groups) -> _Group | None:
     """A group of ``later`` nodes that reads what a node over many elements reads; None where there is none with room."""
     operands = [value for value in node.inputs if value is not None and constant_array(value) is None]
     if not operands:
         return None
-    behind = set(later)
     # As the state is: an input of the graph, with extents that are known.
     of_state = shape.is_static() and any(value.producer() is None for value in operands)
     for user, _ in operands[0].uses():
-        group = groups.of.get(user) if user in behind else None
+        group = groups.of.get(user) if user in later else None
         if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
             continue
         # An update of the state runs in place, behind all that reads the state: nothing may wait for it.
         if of_state and any(output.is_graph_output() for member in group.nodes for output in member.outputs):
             continue
-        if all(member in behind for member in group.nodes) and all(
-            any(value in member.inputs for member in group.nodes) for value in operands
-        ):
+        reads_all = all(any(value in member.inputs for member in group.nodes) for value in operands)
+        if reads_all and all(member in later for member in group.nodes):
             return group
     return None
 
 
-def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups) -> bool:
-    """Whether a group waits for any of these nodes, directly or not."""
+def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups, places: Mapping[ir.Node, int]) -> bool:
+    """Whether a group waits for any of these nodes, directly or not; nodes of later segments cannot be what it waits for."""
+    end = (group.segment + 1) * SEGMENT
     seen: set[ir.Node] = set()
     left = list(nodes)
     while left:
         node = left.pop()
-        if node in seen:
+        if node in seen or places.get(node, 0) >= end:
             continue
-        found = groups.of.get(node)
-        if found is group:
+        owner = groups.of.get(node)
+        if owner is group:
             return True
-        members = [node] if found is None else found.nodes
+        members = [node] if owner is None else owner.nodes
         seen.update(members)
         left += [user for member in members for output in member.outputs for user, _ in output.uses()]
     return False
@@ -349,7 +379,7 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
     for value, replacement in zip(results, fused.outputs, strict=True):
         replacement.type, replacement.shape = value.type, value.shape
         name = value.name
-        value.replace_all_uses_with(replacement, replace_graph_outputs=True)
+        replace_uses(value, replacement)
         value.name, replacement.name = None, name
     _detach(nodes + sums)
     return True

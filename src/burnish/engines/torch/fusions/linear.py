@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_node
 
 SWAPPED = [1, 0]
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
@@ -88,7 +88,7 @@ def _fuse_weight_gradient(graph: ir.Graph, node: ir.Node) -> None:
     like = builder.tensor(last.outputs[0])
     replace_node(last, builder.op("FusedLinearWeightGrad", *operands, domain=BURNISH_DOMAIN, like=like))
     if last is not node:
-        graph.remove(node, safe=True)
+        remove_node(node)
 
 
 class _Gradients(NamedTuple):
@@ -228,4 +228,4 @@ def _only_user(value: ir.Value, op_type: str, domain: str = "") -> ir.Node | Non
 
 def _remove_unread(graph: ir.Graph, node: ir.Node | None) -> None:
     if node is not None and node.graph is graph and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-        graph.remove(node, safe=True)
+        remove_node(node)

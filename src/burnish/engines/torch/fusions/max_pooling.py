@@ -24,7 +24,7 @@ def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:
     pads = list(attribute_value(node, "pads", [0] * 4))
     kernel = list(node.attributes["kernel_shape"].as_ints())
     automatic = attribute_value(node, "auto_pad", "NOTSET")
-    if automatic != "NOTSET" or pads[:2] != pads[2:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
+    if automatic != "NOTSET" or pads[:2] != pads[2:] or any(2 * pad > size for pad, size in zip(pads[:2], kernel, strict=True)):
         return
     attributes = {
         "kernel_shape": kernel,

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_uses
 
 STANDARDIZED = frozenset({"Standardize", "StandardizeGrad", "RootMeanSquareNormalize"})
 """The semantic operators that become kernels here."""
@@ -68,9 +68,9 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
     for gradient in gradients:
         _fuse_gradient(graph, gradient, x, (mean, shift, scaling), scale, attributes)
     if centered:
-        node.outputs[1].replace_all_uses_with(mean, replace_graph_outputs=True)
-    inverse.replace_all_uses_with(scaling, replace_graph_outputs=True)
-    last.replace_all_uses_with(y, replace_graph_outputs=True)
+        replace_uses(node.outputs[1], mean)
+    replace_uses(inverse, scaling)
+    replace_uses(last, y)
     _remove_unread(graph, maker)
     _remove_unread(graph, node)
 
@@ -164,14 +164,14 @@ def _fuse_gradient(
     outputs = {"scale": results[1].value, "bias": results[2].value}
     dx = gradient.node.outputs[0]
     results[0].value.type, results[0].value.shape = dx.type, dx.shape
-    dx.replace_all_uses_with(results[0].value, replace_graph_outputs=True)
+    replace_uses(dx, results[0].value)
     for result in outputs.values():
         result.type, result.shape = scale.type, scale.shape
     for name, value in gradient.parameters.items():
-        value.replace_all_uses_with(outputs[name], replace_graph_outputs=True)
+        replace_uses(value, outputs[name])
     makers = [gradient.node.inputs[0], *gradient.parameters.values()]
     producers = [None if value is None else value.producer() for value in makers]
-    graph.remove(gradient.node, safe=True)
+    remove_node(gradient.node)
     for producer in producers:
         if producer is not None:
             _remove_unread(graph, producer)
@@ -196,8 +196,8 @@ def _replace_projection(graph: ir.Graph, node: ir.Node) -> None:
     )
     dx = node.outputs[0]
     results[0].value.type, results[0].value.shape = dx.type, dx.shape
-    dx.replace_all_uses_with(results[0].value, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    replace_uses(dx, results[0].value)
+    remove_node(node)
 
 
 def _is_per_column(value: ir.Value, rows: ir.Value, axis: int) -> bool:
@@ -222,7 +222,7 @@ def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
     if node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
         return
     makers = [value.producer() for value in node.inputs if value is not None]
-    graph.remove(node, safe=True)
+    remove_node(node)
     for maker in makers:
         if maker is not None:
             _remove_unread(graph, maker)

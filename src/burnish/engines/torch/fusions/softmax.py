@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_node
 
 
 def fuse_softmax(graph: ir.Graph) -> None:
@@ -38,7 +38,7 @@ def _fuse(graph: ir.Graph, softmax: ir.Node, product: ir.Node) -> None:
     operands = [builder.tensor(value) for value in (flow, y)]
     replace_node(result, builder.op("FusedSoftmaxGrad", *operands, domain=BURNISH_DOMAIN, like=operands[0], axis=axis))
     for node in (difference, total, product):
-        graph.remove(node, safe=True)
+        remove_node(node)
 
 
 def _is(node: ir.Node, op_type: str) -> bool:

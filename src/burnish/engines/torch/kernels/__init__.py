@@ -95,10 +95,15 @@ def called(module: torch.fx.GraphModule) -> set[str]:
     return found
 
 
+def library(name: str) -> Path:
+    """The library of a kernel that is available."""
+    (built,) = _requested(name)
+    return built.result()
+
+
 @functools.cache
 def _load(name: str) -> None:
-    (built,) = _requested(name)
-    torch.ops.load_library(str(built.result()))  # type: ignore[no-untyped-call]
+    torch.ops.load_library(str(library(name)))  # type: ignore[no-untyped-call]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from burnish.engines.torch.operators import (
     reduction,
     resize,
     shape,
+    signal,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "reduction",
     "resize",
     "shape",
+    "signal",
 ]

@@ -29,7 +29,7 @@ class Exchange(torch.nn.Module):
     Args:
         communicator: to the others.
         count: how many tensors are exchanged; behind them may come the number of this worker's samples: where that is 0, what it
-            computed is of nothing, and it gives zeros; and, of ``AllReduceStart``, whether they are exchanged.
+            computed counts nowhere, and it gives zeros; and, of ``AllReduceStart``, whether they are exchanged.
         group: as the communicator has it.
         channel: the same.
     """
@@ -47,11 +47,7 @@ class Exchange(torch.nn.Module):
             shared.settle()
         buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own], out=None if shared is None else shared.tensor)
         if len(tensors) > self._count:
-            nothing = tensors[self._count] == 0
-            if buffer.device.type == "cpu":
-                buffer = buffer.zero_() if bool(nothing) else buffer
-            else:
-                buffer = torch.where(nothing, 0, buffer)
+            buffer = _counting(buffer, tensors[self._count])
         return self.begin(buffer, shared, own)
 
     def begin(
@@ -162,7 +158,7 @@ class ReduceScatterFinish(AllReduceFinish):
 
 
 class OwnGradients(torch.nn.Module):
-    """Gradients of this worker's samples: zeros where it has none, and what it computed is of nothing.
+    """Gradients of this worker's samples: zeros where it has none, and what it computed counts nowhere.
 
     Args:
         count: how many gradients there are; behind them may come the number of samples.
@@ -183,17 +179,27 @@ class OwnGradients(torch.nn.Module):
 
 
 class AllGather(torch.nn.Module):
-    """What every worker has, side by side."""
+    """What every worker has, side by side.
 
-    def __init__(self, communicator: Communicator, group: int):
+    Args:
+        communicator: to the others.
+        count: how many tensors are shown; behind them may come the number of this worker's samples, as of ``Exchange``.
+        group: as the communicator has it.
+    """
+
+    def __init__(self, communicator: Communicator, count: int, group: int):
         super().__init__()
-        self._communicator, self._group = communicator, group
+        self._communicator, self._count, self._group = communicator, count, group
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        dtype = tensors[0].dtype if len({tensor.dtype for tensor in tensors}) == 1 else torch.float64
-        rows = self._communicator.all_gather(torch.cat([_flat(tensor).to(dtype) for tensor in tensors]), group=self._group)
-        parts = torch.split(rows, [tensor.numel() for tensor in tensors], dim=1)
-        return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True))
+        own = tensors[: self._count]
+        dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
+        buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own])
+        if len(tensors) > self._count:
+            buffer = _counting(buffer, tensors[self._count])
+        rows = self._communicator.all_gather(buffer, group=self._group)
+        parts = torch.split(rows, [tensor.numel() for tensor in own], dim=1)
+        return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, own, strict=True))
 
 
 class GatherOwned(torch.nn.Module):
@@ -254,6 +260,14 @@ class GatherOwned(torch.nn.Module):
 def _shaped(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A view of bytes as a tensor of this dtype and shape, that of images with its channels last."""
     return _parted(content.view(like.dtype), [like])[0]
+
+
+def _counting(buffer: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    """A buffer, or zeros in its place where a worker has no samples."""
+    nothing = samples == 0
+    if buffer.device.type != "cpu":
+        return torch.where(nothing, 0, buffer)
+    return buffer.zero_() if bool(nothing) else buffer
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -322,7 +336,8 @@ def own_gradients(op: Call) -> Any:
 
 @translates("AllGather", domain=BURNISH_DOMAIN)
 def all_gather(op: Call) -> Any:
-    results = op.module(AllGather(_communicator(op), int(op.attribute("group", 0))), _operands(op))
+    communicator, count, group, _ = _exchange(op)
+    results = op.module(AllGather(communicator, count, group), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 

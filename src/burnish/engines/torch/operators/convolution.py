@@ -12,7 +12,7 @@ from torch.nn import functional
 from burnish.engines.torch import convolution_gradients
 from burnish.engines.torch.processor import has_narrow_vectors
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
-from burnish.graph import BURNISH_DOMAIN
+from burnish.graph import BURNISH_DOMAIN, same_padding, split_padding
 
 LARGEST_MAP = 7 * 7
 """Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
@@ -40,19 +40,14 @@ def explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: li
     automatic = op.attribute("auto_pad", "NOTSET")
     if automatic not in ("SAME_UPPER", "SAME_LOWER"):
         return [0] * len(pads) if automatic == "VALID" else list(pads)
-    begins, ends = [], []
-    for axis, extent in enumerate(op.extents()[2:]):
-        reach = (kernel[axis] - 1) * dilations[axis] + 1
-        if strides[axis] == 1:
-            total: Any = reach - 1
-        elif isinstance(extent, int):
-            total = max((-(-extent // strides[axis]) - 1) * strides[axis] + reach - extent, 0)
-        else:
-            raise NotKnownYet
-        smaller = total // 2
-        begins.append(smaller if automatic == "SAME_UPPER" else total - smaller)
-        ends.append(total - smaller if automatic == "SAME_UPPER" else smaller)
-    return begins + ends
+    sizes = [extent if isinstance(extent, int) else None for extent in op.extents()[2:]]
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    totals = [same_padding(*axis) for axis in zip(sizes, spans, strides, strict=True)]
+    known = [total for total in totals if total is not None]
+    if len(known) < len(kernel):
+        raise NotKnownYet
+    begins, ends = split_padding(known, more_at_end=automatic == "SAME_UPPER")
+    return [*begins, *ends]
 
 
 def _padded_evenly(x: Any, pads: list[Any]) -> tuple[Any, list[Any]]:

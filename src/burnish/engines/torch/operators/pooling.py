@@ -38,7 +38,7 @@ def _amounts(pads: list[Any]) -> list[Any]:
 def _fits(kernel: list[int], pads: list[Any]) -> bool:
     """Whether PyTorch pads so itself: evenly, and by half a window at most."""
     rank = len(kernel)
-    return pads[:rank] == pads[rank:] and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
+    return pads[:rank] == pads[rank:] and all(2 * pad <= size for pad, size in zip(pads[:rank], kernel, strict=True))
 
 
 def _with_ceiling(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[Any]) -> list[Any]:
@@ -110,24 +110,19 @@ def max_pool_gradient(op: Call) -> Any:
 
 @translates("MaxUnpool")
 def max_unpool(op: Call) -> Any:
-    """Elements go back to their flat places; where ``output_shape`` is larger than the places mean, the rest is zero."""
+    """Elements go back to their flat places in the output."""
     kernel = op.attribute("kernel_shape")
     rank = len(kernel)
     strides, pads = op.attribute("strides", [1] * rank), op.attribute("pads", [0] * (2 * rank))
     extents = op.extents()
     natural = [(extents[axis + 2] - 1) * strides[axis] - pads[axis] - pads[axis + rank] + kernel[axis] for axis in range(rank)]
-    indexed = [extents[0], extents[1], *natural]
-    wanted = op.known_integers(2, ()) if op.has(2) else indexed
+    shape = op.integers(2) if op.has(2) else [extents[0], extents[1], *natural]
     count: Any = 1
-    for extent in indexed:
+    for extent in shape:
         count = extent * count
     flat = torch.zeros([count], dtype=op.torch_dtype(0), device=op.device)
     placed = torch.scatter(flat, 0, torch.reshape(op.tensor(1), [-1]), torch.reshape(op.tensor(0), [-1]))
-    placed = torch.reshape(placed, indexed)
-    if not op.has(2):
-        return placed
-    amounts = [amount for axis in reversed(range(rank)) for amount in (0, wanted[axis + 2] - natural[axis])]
-    return functional.pad(placed, amounts)
+    return torch.reshape(placed, list(shape))
 
 
 @translates("AveragePool")

@@ -200,8 +200,10 @@ def _padded(op: Call, x: Any, axis: int, before: Any, after: Any, mode: str) -> 
     elif mode == "wrap":
         places = torch.remainder(places, extent)
     else:
-        period = torch.remainder(places, 2 * (extent - 1))
-        places = torch.minimum(period, 2 * (extent - 1) - period)
+        # One element is all that it reflects.
+        period = 2 * (extent - 1)
+        around = torch.remainder(places, period + (extent == 1))
+        places = torch.minimum(around, period - around)
     return torch.index_select(x, axis, places)
 
 

@@ -1,31 +1,20 @@
-"""The reference engine: ``onnx.reference``, the standard's own evaluator in numpy. Slow; an oracle for tests.
-
-It computes in the dtypes of the graph, so a program compiled in float64 gives float64 results. Known to be wrong in it, and
-not to be used as an oracle for: BatchNormalization in training mode before version 14, and LayerNormalization's
-``stash_type``. Corrected here are MaxPool, whose indices are wrong in it where every stride is 1, ConvTranspose, which
-adds up values of sixteen bits in sixteen bits, and LogSoftmax, which is -inf in it where a probability underflows. Recurrent
-layers run as what they become in training: the evaluator takes no notice of lengths of sequences, and has no GRU in two
-directions. Outputs that a node leaves out are named for it: it keeps them under the empty name, and gives them to every later
-node that leaves an input out.
-"""
+"""Programs and models on ``onnx.reference.ReferenceEvaluator``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops.op_conv_transpose import ConvTranspose as EvaluatorConvTranspose
-from onnx.reference.ops.op_log_softmax import LogSoftmax as EvaluatorLogSoftmax
-from onnx.reference.ops.op_max_pool import MaxPool as EvaluatorMaxPool
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
-from burnish.errors import EngineError
-from burnish.graph import describe_place
+from burnish.engines.reference.operators import OPERATORS
+from burnish.errors import BurnishError, EngineError
+from burnish.graph import SIXTEEN_BIT, describe_place, model_proto
 from burnish.passes import expand_recurrent_layers
 
 if TYPE_CHECKING:
@@ -33,41 +22,6 @@ if TYPE_CHECKING:
 
 ABSENT = "burnish:absent"
 """Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
-
-
-class LogSoftmax(EvaluatorLogSoftmax):
-    """The operator without the logarithm of a probability, which may be too small for its dtype."""
-
-    op_domain = ""
-
-    def _run(self, x: np.ndarray, axis: int | None = None) -> Any:
-        if x.size == 0:
-            return (x,)
-        along = self.axis if axis is None else axis  # type: ignore[attr-defined]  # the evaluator sets attributes
-        below = x - x.max(axis=along, keepdims=True)
-        return ((below - np.log(np.exp(below).sum(axis=along, keepdims=True))).astype(x.dtype),)
-
-
-class MaxPool(EvaluatorMaxPool):
-    """The evaluator's operator, always by the one of its two algorithms that gives right indices."""
-
-    op_domain = ""
-
-    def _run(self, x: np.ndarray, **attributes: Any) -> Any:  # type: ignore[override]  # the evaluator passes them by name
-        return self._max_pool(x, **attributes)  # type: ignore[no-untyped-call]
-
-
-class ConvTranspose(EvaluatorConvTranspose):
-    """The evaluator's operator with sums of sixteen-bit values in float32, rounded once, as it computes Conv."""
-
-    op_domain = ""
-
-    def _run(self, x: np.ndarray, *operands: np.ndarray | None, **attributes: Any) -> Any:  # type: ignore[override]
-        if x.dtype.itemsize != 2:
-            return super()._run(x, *operands, **attributes)  # type: ignore[no-untyped-call]
-        wide = [None if operand is None else operand.astype(np.float32) for operand in (x, *operands)]
-        (y,) = super()._run(*wide, **attributes)  # type: ignore[no-untyped-call]
-        return (y.astype(x.dtype),)
 
 
 class ReferenceEngine:
@@ -147,15 +101,42 @@ class ReferenceRunner:
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
-        proto = ir.to_proto(expand_recurrent_layers(model))
+        proto = model_proto(expand_recurrent_layers(model))
         _name_absent_outputs(proto.graph)
         for function in proto.functions:
             _name_absent_outputs(function)
-        return ReferenceEvaluator(proto, new_ops=[ConvTranspose, LogSoftmax, MaxPool])
+        evaluator = ReferenceEvaluator(proto, new_ops=OPERATORS)
+    except BurnishError:  # a constant that cannot be read any more
+        raise
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         raise EngineError(
             f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"
         ) from error
+    if not _has_sixteen_bits(model):
+        _compute_with_all_digits(evaluator)
+    return evaluator
+
+
+def _has_sixteen_bits(model: ir.Model) -> bool:
+    """Whether a value has sixteen bits: beside those, attributes in float32 let operators sum in float32."""
+    inputs = [*model.graph.inputs, *model.graph.initializers.values()]
+    outputs = (output for node in model.graph.all_nodes() for output in node.outputs)
+    return any(value.dtype in SIXTEEN_BIT for value in (*inputs, *outputs))
+
+
+def _compute_with_all_digits(evaluator: ReferenceEvaluator) -> None:
+    """Let, in place, attributes be Python's numbers: the evaluator's are of float32, and so is what it computes from them alone.
+
+    Their values are those of float32 still, which is how a file holds them.
+    """
+    for node in evaluator.rt_nodes_:
+        for name, value in list(vars(node).items()):
+            if isinstance(value, np.float32):
+                setattr(node, name, float(value))
+            elif isinstance(value, list) and value and all(isinstance(item, np.float32) for item in value):
+                setattr(node, name, [float(item) for item in value])
+            elif isinstance(value, ReferenceEvaluator):
+                _compute_with_all_digits(value)
 
 
 def _name_absent_outputs(graph: onnx.GraphProto | onnx.FunctionProto) -> None:

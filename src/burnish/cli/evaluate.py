@@ -1,0 +1,102 @@
+"""``burnish evaluate``: loss and metrics of a model over labelled data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from burnish.cli.console import counted, output
+from burnish.cli.data_options import check_data_options
+from burnish.cli.model_options import (
+    DATA,
+    RESULT,
+    AverageOption,
+    BatchSizeOption,
+    BestOption,
+    EngineOption,
+    ImageSizeOption,
+    ModelArgument,
+    ProgramOption,
+    pixels_of,
+    print_table,
+    write_csv,
+)
+from burnish.cli.options import metric_names, read_outputs
+from burnish.cli.pixel_options import Pixels, takes_pixels
+
+OBJECTIVE = "What is measured of an ONNX file; a run has its own"
+
+
+@takes_pixels
+def evaluate(
+    model: ModelArgument,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder of images (one subfolder per class), an .npz, .csv or .parquet file, or digits:test.",
+            show_default=False,
+        ),
+    ],
+    program: ProgramOption = None,
+    best: BestOption = False,
+    average: AverageOption = None,
+    engine: EngineOption = "auto",
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
+    ] = None,
+    image_size: ImageSizeOption = None,
+    batch_size: BatchSizeOption = 32,
+    *,
+    pixels: Pixels,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", help="As train takes it; by default what the file says.", rich_help_panel=OBJECTIVE),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=OBJECTIVE),
+    ] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option("--outputs", metavar="NAME", help="The output that the loss reads.", rich_help_panel=OBJECTIVE),
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write loss and metrics there (.csv).", rich_help_panel=RESULT)
+    ] = None,
+) -> None:
+    """Print loss and metrics of a model over labelled data."""
+    if path is not None and path.suffix != ".csv":
+        raise typer.BadParameter(f"--output {path}: figures are written as .csv")
+    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first)
+    from burnish.data import open_dataset
+    from burnish.training.trained_model import open_model
+
+    opened = open_model(
+        model,
+        program=program,
+        best=best,
+        average=average,
+        loss=loss,
+        metrics=metric_names(metrics) if metrics else None,
+        outputs=read_outputs(outputs),
+        engine=engine,
+    )
+    known = opened.described.classes
+    dataset = open_dataset(data, opened.to_evaluate, label=label, classes=known, image_size=image_size, pixels=pixels.settings())
+    console = output()
+    console.print(f"{opened.name}; {data}: {counted(len(dataset), 'sample')}", markup=False)
+    if (line := pixels_of(opened, getattr(dataset, "preprocessing", None), pixels.first is not None)) is not None:
+        console.print(line, markup=False)
+    if known is None and (classes := getattr(dataset, "classes", None)):
+        console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called", markup=False)
+    if (note := getattr(dataset, "note", None)) is not None:
+        console.print(note, markup=False)
+    figures = opened.evaluate(dataset, batch_size)
+    print_table(console, ["figure", "value"], figures.items())
+    if path is not None:
+        write_csv(path, ["figure", "value"], figures.items())
+        console.print(f"{path}: {counted(len(figures), 'figure')}", markup=False)

@@ -1,0 +1,78 @@
+"""What a model file says of its data, in its ``metadata_props``: what is done to pixels, and what its classes are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.data import pixel_presets as pixels
+from burnish.data.preprocessing import Preprocessing
+from burnish.errors import BurnishError, DataError
+
+PIXELS, CLASSES = "burnish.pixels", "burnish.classes"
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What a model was trained on, as far as it is known.
+
+    Attributes:
+        preprocessing: what is done to the pixels of its images; None where that is not known, or there are none.
+        classes: the names of its classes, in the order of their indices; None where they have none.
+    """
+
+    preprocessing: Preprocessing | None = None
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, dataset: object) -> DataDescription:
+        """What a data set says of itself, by its attributes ``preprocessing`` and ``classes``."""
+        described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
+        is_named = isinstance(classes, Sequence) and not isinstance(classes, str)
+        return cls(
+            described if isinstance(described, Preprocessing) else None,
+            tuple(map(str, classes)) if is_named and classes else None,
+        )
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, str], source: str = "the model") -> DataDescription:
+        """Read what ``metadata`` wrote.
+
+        Raises:
+            DataError: an entry that is not what was written.
+        """
+        described, classes = _entry(metadata, PIXELS, dict, source), _entry(metadata, CLASSES, list, source)
+        if classes is not None and not all(isinstance(name, str) for name in classes):
+            raise _damaged(source, CLASSES, "a name is no text")
+        try:
+            read = None if described is None else pixels.get(described)
+        except BurnishError as error:
+            raise _damaged(source, PIXELS, str(error)) from error
+        return cls(read, tuple(classes) if classes else None)
+
+    def metadata(self) -> dict[str, str]:
+        """Return what to write into a model's ``metadata_props``: JSON by key, nothing for what is not known."""
+        entries: dict[str, Any] = {}
+        if self.preprocessing is not None:
+            entries[PIXELS] = self.preprocessing.options()
+        if self.classes is not None:
+            entries[CLASSES] = list(self.classes)
+        return {key: json.dumps(value, ensure_ascii=False) for key, value in entries.items()}
+
+
+def _entry(metadata: Mapping[str, str], key: str, kind: type, source: str) -> Any:
+    if key not in metadata:
+        return None
+    try:
+        value = json.loads(metadata[key])
+    except (ValueError, RecursionError) as error:  # thousands of brackets, one in the other
+        raise _damaged(source, key, str(error)) from error
+    if not isinstance(value, kind):
+        raise _damaged(source, key, f"it is a {type(value).__name__}")
+    return value
+
+
+def _damaged(source: str, key: str, what: str) -> DataError:
+    return DataError(f"{source}: its metadata '{key}' cannot be read ({what}); export it again, or remove that entry")

@@ -1,0 +1,288 @@
+"""What is done to the pixels of an image before a model reads them, as a value that is stated, kept and written down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from burnish.errors import ConfigurationError, DataError
+from burnish.program import Entry
+from burnish.settings import PlainSettings, is_number, is_whole, suggestion
+
+Layout = Literal["NCHW", "NHWC", "NHW"]
+
+LAYOUTS = ("NCHW", "NHWC", "NHW")
+CHANNELS = ("rgb", "bgr", "gray")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+STRETCH, CROP = "stretch", "crop"
+RESIZES = (STRETCH, CROP)
+SHORTER_SIDE = 256 / 224
+"""The shorter side of an image before its centre is cut out, in the size of what is cut: as models of ImageNet are evaluated."""
+LARGEST = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing(PlainSettings):
+    """What is done to an image of 8-bit pixels: each channel becomes ``(pixel * scale - mean) / std``.
+
+    Computed in float64, rounded once to the dtype of the model's input. The four settings that a model's input may say by itself
+    are None until they are known (``for_images``).
+
+    Attributes:
+        scale: what a pixel, 0 to 255, is multiplied by.
+        mean, std: one number, or one for each channel in the order of the model's input; std is above 0.
+        interpolation: how an image is resized, by Pillow's names: nearest, bilinear, bicubic, box, hamming or lanczos; reduced
+            images are smoothed, except by nearest.
+        resize: ``stretch`` brings an image to the size whatever its sides; ``crop`` resizes the shorter side to ``shorter_side``
+            and cuts the size out of the centre, as torchvision's transforms for evaluation do.
+        shorter_side: for ``crop``, in pixels; None is 8/7 of the larger side of the size (256 for 224).
+        size: height and width that the model takes.
+        channels: ``rgb``, ``bgr`` or ``gray`` (the luma of ITU-R 601, as Pillow computes it).
+        layout: of the model's input: ``NCHW``, ``NHWC`` or ``NHW``.
+    """
+
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    interpolation: str = "bilinear"
+    resize: str = STRETCH
+    shorter_side: int | None = None
+    size: tuple[int, int] | None = None
+    channels: str | None = None
+    layout: str | None = None
+
+    def __post_init__(self) -> None:
+        if not is_number(self.scale) or not self.scale > 0:
+            raise ConfigurationError(f"pixels: scale={self.scale!r}: give a number above 0, such as 1/255")
+        for name, least in (("mean", -math.inf), ("std", 0.0)):
+            object.__setattr__(self, name, _per_channel(name, getattr(self, name), least))
+        if 1 not in (len(self.mean), len(self.std)) and len(self.mean) != len(self.std):
+            raise ConfigurationError(
+                f"pixels: {len(self.mean)} numbers for mean and {len(self.std)} for std: give one number, or one for each channel"
+            )
+        for name, known in (("interpolation", INTERPOLATIONS), ("resize", RESIZES), ("channels", CHANNELS), ("layout", LAYOUTS)):
+            value = getattr(self, name)
+            if value not in known and not (value is None and name in ("channels", "layout")):
+                raise ConfigurationError(
+                    f"pixels: {name}={value!r}{suggestion(str(value), known)}: choose among {', '.join(known)}"
+                )
+        if self.size is not None:
+            object.__setattr__(self, "size", _sides(self.size))
+        if self.shorter_side is not None and (not is_whole(self.shorter_side) or self.shorter_side < 1):
+            raise ConfigurationError(f"pixels: shorter_side={self.shorter_side!r}: give a number of pixels")
+        if self.shorter_side is not None and self.resize != CROP:
+            raise ConfigurationError("pixels: shorter_side is for resize='crop'; leave it out, or give that")
+        if self.size is not None and self.shorter_side is not None and self.shorter_side < max(self.size):
+            raise ConfigurationError(
+                f"pixels: {self.size[0]} x {self.size[1]} cannot be cut out of an image whose shorter side is "
+                f"{self.shorter_side}: give a shorter_side of {max(self.size)} or more, or resize='stretch'"
+            )
+
+    @property
+    def side(self) -> int:
+        """The shorter side that an image is resized to before its centre is cut out, where the size is known."""
+        assert self.size is not None
+        return self.shorter_side or round(max(self.size) * SHORTER_SIDE)
+
+    def for_images(self, entry: Entry, source: str) -> Preprocessing:
+        """Return the description with all that the model's input says: size, channels and layout.
+
+        Args:
+            entry: the input.
+            source: what to call the data in an error.
+
+        Raises:
+            DataError: the input is not that of images, it says something else than the description, it leaves the size open and
+                the description too, or it takes whole numbers and these would be none.
+        """
+        layout, count, height, width = image_layout(entry, source, self.layout, self.channels)
+        channels = self.channels or ("gray" if count == 1 else "rgb")
+        if (channels == "gray") is not (count == 1):
+            raise DataError(
+                f"{source}: the model's input '{entry.name}' takes {count} channel{'s' * (count > 1)}, and the pixels are to be "
+                f"{channels}: leave channels out"
+            )
+        if self.layout not in (None, layout):
+            raise DataError(
+                f"{source}: the model's input '{entry.name}' has shape {shape_text(entry.extents)}, which is {layout} and not "
+                f"{self.layout}: leave the layout out"
+            )
+        fixed = (height, width)
+        if None in fixed and self.size is None:
+            raise DataError(
+                f"{source}: the model's input '{entry.name}' leaves the size of an image open; "
+                "say which one to resize to (--image-size HEIGHT WIDTH)"
+            )
+        if self.size is not None and any(side not in (None, asked) for side, asked in zip(fixed, self.size, strict=True)):
+            raise DataError(
+                f"{source}: the model's input '{entry.name}' takes images of {_side(height)} x {_side(width)}, and --image-size "
+                f"says {self.size[0]} x {self.size[1]}: leave it out"
+            )
+        sides = (height or self.size[0], width or self.size[1]) if self.size is not None else (height, width)
+        described = replace(self, size=cast(tuple[int, int], sides), channels=channels, layout=layout)
+        described.table(entry, count, source)
+        return described
+
+    def table(self, entry: Entry, channels: int, source: str) -> np.ndarray:
+        """Return what each pixel becomes: [channels, 256], in the dtype of the model's input.
+
+        Raises:
+            DataError: numbers for another number of channels, or an input of whole numbers that these are not.
+        """
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) not in (1, channels):
+                raise DataError(
+                    f"{source}: pixels: {name} has {len(numbers)} numbers, and input '{entry.name}' of shape "
+                    f"{shape_text(entry.extents)} takes {channels} channel{'s' * (channels > 1)}: give one number for all, "
+                    "or one for each channel"
+                )
+        dtype = entry.numpy_dtype
+        pixels = np.arange(LARGEST + 1, dtype=np.float64)
+        mean, std = (np.broadcast_to(np.asarray(one, np.float64)[:, None], (channels, 1)) for one in (self.mean, self.std))
+        values = (pixels * self.scale - mean) / std
+        if entry.dtype.is_floating_point():
+            return values.astype(dtype)
+        with np.errstate(invalid="ignore"):
+            whole = values.astype(dtype)
+        if not np.array_equal(whole, values):
+            raise DataError(
+                f"{source}: the model's input '{entry.name}' takes whole numbers ({dtype}), and {self.formula()} gives others: "
+                "take the pixels as they are (pixels='raw')"
+            )
+        return whole
+
+    def formula(self) -> str:
+        """Return what becomes of a pixel: ``(pixel / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]``."""
+        divisor = 1 / self.scale
+        scaled = "pixel"
+        if self.scale != 1:
+            by = f"/ {round(divisor)}" if divisor >= 1 and abs(divisor - round(divisor)) < 1e-9 * divisor else f"* {self.scale!r}"
+            scaled += f" {by}"
+        if any(self.mean):
+            scaled += f" - {_numbers(self.mean)}"
+        if any(value != 1 for value in self.std):
+            scaled = f"({scaled})" if " " in scaled else scaled
+            scaled += f" / {_numbers(self.std)}"
+        return scaled
+
+    def text(self) -> str:
+        """Return the whole description as a line: size, interpolation, channels, layout and formula, as far as they are known."""
+        parts = []
+        if self.size is not None:
+            size = f"{self.size[0]} x {self.size[1]}"
+            if self.resize == CROP:
+                parts.append(f"shorter side resized to {self.side} ({self.interpolation}), {size} cut out of the centre")
+            else:
+                parts.append(f"resized to {size} ({self.interpolation})")
+        if self.channels is not None:
+            parts.append(self.channels.upper() if self.channels != "gray" else self.channels)
+        if self.layout is not None:
+            parts.append(self.layout)
+        return ", ".join([*parts, f"values {self.formula()}"])
+
+    def options(self) -> dict[str, Any]:
+        """Return the description as JSON-compatible values; ``pixel_presets.get`` reads them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def image_layout(
+    entry: Entry, source: str, layout: str | None = None, channels: str | None = None
+) -> tuple[Layout, int, int | None, int | None]:
+    """Read an image input's shape: its layout, channels, height and width (None where symbolic).
+
+    Args:
+        entry: the input.
+        source: what to call the data in an error.
+        layout: of the input, where its shape leaves the channels open, or would do for several.
+        channels: what it takes, where its shape leaves that open; color by default.
+
+    Raises:
+        DataError: not the shape of gray or color images.
+    """
+    shape = entry.extents
+    opened = 1 if channels == "gray" else 3
+    if len(shape) == 3:
+        return "NHW", 1, _extent(shape[1]), _extent(shape[2])
+    if len(shape) == 4:
+        for found, axis, (height, width) in (("NCHW", 1, (2, 3)), ("NHWC", 3, (1, 2))):
+            count = _extent(shape[axis])
+            if (layout == found and count is None) or (layout in (None, found) and count in (1, 3)):
+                return cast(Layout, found), count or opened, _extent(shape[height]), _extent(shape[width])
+        if layout is not None:
+            return image_layout(entry, source)
+    raise DataError(
+        f"{source}: the model's input '{entry.name}' has shape {shape_text(shape)}, which is not that of images: "
+        "[batch, channels, height, width], [batch, height, width, channels] with 1 or 3 channels, or [batch, height, width]; "
+        "where it leaves the channels open, say the layout (--layout NCHW or NHWC)"
+    )
+
+
+def of_bytes(array: np.ndarray, entry: Entry, pixels: Preprocessing, source: str) -> np.ndarray:
+    """Return an array of bytes as the floating-point values that a model takes.
+
+    Args:
+        array: uint8, of the shape of the input; its channels are taken in the order in which they are.
+        entry: the input.
+        pixels: what becomes of a byte.
+        source: what to call the data in an error.
+
+    Raises:
+        DataError: numbers for each channel, and the input is not that of images with as many.
+    """
+    if len(pixels.mean) == len(pixels.std) == 1:
+        return np.asarray(np.take(pixels.table(entry, 1, source)[0], array))
+    try:
+        layout, channels, _, _ = image_layout(entry, source, pixels.layout, pixels.channels)
+    except DataError:
+        layout, channels = "NHW", 1
+    table = pixels.table(entry, channels, source)
+    axis = {"NCHW": 1, "NHWC": 3, "NHW": 0}[layout]
+    if layout == "NHW":
+        return np.asarray(np.take(table[0], array))
+    values = np.empty(array.shape, entry.numpy_dtype)
+    for channel in range(channels):
+        place = (slice(None),) * axis + (channel,)
+        values[place] = table[channel][array[place]]
+    return values
+
+
+def shape_text(shape: Sequence[int | str | None]) -> str:
+    """Return ``[batch, 3, 224, 224]``, with ``?`` for an unknown extent."""
+    return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
+
+
+def takes_bytes(array: np.ndarray, entry: Entry) -> bool:
+    """Whether an array holds bytes that an input takes as floating point: as pixels, that is."""
+    return bool(array.dtype == np.uint8 and entry.dtype.is_floating_point())
+
+
+def _per_channel(name: str, given: Any, above: float) -> tuple[float, ...]:
+    values = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if len(values) not in (1, 3) or not all(is_number(value) and value > above for value in values):
+        kind = "finite numbers" if above == -math.inf else "numbers above 0"
+        raise ConfigurationError(f"pixels: {name}={given!r}: give {kind}, one or three: one for each channel")
+    return tuple(float(value) for value in values)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    sides = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else ()
+    if len(sides) != 2 or not all(is_whole(side) and side >= 1 for side in sides):
+        raise ConfigurationError(f"pixels: size={size!r}: give height and width in pixels")
+    return int(sides[0]), int(sides[1])
+
+
+def _numbers(values: Sequence[float]) -> str:
+    texts = [repr(value).removesuffix(".0") for value in values]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def _side(extent: int | None) -> str:
+    return "any" if extent is None else str(extent)
+
+
+def _extent(dimension: int | str | None) -> int | None:
+    return dimension if isinstance(dimension, int) else None

@@ -1,0 +1,119 @@
+"""Data to predict: samples without labels, each with a name that a person finds it by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from burnish.data.csv import read_csv
+from burnish.data.dataset import ArrayDataset, Dataset
+from burnish.data.digits import digits_arrays
+from burnish.data.image_folder import ImageFiles
+from burnish.data.images import SUFFIXES
+from burnish.data.npz import npz_inputs
+from burnish.data.parquet import read_parquet
+from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import Preprocessing
+from burnish.data.sources import data_kind, refuse_pixels
+from burnish.data.table import LABEL_COLUMNS, feature_matrix
+from burnish.data.wanted import Wanted
+from burnish.errors import DataError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples to predict.
+
+    Attributes:
+        dataset: their inputs.
+        kind: what a name is: ``file``, or ``row``, counted from 0.
+        names: of the samples, in their order.
+        preprocessing: what is done to their pixels; None where they hold none.
+        note: what a person should know about how they were read.
+    """
+
+    dataset: Dataset
+    kind: str
+    names: Sequence[str]
+    preprocessing: Preprocessing | None
+    note: str | None = None
+
+
+def open_samples(
+    source: str | Path | Mapping[str, np.ndarray],
+    wanted: Wanted,
+    *,
+    label: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    pixels: PixelsLike | None = None,
+) -> Samples:
+    """Open data without their labels.
+
+    Args:
+        source: what ``open_dataset`` takes, an image, or a folder of images without subfolders for classes; or arrays by input
+            name, which are taken as they are.
+        wanted: what the model takes.
+        label: a column of a table to leave out. By default, where the table has more columns than the model takes, one that is
+            called label, y or target, else the last.
+        image_size, pixels: as ``open_dataset`` takes them.
+
+    Raises:
+        DataError: nothing there, damaged data, or data that do not fit the model.
+        ConfigurationError: no such pixels.
+    """
+    if isinstance(source, Mapping):
+        given = ArrayDataset({entry.name: _input(source, entry.name) for entry in wanted.data})
+        return Samples(given, "row", _rows(len(given)), None)
+    path = Path(source)
+    is_image = path.suffix.lower() in SUFFIXES and path.is_file()
+    kind = "images" if is_image else data_kind(source)
+    if kind == "images":
+        files = ImageFiles(path, wanted, image_size, pixels)
+        return Samples(files, "file", files.names, files.preprocessing)
+    described: Preprocessing | None = None
+    note: str | None = None
+    if kind == "npz":
+        arrays, described, note = npz_inputs(path, wanted, pixels)
+    else:
+        refuse_pixels(source, kind, pixels)
+        arrays = {wanted.only_data(str(source)).name: _features(source, kind, wanted, label)}
+        arrays, _ = wanted.samples(arrays, str(source))
+    try:
+        dataset = ArrayDataset(arrays)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+    return Samples(dataset, "row", _rows(len(dataset)), described, note)
+
+
+def _features(source: str | Path, kind: str, wanted: Wanted, label: str | None) -> np.ndarray:
+    if kind == "digits":
+        return digits_arrays("test" if str(source) == "digits:test" else "train")[0]
+    columns = read_csv(Path(source)) if kind == "csv" else read_parquet(Path(source))
+    if label is not None and label not in columns:
+        raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
+    left_out = label or _guessed_label(list(columns), wanted, str(source))
+    return feature_matrix({name: column for name, column in columns.items() if name != left_out}, str(source))
+
+
+def _guessed_label(columns: Sequence[str], wanted: Wanted, source: str) -> str | None:
+    """Return the column that is none of the features: where there is one more than the model takes, or it is called so."""
+    extents = wanted.only_data(source).extents[1:]
+    takes = math.prod(extent for extent in extents if isinstance(extent, int))
+    if all(isinstance(extent, int) for extent in extents) and len(columns) == takes:
+        return None
+    named = next((name for name in columns if name.lower() in LABEL_COLUMNS), None)
+    return named or (columns[-1] if len(columns) == takes + 1 else None)
+
+
+def _input(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in arrays:
+        raise DataError(f"no array for the model's input '{name}'; there is {', '.join(map(repr, arrays)) or 'none'}")
+    return np.asarray(arrays[name])
+
+
+def _rows(count: int) -> list[str]:
+    return [str(index) for index in range(count)]

@@ -1,0 +1,12 @@
+"""The default engine: stock ONNX Runtime on the CPU.
+
+What ONNX Runtime is given and told is here, and what is made of its failures; what it computes is in the program's graphs.
+"""
+
+import onnxruntime  # noqa: F401  # where it is missing, this package is what cannot be imported
+
+from burnish.engines.onnxruntime.engine import OnnxRuntimeEngine
+from burnish.engines.onnxruntime.optimizations import OptimizationWarning
+from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
+
+__all__ = ["OnnxRuntimeEngine", "OnnxRuntimeRunner", "OptimizationWarning"]

@@ -1,0 +1,238 @@
+"""The engine: its options, and the sessions that it makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from burnish.engines.base import Arrays, LoadedModel
+from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
+from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
+from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
+from burnish.errors import BurnishError, EngineError
+from burnish.graph import SIXTEEN_BIT, garbage_kept
+from burnish.passes import compute_in_float32
+from burnish.program.persistence import fits_one_file, model_bytes, save_model
+from burnish.settings import is_whole
+
+if TYPE_CHECKING:
+    from burnish.program import Program
+
+SILENT = 4
+
+_LEVELS: dict[Level, onnxruntime.GraphOptimizationLevel] = {
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_ORDERS = {
+    "default": onnxruntime.ExecutionOrder.DEFAULT,
+    "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
+}
+_ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
+
+
+class OnnxRuntimeEngine:
+    """Runs programs on stock ONNX Runtime.
+
+    Same program, state, batches and ``threads``: bitwise the same results on the same machine.
+
+    Args:
+        optimization: how far ONNX Runtime may rewrite the graphs when it loads them; less where it rewrites one wrong
+            (``optimizations``).
+        arena: how its memory arena grows: by what is asked for (``same_as_requested``), or by regions that double
+            (``next_power_of_two``); ``none`` returns every buffer to the operating system at once, which is slower. The arena
+            is shared by all sessions of the process: the first engine that opens a session decides between the first two.
+        memory_pattern: plan the buffers of a step as one block when shapes repeat; nearly twice the memory on a residual
+            network, at the same speed.
+        execution_order: order of independent nodes: ``default`` or ``priority``, whose peak memory was a fifth lower on a
+            residual network, at the same speed.
+        spinning: let idle threads wait actively; faster steps, at the cost of what else runs on the machine.
+        config: further ONNX Runtime session configuration entries, by key.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(
+        self,
+        optimization: Level = "all",
+        *,
+        arena: Literal["same_as_requested", "next_power_of_two", "none"] = "same_as_requested",
+        memory_pattern: bool = False,
+        execution_order: Literal["default", "priority"] = "priority",
+        spinning: bool = True,
+        config: Mapping[str, str] | None = None,
+    ):
+        for option, value, choices in (
+            ("optimization", optimization, [*_LEVELS]),
+            ("arena", arena, [*_ARENA_STRATEGIES, "none"]),
+            ("execution_order", execution_order, [*_ORDERS]),
+        ):
+            if value not in choices:
+                raise EngineError(f"{option}={value!r} is not one of {', '.join(choices)}")
+        self.optimization = optimization
+        self.arena = arena
+        self.memory_pattern = memory_pattern
+        self.execution_order = execution_order
+        self.spinning = spinning
+        self.config = dict(config or {})
+
+    def open(
+        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+    ) -> OnnxRuntimeRunner:
+        """Open a program with copies of ``state``; graphs are loaded when they are first run.
+
+        Args:
+            program: the program.
+            state: every state entry by name.
+            device: ``cpu`` or None.
+            threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
+
+        Raises:
+            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number of at least one.
+        """
+        if device not in (None, "cpu"):
+            raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
+        if threads is not None and (not is_whole(threads) or threads < 1):
+            raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
+        return OnnxRuntimeRunner(self, program, state, threads)
+
+    def load(self, model: ir.Model) -> LoadedModel:
+        """Load a model, to be run any number of times.
+
+        One that holds bfloat16 is computed in float32, and its outputs are rounded: there are no kernels for it.
+
+        Raises:
+            EngineError: ONNX Runtime cannot load the model, or, from what is returned, cannot run it.
+        """
+        declared = {value.name or "": value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+        is_widened = has_bfloat16(model)
+        opened = self.open_graph(compute_in_float32(model.clone(), keep_inputs=False) if is_widened else model)
+        names = [output.name for output in opened.session.get_outputs()]
+
+        def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+            fed = dict(inputs)
+            if is_widened:
+                fed = {
+                    name: array.astype(np.float32) if declared.get(name) in SIXTEEN_BIT else array for name, array in fed.items()
+                }
+            try:
+                results = opened.run(lambda session: session.run(names, fed))
+            except Exception as error:  # ONNX Runtime's errors share no base class of their own
+                raise run_failure("model", error) from error
+            arrays = dict(zip(names, results, strict=True))
+            if is_widened:
+                rounded = {name: dtype for name in names if (dtype := declared[name]) in SIXTEEN_BIT}
+                arrays |= {name: arrays[name].astype(dtype.numpy()) for name, dtype in rounded.items()}
+            return arrays
+
+        return run
+
+    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run a model once; returns its outputs by name.
+
+        Raises:
+            EngineError: ONNX Runtime cannot load or run the model.
+        """
+        return self.load(model)(inputs)
+
+    def open_graph(self, model: ir.Model, graph: str = "model", threads: int | None = None) -> OpenedGraph:
+        """Load a model, to be run with as many of ONNX Runtime's optimizations as it runs with; ``graph`` names it in errors.
+
+        The model is not to be changed while it is open: it may be loaded again.
+
+        Raises:
+            EngineError: ONNX Runtime cannot load the model.
+        """
+
+        def load(optimizations: Optimizations | None) -> onnxruntime.InferenceSession:
+            if optimizations is None:
+                return self.inference_session(model, graph, threads)
+            return self.inference_session(model, graph, threads, optimizations)
+
+        return OpenedGraph(graph, Optimizations.of(self.optimization, model), load)
+
+    @garbage_kept()
+    def inference_session(
+        self,
+        model: ir.Model,
+        graph: str = "model",
+        threads: int | None = None,
+        optimizations: Optimizations | None = None,
+    ) -> onnxruntime.InferenceSession:
+        """Load a model into an ONNX Runtime session with this engine's options.
+
+        Args:
+            model: the model.
+            graph: what it is called in errors.
+            threads: threads used inside one operator; None leaves it to ONNX Runtime.
+            optimizations: how far it may be rewritten; None is the engine's choice.
+
+        Raises:
+            EngineError: ONNX Runtime cannot load the model.
+            ModelError: a file that holds a constant of the model has been written to.
+        """
+        optimizations = optimizations or Optimizations.of(self.optimization, model)
+        options = self._session_options(threads)
+        options.graph_optimization_level = _LEVELS[optimizations.level]
+
+        def load(source: bytes | Path) -> onnxruntime.InferenceSession:
+            disabled = [*optimizations.disabled]
+            return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
+
+        try:
+            if fits_one_file(model):
+                return load(model_bytes(model))
+            with tempfile.TemporaryDirectory(prefix="burnish-") as directory:
+                path = Path(directory, f"{graph}.onnx")
+                save_model(model, path)
+                return load(path)
+        except BurnishError:  # a constant that cannot be read any more
+            raise
+        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+            raise load_failure(graph, error, model) from error
+
+    def _session_options(self, threads: int | None) -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        options.execution_order = _ORDERS[self.execution_order]
+        options.use_deterministic_compute = True
+        options.intra_op_num_threads = threads or 0
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = self.memory_pattern
+        options.enable_cpu_mem_arena = self.arena != "none"
+        options.log_severity_level = SILENT
+        if not self.spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if self.arena != "none":
+            _register_shared_arena(_ARENA_STRATEGIES[self.arena])
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        for key, value in self.config.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+
+_arena_is_registered = False
+
+
+def _register_shared_arena(strategy: int) -> None:
+    """Register the arena that all sessions of the process share, once: the first strategy asked for is the one.
+
+    A session's own arena doubles its regions, and each session has its own: evaluation would add its peak to training's.
+    """
+    global _arena_is_registered
+    if _arena_is_registered:
+        return
+    information = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    with contextlib.suppress(Exception):  # it fails when the host program has registered its own: then that one serves
+        onnxruntime.create_and_register_allocator(information, onnxruntime.OrtArenaCfg({"arena_extend_strategy": strategy}))
+    _arena_is_registered = True

@@ -1,0 +1,91 @@
+"""What is said where ONNX Runtime cannot load a graph, or fails in it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import onnx_ir as ir
+import onnxruntime
+
+from burnish.errors import EngineError
+
+LONGEST_REASON = 240
+
+
+def load_failure(graph: str, error: Exception, model: ir.Model) -> EngineError:
+    """Return what is said where ONNX Runtime raised an error when it loaded a model; ``graph`` names it."""
+    remedy = "Update onnxruntime if the graph is newer than it, or try engine='reference', which is slow but complete"
+    if re.search(r"NOT_IMPLEMENTED|Could not find an implementation", str(error)):
+        if has_bfloat16(model):
+            found = re.search(r"implementation for (\w+)", str(error))
+            operator = found[1] if found else "one of its operators"
+            return EngineError(
+                f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: on the CPU it has no "
+                f"bfloat16 kernel of {operator}. Compile with precision='float16' or 'float32', or use engine='torch', or "
+                "'reference', which is slow but complete"
+            )
+        remedy = (
+            "It has no kernel of this operator for this dtype: use a float32 model, or engine='reference', which is slow but "
+            "complete"
+        )
+    return EngineError(
+        f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph} graph{_node_of(error)}: {_reason(error)}. {remedy}"
+    )
+
+
+def has_bfloat16(model: ir.Model) -> bool:
+    """Whether a model takes or computes bfloat16, which ONNX Runtime has no kernels for on CPUs."""
+    outputs = (value for node in model.graph.all_nodes() for value in node.outputs)
+    return any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *outputs))
+
+
+def run_failure(graph: str, error: Exception) -> EngineError:
+    """Return what is said where ONNX Runtime raised an error when it ran a graph, with optimizations and without."""
+    if is_out_of_memory(error):
+        remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
+    else:
+        remedy = (
+            "ONNX Runtime's optimizations are not the cause: correct the shapes and values that the batch leads to there, or the "
+            "model; if memory is short, use a smaller batch"
+        )
+    return EngineError(
+        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}: {_reason(error)}. "
+        f"No state has changed. {remedy}"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: what needs more of it does not help."""
+    return isinstance(error, MemoryError) or bool(re.search(r"allocate memory|bad_alloc|bad allocation", str(error)))
+
+
+def description(error: BaseException) -> str:
+    """Return `` at Gather 'rows' (its message)`` of what ONNX Runtime raised, or of an error that was made of it."""
+    raised = error.__cause__ if isinstance(error, EngineError) and error.__cause__ is not None else error
+    reason = re.split(r" : FAIL : |Status Message: ", _reason(raised))[-1]
+    return f"{_node_of(raised)} ({textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')})"
+
+
+def _reason(error: BaseException) -> str:
+    """Return ONNX Runtime's message without its prefix of codes, on one line."""
+    message = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    return " ".join(message.split()).rstrip(".")
+
+
+NODE_IN_MESSAGE = (
+    r"running (?P<operator>\S+) node\. Name:'(?P<name>[^']*)'",
+    r"implementation for (?P<operator>\w+)\(\d+\) node with name '(?P<name>[^']*)'",
+    r"In Node, \(\"(?P<name>[^\"]*)\", (?P<operator>\w+),",
+    r"of node \(?'?(?P<name>[^'():]+?)'? \((?:\w*::)?(?P<operator>\w+)",
+    r"(?P<name>)\b(?P<operator>\w+:\w+)\(-?\d+\) is not a registered",
+)
+
+
+def _node_of(error: BaseException) -> str:
+    """Return `` at Conv 'name'`` when ONNX Runtime's message names a node."""
+    for pattern in NODE_IN_MESSAGE:
+        found = re.search(pattern, str(error))
+        if found:
+            return f" at {found['operator']}" + (f" '{found['name']}'" if found["name"] else "")
+    return ""

@@ -1,0 +1,154 @@
+"""What ONNX Runtime may rewrite in a graph when it loads it, and how a graph goes on that it has rewritten wrong.
+
+An optimizer of ONNX Runtime that takes one graph for another makes it fail, at loading or where a shape leads there, or makes it
+compute something else. Against the first, a graph that fails is run once without any optimization. Where it runs then, it is
+opened again with less, down to none, for good; where it fails again, the fault is not ONNX Runtime's, and the graph stays as it
+is. Against the second, which nothing reports, the optimizers that are known for it are left out from the start.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import onnx_ir as ir
+import onnxruntime
+
+from burnish.engines.onnxruntime.failures import description, is_out_of_memory
+from burnish.passes.complete_axes import names_axes
+
+Level = Literal["none", "basic", "extended", "all"]
+Result = TypeVar("Result")
+
+TRANSPOSE_OPTIMIZERS = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
+"""Under one name from the level ``basic`` on, under the other one once more from ``extended`` on."""
+
+
+class OptimizationWarning(UserWarning):
+    """ONNX Runtime's optimizations made a right graph fail; it was opened again with fewer of them."""
+
+
+@dataclass(frozen=True)
+class Optimizations:
+    """How far ONNX Runtime may rewrite a graph.
+
+    Attributes:
+        level: its optimization level.
+        disabled: the names of optimizers of this level that it goes without.
+    """
+
+    level: Level
+    disabled: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, level: Level, model: ir.Model) -> Optimizations:
+        """The level, without optimizers that could turn this model into one that computes something else."""
+        return cls(level, TRANSPOSE_OPTIMIZERS) if level != "none" and is_transposed_wrong(model) else cls(level)
+
+    def fewer(self) -> tuple[Optimizations, ...]:
+        """What to try in turn where a graph fails with these: each with fewer than the one before, the last without any."""
+        if self.level == "none":
+            return ()
+        tried = [Optimizations(self.level, TRANSPOSE_OPTIMIZERS), Optimizations("basic", TRANSPOSE_OPTIMIZERS)]
+        return (*dict.fromkeys(item for item in tried if item != self), Optimizations("none"))
+
+    def __str__(self) -> str:
+        if self.level == "none":
+            return "without optimizations"
+        return f"with optimization={self.level!r}" + (f" but without {' and '.join(self.disabled)}" if self.disabled else "")
+
+
+def is_transposed_wrong(model: ir.Model) -> bool:
+    """Whether a model has a node that the transpose optimizer of ONNX Runtime (1.32) moves transpositions across wrongly.
+
+    It takes no notice of the axes that a ``Pad`` or a ``Resize`` names (see ``passes.complete_axes``), nor of the blocks of
+    quantization, whose scales it does not permute.
+    """
+    nodes = (*model.graph.all_nodes(), *(node for function in model.functions.values() for node in function.all_nodes()))
+    return any(names_axes(node) or _quantizes_in_blocks(node) for node in nodes)
+
+
+def _quantizes_in_blocks(node: ir.Node) -> bool:
+    return node.op_type in ("QuantizeLinear", "DequantizeLinear") and "block_size" in node.attributes
+
+
+class OpenedGraph:
+    """A graph in an ONNX Runtime session with as many optimizations as it runs with.
+
+    Args:
+        name: of the graph, for messages.
+        optimizations: what it is opened with first.
+        load: makes the session; None stands for the first.
+
+    Attributes:
+        session: the session.
+        reopened: how far it came down the list of ``Optimizations.fewer``; 0 where it is as it was opened first.
+
+    Raises:
+        Exception: what ``load`` raised, where it does without optimizations too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        optimizations: Optimizations,
+        load: Callable[[Optimizations | None], onnxruntime.InferenceSession],
+    ):
+        self._name = name
+        self._load = load
+        self._fewer = optimizations.fewer()
+        self.reopened = 0
+        try:
+            self.session = load(None)
+        except Exception as error:
+            self._try_fewer(lambda session: session, error)
+
+    def run(self, attempt: Callable[[onnxruntime.InferenceSession], Result]) -> Result:
+        """Return what ``attempt`` makes of the session; where it fails with this one and not without optimizations, of another.
+
+        Args:
+            attempt: runs the graph; a second call does the same as the first.
+
+        Raises:
+            Exception: what ``attempt`` raised, where it does without optimizations too; the session is the one before.
+        """
+        try:
+            return attempt(self.session)
+        except Exception as error:
+            return self._try_fewer(attempt, error)
+
+    def reopen(self, reopened: int) -> None:
+        """Open the graph again with as few optimizations as another worker came to; nothing where it has no more."""
+        if reopened > self.reopened:
+            self.session = self._load(self._fewer[reopened - 1])
+            self.reopened = reopened
+
+    def _try_fewer(self, attempt: Callable[[onnxruntime.InferenceSession], Result], error: Exception) -> Result:
+        remaining = self._fewer[self.reopened :]
+        if not remaining or is_out_of_memory(error) or not self._succeeds(attempt, remaining[-1]):
+            raise error
+        for optimizations in remaining:
+            try:
+                session = self._load(optimizations)
+                result = attempt(session)
+            except Exception:
+                continue
+            self.session = session
+            self.reopened = self._fewer.index(optimizations) + 1
+            warnings.warn(
+                f"The {self._name} graph fails as ONNX Runtime {onnxruntime.__version__} rewrites it{description(error)}, and "
+                f"runs {optimizations}: it was opened again so. The results are right; only speed may be lost",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+            return result
+        raise error
+
+    def _succeeds(self, attempt: Callable[[onnxruntime.InferenceSession], object], optimizations: Optimizations) -> bool:
+        try:
+            attempt(self._load(optimizations))
+        except Exception:
+            return False
+        return True

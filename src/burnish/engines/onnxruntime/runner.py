@@ -1,0 +1,215 @@
+"""A program opened on ONNX Runtime, with the state held in OrtValues and swapped each step.
+
+Each state entry that a step updates has two buffers. A step reads the current set and writes the other through I/O binding;
+then the sets change roles. No parameter is copied, and a step that fails leaves the current set untouched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from burnish.engines.base import NOTHING, Arrays, check_finite_loss
+from burnish.engines.onnxruntime.failures import has_bfloat16, run_failure
+from burnish.engines.onnxruntime.optimizations import OpenedGraph
+from burnish.passes import compute_in_float32
+from burnish.program.signature import Entry, GraphSignature, Role
+
+if TYPE_CHECKING:
+    from burnish.program import Program
+
+ALIGNMENT = 64
+
+
+class _Opens(Protocol):
+    def open_graph(self, model: ir.Model, graph: str, threads: int | None) -> OpenedGraph: ...
+
+
+class OnnxRuntimeRunner:
+    """A program opened on ONNX Runtime. A session is made when a graph is first run; again only where it is opened anew."""
+
+    def __init__(self, engine: _Opens, program: Program, state: Mapping[str, np.ndarray], threads: int | None):
+        self._engine = engine
+        self._program = program
+        self._threads = threads
+        self._updates = program.signature["step"].updates
+        entries = {entry.name: entry for entry in program.signature.state}
+        current = {name: _Buffer.copy_of(state[name], entry) for name, entry in entries.items()}
+        following = {
+            name: _Buffer.empty(buffer.array.shape, entries[name]) if name in self._updates else buffer
+            for name, buffer in current.items()
+        }
+        self._sets = (current, following)
+        self._current = 0
+        self._opened: dict[str, OpenedGraph] = {}
+        self._graphs: dict[tuple[str, tuple[tuple[str, str], ...]], _BoundGraph] = {}
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        signature = self._program.signature["step"]
+        outputs = self._graph("step").run(self._current, inputs)
+        check_finite_loss(signature, outputs, self._arrays)
+        self._current = 1 - self._current
+        return outputs
+
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._graph("evaluate", instead).run(self._current, inputs)
+
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._graph("predict", instead).run(self._current, inputs)
+
+    def state(self) -> Arrays:
+        return {name: array.copy() for name, array in self._arrays().items()}
+
+    def state_entry(self, name: str) -> np.ndarray:
+        return self._sets[self._current][name].array.copy()
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        for name, array in self._arrays().items():
+            np.copyto(array, state[name], casting="no")
+
+    @property
+    def reopened(self) -> int:
+        return self._opened["step"].reopened if "step" in self._opened else 0
+
+    def reopen(self, reopened: int) -> None:
+        if reopened:
+            self._open("step").reopen(reopened)
+
+    def _arrays(self) -> Arrays:
+        return {name: buffer.array for name, buffer in self._sets[self._current].items()}
+
+    def _graph(self, graph: str, instead: Mapping[str, str] = NOTHING) -> _BoundGraph:
+        """The graph with its bindings; those that read other state entries instead share its session."""
+        key = (graph, tuple(sorted(instead.items())))
+        bound = self._graphs.get(key)
+        if bound is None:
+            updates = self._updates if graph == "step" else {}
+            opened = self._open(graph)
+            bound = _BoundGraph(graph, opened, self._program.signature[graph], self._sets, updates, instead)
+            self._graphs[key] = bound
+        return bound
+
+    def _open(self, graph: str) -> OpenedGraph:
+        opened = self._opened.get(graph)
+        if opened is None:
+            model = self._program.graphs[graph]
+            if graph == "predict" and has_bfloat16(model):
+                # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
+                model = compute_in_float32(model.clone(), keep_outputs=True)
+            opened = self._opened[graph] = self._engine.open_graph(model, graph, self._threads)
+        return opened
+
+
+class _Buffer:
+    """An array and the OrtValue that shares its memory."""
+
+    __slots__ = ("array", "value")
+
+    def __init__(self, array: np.ndarray, entry: Entry):
+        self.array = array
+        self.value = _ort_value(array, entry)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], entry: Entry) -> _Buffer:
+        """A buffer that begins on a cache line, which vector kernels read and write faster."""
+        dtype = entry.numpy_dtype
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        memory = np.empty(size + ALIGNMENT, dtype=np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return cls(memory[start : start + size].view(dtype).reshape(shape), entry)
+
+    @classmethod
+    def copy_of(cls, array: np.ndarray, entry: Entry) -> _Buffer:
+        buffer = cls.empty(array.shape, entry)
+        np.copyto(buffer.array, array, casting="no")
+        return buffer
+
+
+class _BoundGraph:
+    """A graph with one binding per set of state buffers; a run rebinds only the batch and outputs that are not scalars."""
+
+    def __init__(
+        self,
+        graph: str,
+        opened: OpenedGraph,
+        signature: GraphSignature,
+        sets: tuple[dict[str, _Buffer], dict[str, _Buffer]],
+        updates: Mapping[str, str],
+        instead: Mapping[str, str] = NOTHING,
+    ):
+        self._graph = graph
+        self._opened = opened
+        self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
+        self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._hyperparameters = {entry.name: _Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
+        results = tuple(entry for entry in signature.outputs if entry.updates is None)
+        reported = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC, Role.RATE)
+        scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
+        self._fixed = {entry.name: _Buffer.empty((), entry) for entry in scalars}
+        self._varying = tuple(entry for entry in results if entry.name not in self._fixed)
+        self._bound: onnxruntime.InferenceSession | None = None
+        self._bindings: tuple[Any, ...] = ()
+        self._bind(opened.session)
+
+    def _bind(self, session: onnxruntime.InferenceSession) -> None:
+        self._bindings = tuple(self._binding(session, self._sets[index], self._sets[1 - index]) for index in (0, 1))
+        self._bound = session
+
+    def _binding(self, session: onnxruntime.InferenceSession, held: dict[str, _Buffer], following: dict[str, _Buffer]) -> Any:
+        binding = session.io_binding()
+        for entry in self._signature.inputs:
+            if entry.is_state:
+                binding.bind_ortvalue_input(entry.name, held[self._instead.get(entry.name, entry.name)].value)
+        for name, buffer in self._hyperparameters.items():
+            binding.bind_ortvalue_input(name, buffer.value)
+        for name, output in self._updates.items():
+            binding.bind_ortvalue_output(output, following[name].value)
+        for name, buffer in self._fixed.items():
+            binding.bind_ortvalue_output(name, buffer.value)
+        return binding
+
+    def run(self, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run on state set ``current``; returns the outputs that are not state."""
+        for name, buffer in self._hyperparameters.items():
+            buffer.array[...] = inputs[name]
+        fed = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._fed}
+        try:
+            return self._opened.run(lambda session: self._run(session, current, fed))
+        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+            self._bind(self._opened.session)
+            raise run_failure(self._graph, error) from error
+
+    def _run(self, session: onnxruntime.InferenceSession, current: int, fed: Mapping[str, onnxruntime.OrtValue]) -> Arrays:
+        if session is not self._bound:
+            self._bind(session)
+        binding = self._bindings[current]
+        for name, value in fed.items():
+            binding.bind_ortvalue_input(name, value)
+        for entry in self._varying:
+            binding.bind_output(entry.name, "cpu")
+        session.run_with_iobinding(binding)
+        outputs = {name: buffer.array.copy() for name, buffer in self._fixed.items()}
+        if self._varying:
+            values = binding.get_outputs()[-len(self._varying) :]
+            outputs |= {entry.name: _copy(value, entry) for entry, value in zip(self._varying, values, strict=True)}
+        return outputs
+
+
+def _ort_value(array: np.ndarray, entry: Entry) -> onnxruntime.OrtValue:
+    """Wrap an array without copying it."""
+    if array.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(entry.dtype))
+
+
+def _copy(value: onnxruntime.OrtValue, entry: Entry) -> np.ndarray:
+    """Return a copy that outlives the binding; through the address for types that numpy has no name for (bfloat16)."""
+    if entry.numpy_dtype.isbuiltin == 1:
+        return np.array(value.numpy())
+    memory = (ctypes.c_char * value.tensor_size_in_bytes()).from_address(value.data_ptr())
+    return np.frombuffer(memory, dtype=entry.numpy_dtype).reshape(value.shape()).copy()

@@ -1,0 +1,51 @@
+"""Operators in numpy that take the place of the standard's evaluator's own, one file per family.
+
+Here is what that evaluator has wrong, in part, or in fewer digits than its operands hold: each operator by its definition in the
+standard, in the dtype of its operands, or in float32 where those have sixteen bits. What it has right is not here.
+"""
+
+from onnx.reference.op_run import OpRun
+
+from burnish.engines.reference.operators.activation import Erf, Gelu, HardSwish, LogSoftmax, Mean
+from burnish.engines.reference.operators.convolution import Conv, ConvTranspose
+from burnish.engines.reference.operators.indexing import GatherElements, Pad
+from burnish.engines.reference.operators.normalization import (
+    LRN,
+    GroupNormalization,
+    LpNormalization,
+    MeanVarianceNormalization,
+)
+from burnish.engines.reference.operators.pooling import (
+    AveragePool,
+    GlobalLpPool,
+    GlobalMaxPool,
+    LpPool,
+    MaxPool,
+    MaxUnpool,
+)
+from burnish.engines.reference.operators.resize import Resize
+
+OPERATORS: list[type[OpRun]] = [
+    AveragePool,
+    Conv,
+    ConvTranspose,
+    Erf,
+    GatherElements,
+    Gelu,
+    GlobalLpPool,
+    GlobalMaxPool,
+    GroupNormalization,
+    HardSwish,
+    LRN,
+    LogSoftmax,
+    LpNormalization,
+    LpPool,
+    MaxPool,
+    MaxUnpool,
+    Mean,
+    MeanVarianceNormalization,
+    Pad,
+    Resize,
+]
+
+__all__ = ["OPERATORS"]

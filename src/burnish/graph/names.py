@@ -1,0 +1,47 @@
+"""Names that are free in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+
+class Names:
+    """The names in use, which hands out free ones: each in constant time, whatever many have the same stem.
+
+    Args:
+        taken: names in use; those that are None or empty are none.
+    """
+
+    def __init__(self, taken: Iterable[str | None] = ()):
+        self._taken = {name for name in taken if name}
+        self._tried: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> Names:
+        """The names of all values of a graph, in branches and loop bodies too."""
+        values = [*graph.inputs, *graph.initializers.values()]
+        values.extend(output for node in graph.all_nodes() for output in node.outputs)
+        for body in graph.subgraphs():
+            values.extend((*body.inputs, *body.initializers.values()))
+        return cls(value.name for value in values)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
+    def take(self, wanted: str) -> str:
+        """Return ``wanted``, or where it is in use ``wanted`` with the next free number behind it; it is then in use."""
+        name = wanted
+        if name in self._taken:
+            number = self._tried.get(wanted, 0)
+            while name in self._taken:
+                number += 1
+                name = f"{wanted}_{number}"
+            self._tried[wanted] = number
+        self._taken.add(name)
+        return name
+
+    def release(self, name: str | None) -> None:
+        """Note that a name is not in use any more."""
+        self._taken.discard(name or "")

@@ -1,0 +1,199 @@
+"""Opening the batch of a whole model: its inputs, its nodes in order, its outputs, and the check of what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError, ModelError, UnsupportedOperatorError
+from burnish.graph import Names, bodies, describe_node, remove_node
+from burnish.importer.names import name_everything
+from burnish.importer.open_batch import rules as _rules  # noqa: F401  # registers the rules
+from burnish.importer.open_batch.call import RULES, Call, Result, Rule
+from burnish.importer.open_batch.opening import Opening
+from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample_shape
+from burnish.importer.shapes import infer_shapes
+
+DRAWN = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
+
+
+def open_batch(model: ir.Model) -> None:
+    """Let a model that was made for one sample take any number of them, in place.
+
+    Each input holds samples along its first axis of extent 1, which is named ``batch``; one without such an axis is the same
+    for all. Every node that samples reach is put in such a form that each sample's results are what they were; one whose rule
+    does not know how is refused. Batch normalization alone takes its statistics, in training, over all samples.
+
+    An output has its samples where they came to stand; one that had dropped the axis has them along its first. What no sample
+    reaches stays.
+
+    Args:
+        model: a canonical model.
+
+    Raises:
+        ConfigurationError: no input has an axis of extent 1, or the batch is open already.
+        UnsupportedOperatorError: a node cannot take several samples; the message says why, and what to do.
+    """
+    graph = model.graph
+    inputs = _inputs(graph)
+    symbol = Names(
+        dim.value
+        for value in (*graph.inputs, *(output for node in graph for output in node.outputs))
+        if value.shape is not None
+        for dim in value.shape.dims
+        if isinstance(dim, ir.SymbolicDim)
+    ).take("batch")
+    opening = Opening(graph, inputs)
+    reached = [node for node in list(graph) if _open_node(node, opening)]
+    opening.before = None
+    outputs = _open_outputs(graph, opening)
+    _hand_over_names(reached, opening, outputs)
+    expected = {
+        operand.value: _opened_shape(operand, symbol) for operand in opening.results.values() if operand.batch is not None
+    }
+    for value, operand in outputs.items():
+        expected[value] = _opened_shape(operand, symbol)
+    for value in (*(value for value, _ in inputs), *outputs):
+        value.shape = expected[value]
+    name_everything(model)
+    infer_shapes(model)
+    for value, shape in expected.items():
+        _check(value, shape)
+
+
+def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
+    """The inputs that hold samples, and along which axis."""
+    shapes = {value: sample_shape(value) for value in graph.inputs}
+    found = [(value, shape.index(1)) for value, shape in shapes.items() if shape is not None and 1 in shape]
+    described = ", ".join(f"'{value.name}' {_written(value)}" for value in graph.inputs) or "none"
+    first = next((shape for shape in shapes.values() if shape), None)
+    if first is not None and isinstance(first[0], str) and 1 not in first:
+        raise ConfigurationError(
+            f"batch='open': the batch of this model is open already: its inputs are {described}. Leave batch out: the model "
+            "takes batches of any size as it is"
+        )
+    if not found:
+        raise ConfigurationError(
+            "batch='open': no input of the model has an axis of extent 1, in which the samples of a batch could stand: its "
+            f"inputs are {described}. Leave batch out, or export the model at batch 1"
+        )
+    return found
+
+
+def _written(value: ir.Value) -> str:
+    shape = sample_shape(value)
+    return "of unknown shape" if shape is None else f"[{', '.join('?' if extent is None else str(extent) for extent in shape)}]"
+
+
+def _open_node(node: ir.Node, opening: Opening) -> bool:
+    """Let something stand for the results of a node, where samples reach it; whether they do."""
+    opening.before = node
+    operands = [opening.operand(value) for value in node.inputs if value is not None]
+    read_inside = [value for body in bodies(node) for value in _captured(body)]
+    try:
+        if any(opening.operand(value).batch is not None for value in read_inside):
+            raise Refused("reads samples inside its body, which runs once")
+        if all(operand.batch is None for operand in operands):
+            _check_drawn(node)
+            return False
+        rule = RULES.get(node.op_type) if node.domain == "" else None
+        if rule is None:
+            raise Refused("does something with samples that is not known here")
+        results = _by_rule(rule, Call(node, opening))
+    except Refused as refused:
+        raise UnsupportedOperatorError(
+            f"batch='open': {describe_node(node)} {refused.reason}. {refused.remedy or EXPORT_REMEDY}"
+        ) from refused
+    each: list[Result | None] = [results] if isinstance(results, tuple) else list(results)
+    for output, result in zip(node.outputs, each, strict=False):
+        if result is not None and output.name:
+            opening.settle(output, *result)
+    return True
+
+
+def _by_rule(rule: Rule, call: Call) -> Result | Sequence[Result | None]:
+    try:
+        return rule(call)
+    except Refused:
+        raise
+    except Exception as error:
+        # The checks of the standard let operands and attributes pass that contradict each other.
+        raise Refused(f"has operands or attributes that do not fit together ({type(error).__name__}: {error})") from error
+
+
+def _captured(body: ir.Graph) -> list[ir.Value]:
+    """What the nodes of a body read, inside or outside of it."""
+    return [value for node in body.all_nodes() for value in node.inputs if value is not None] + list(body.outputs)
+
+
+def _check_drawn(node: ir.Node) -> None:
+    """Raise Refused for numbers that are drawn once for all samples, and perhaps were to be drawn for each."""
+    if node.domain != "" or node.op_type not in DRAWN:
+        return
+    shape = sample_shape(node.outputs[0])
+    if shape is None or 1 in shape:
+        raise Refused(
+            f"draws numbers {_written(node.outputs[0])} without reading a sample: whether for each or once for all cannot be told"
+        )
+
+
+def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
+    """Let the outputs of the graph be what stands for them, with samples in front where they are in an axis more."""
+    opened: dict[ir.Value, Operand] = {}
+    for position, output in enumerate(graph.outputs):
+        operand = opening.operand(output)
+        if operand.batch is None or output.is_graph_input():
+            continue
+        batch = operand.batch
+        if batch.is_extra:
+            batch = Batch(0, is_extra=not operand.shape or operand.shape[0] != 1)
+        value = opening.placed(operand, batch)
+        if value.is_graph_input() or (value is not operand.value and value in opening.named):
+            value = opening.emit("Identity", value)
+        value.type = output.type
+        graph.outputs[position] = value
+        if value.name != output.name:
+            name, output.name = output.name, None
+            value.name = name
+        opened[value] = Operand(value, operand.sample_shape, batch)
+    return opened
+
+
+def _hand_over_names(reached: list[ir.Node], opening: Opening, outputs: dict[ir.Value, Operand]) -> None:
+    """Remove the nodes that others stand for, which get the names of their values."""
+    for node in reversed(reached):
+        values = [(output, output.name) for output in node.outputs]
+        remove_node(node)
+        for value, name in values:
+            result = opening.results.get(value)
+            if result is not None and name and result.value not in outputs:
+                value.name, result.value.name = None, name
+
+
+def _opened_shape(operand: Operand, symbol: str) -> ir.Shape:
+    assert operand.batch is not None
+    dims: list[int | str | None] = list(operand.shape)
+    dims[operand.batch.axis : operand.batch.axis + (not operand.batch.is_extra)] = [symbol]
+    return ir.Shape(dims)
+
+
+def _check(value: ir.Value, expected: ir.Shape) -> None:
+    """Raise ModelError where inference finds another shape than a rule said: a defect, which must not become a wrong number."""
+    inferred = value.shape
+    if inferred is None:
+        return
+    pairs = zip(inferred.dims, expected.dims, strict=False)
+    if len(inferred) != len(expected) or any(
+        isinstance(one, int) and one != other and _is_certain(other) for one, other in pairs
+    ):
+        producer = value.producer()
+        raise ModelError(
+            f"batch='open': {'an input' if producer is None else describe_node(producer)} should have the shape {expected} with "
+            f"all samples, and has {inferred}. This is a defect of burnish worth reporting; export the model with an open batch"
+        )
+
+
+def _is_certain(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, int) or dim.value is not None

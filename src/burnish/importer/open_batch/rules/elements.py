@@ -1,0 +1,116 @@
+"""Operators that compute each element of the result from those at its place in the operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from burnish.importer.open_batch.call import Call, Result, opens
+from burnish.importer.open_batch.opening import Opening
+from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, broadcast_extents
+
+UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitCast BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu "
+    "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not RandomNormalLike RandomUniformLike Reciprocal "
+    "Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
+).split()
+
+BROADCAST = (
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod "
+    "Mul Or Pow Sub Sum Where Xor"
+).split()
+
+
+@opens(*UNARY)
+def unary(call: Call) -> Result:
+    x = call.operand()
+    return call.again(x.value)[0], x.batch
+
+
+@opens("Clip")
+def clip(call: Call) -> Result:
+    call.same_for_all(0)
+    x = call.operand()
+    return call.again(*call.with_rest(x.value))[0], x.batch
+
+
+@opens("Dropout")
+def dropout(call: Call) -> list[Result | None]:
+    call.same_for_all(0)
+    x = call.operand()
+    return [(value, x.batch) if value.name != "" else None for value in call.again(*call.with_rest(x.value))]
+
+
+@opens(*BROADCAST)
+def broadcast(call: Call) -> Result:
+    values, batch, _ = aligned(call.opening, call.present)
+    return call.again(*values)[0], batch
+
+
+@opens("PRelu")
+def prelu(call: Call) -> Result:
+    """The slopes are broadcast to the first operand, never the other way round."""
+    x, slopes = call.operand(0), call.operand(1)
+    check_shape_stays(x, slopes)
+    if x.batch is None:
+        batch = Batch(0, is_extra=True)
+        x = Operand(call.opening.spread(x, batch), x.shape, batch)
+    values, batch, _ = aligned(call.opening, [x, slopes])
+    return call.again(*values)[0], batch
+
+
+def combined(opening: Opening, op_type: str, *operands: Operand) -> Operand:
+    """Emit an operator that broadcasts its operands, at least one of which has samples."""
+    values, batch, shape = aligned(opening, operands)
+    return Operand(opening.emit(op_type, *values), shape, batch)
+
+
+def aligned(opening: Opening, operands: Sequence[Operand]) -> tuple[list[ir.Value], Batch, Shape]:
+    """Operands as they are broadcast against each other; where samples stand in the result, and its shape for one of them."""
+    shape = broadcast_extents([operand.shape for operand in operands])
+    rank = len(shape)
+    batch = _common(operands, shape)
+    values = []
+    for operand in operands:
+        missing = rank - operand.rank
+        if operand.batch is not None:
+            values.append(opening.placed(operand, batch, rank))
+        elif batch.is_extra and batch.axis > missing:
+            values.append(opening.unsqueezed(operand.value, batch.axis - missing))
+        else:
+            values.append(operand.value)
+    return values, batch, shape
+
+
+def check_shape_stays(x: Operand, beside: Operand) -> None:
+    """Raise Refused where an operand that the standard broadcasts to the first would change its shape."""
+    if broadcast_extents([x.shape, beside.shape]) != x.shape:
+        raise Refused(f"broadcasts '{x.value.name}' to the shape of '{beside.value.name}', which the standard does not allow")
+
+
+def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
+    """Where samples stand in a result: in the place of an axis along which every operand has a single place, else in one more."""
+    batches = [
+        Batch(operand.batch.axis + len(shape) - operand.rank, operand.batch.is_extra)
+        for operand in operands
+        if operand.batch is not None
+    ]
+    for batch in batches:
+        if not batch.is_extra and shape[batch.axis] == 1:
+            return batch
+    if not batches:
+        raise Refused("has no operand with samples")
+    return next((batch for batch in batches if batch.is_extra), Batch(batches[0].axis, is_extra=True))
+
+
+@opens("QuantizeLinear", "DequantizeLinear")
+def quantization(call: Call) -> Result:
+    call.same_for_all(0)
+    x, scale = call.operand(0), call.operand(1)
+    if scale.rank == 0:
+        return call.again(*call.with_rest(x.value))[0], x.batch
+    if scale.rank > 1:
+        raise Refused("quantizes in blocks")
+    axis = call.new_axis(call.axis(x.rank, 1))
+    return call.again(*call.with_rest(x.value), axis=axis)[0], x.batch

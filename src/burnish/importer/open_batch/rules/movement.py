@@ -1,0 +1,295 @@
+"""Operators that move elements, repeat them or leave some out."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.importer.open_batch.call import Call, Result, opens, outcome
+from burnish.importer.open_batch.opening import Count, Element, new_axis
+from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, elements
+
+FIRST = Batch(0, is_extra=True)
+LARGEST = 2**31 - 1
+"""A bound of a slice from here on means "to the end"."""
+
+
+@opens("Reshape")
+def reshape(call: Call) -> Result:
+    call.same_for_all(0)
+    shape = call.result_shape()
+    if all(isinstance(extent, int) for extent in shape):
+        return to_shape(call, shape)
+    return _to_computed(call)
+
+
+def to_shape(call: Call, shape: Shape) -> Result:
+    """A reshape to extents that are known: samples stay where they are, in a place with as many elements before it."""
+    x, opening = call.operand(), call.opening
+    assert x.batch is not None
+    value, before = x.value, elements(x.shape[: x.batch.axis])
+    batch = None if before is None else _as_many_before(x.batch, before, shape)
+    if batch is None:
+        value = opening.placed(x, FIRST)
+        batch = Batch(0, is_extra=not shape or shape[0] != 1)
+    parts: list[Element] = [extent for extent in shape if isinstance(extent, int)]
+    parts[batch.axis : batch.axis + (not batch.is_extra)] = [Count.SAMPLES]
+    return opening.reshaped(value, parts), batch
+
+
+def _as_many_before(batch: Batch, before: object, shape: Shape) -> Batch | None:
+    places = sorted(range(len(shape) + 1), key=lambda axis: axis != batch.axis)
+    fitting = [axis for axis in places if elements(shape[:axis]) == before]
+    taken = [axis for axis in fitting if axis < len(shape) and shape[axis] == 1]
+    if taken:
+        return Batch(taken[0], is_extra=False)
+    return Batch(fitting[0], is_extra=True) if fitting else None
+
+
+def _to_computed(call: Call) -> Result:
+    """A reshape to extents of which some are computed: samples come first, so that a 0 copies the extent that it did."""
+    x, shape, opening = call.operand(), call.result_shape(), call.opening
+    begins_with_one = bool(shape) and shape[0] == 1
+    stays = begins_with_one and x.rank > 0 and x.shape[0] == 1
+    value = opening.placed(x, Batch(0, is_extra=not stays))
+    target, known, copies = call.operand(1), call.array(1), not call.attribute("allowzero", 0)
+    rest: list[Element] = [target.value]
+    if known is not None:
+        rest = [int(number) for number in known[int(begins_with_one) :]]
+    elif begins_with_one:
+        bounds = [opening.integers([bound]) for bound in (1, LARGEST, 0)]
+        rest = [opening.emit("Slice", target.value, *bounds)]
+    if begins_with_one and not stays and copies and (known is None or 0 in rest):
+        raise Refused("copies extents of what it reshapes, and samples would stand among them")
+    infers = known is not None and -1 not in rest and copies
+    return call.again(value, opening.vector([-1 if infers else Count.SAMPLES, *rest]))[0], Batch(0, is_extra=not begins_with_one)
+
+
+@opens("Flatten")
+def flatten(call: Call) -> Result:
+    x, opening = call.operand(), call.opening
+    axis = int(call.attribute("axis", 1))
+    axis = axis + x.rank if axis < 0 else axis
+    rows, columns = elements(x.shape[:axis]), elements(x.shape[axis:])
+    if rows == (1, {}) and axis > 0:
+        stacked = opening.placed(x, Batch(0, is_extra=False))
+        return call.again(stacked, axis=axis)[0], Batch(0, is_extra=False)
+    known = [None if count is None or count[1] else count[0] for count in (rows, columns)]
+    if known == [None, None]:
+        raise Refused("flattens axes of unknown extents on both sides")
+    parts: list[Element] = [-1 if count is None else count for count in known]
+    if rows == (1, {}):
+        return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts[1:]]), Batch(0, is_extra=False)
+    return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts]), FIRST
+
+
+@opens("Transpose")
+def transpose(call: Call) -> Result:
+    x = call.operand()
+    assert x.batch is not None
+    order = [int(axis) for axis in call.attribute("perm", None) or range(x.rank)[::-1]]
+    if not x.batch.is_extra:
+        return call.again(x.value, perm=order)[0], Batch(order.index(x.batch.axis), is_extra=False)
+    # Samples stay in front of the axis that they stand in front of, so that a stack of matrices stays one.
+    at = 0 if x.batch.axis == 0 or not order else (order.index(x.batch.axis) if x.batch.axis < x.rank else x.rank)
+    new = [axis + (axis >= x.batch.axis) for axis in order]
+    new.insert(at, x.batch.axis)
+    return call.again(x.value, perm=new)[0], Batch(at, is_extra=True)
+
+
+@opens("Squeeze")
+def squeeze(call: Call) -> Result:
+    x = call.operand()
+    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    if given is None:
+        if not all(isinstance(extent, int) for extent in x.shape):
+            raise Refused("does not say which axes it removes, and not all extents are known")
+        given = [axis for axis, extent in enumerate(x.shape) if extent == 1]
+    return outcome(call.opening.removed(x, sorted({axis % x.rank for axis in given})))
+
+
+@opens("Unsqueeze")
+def unsqueeze(call: Call) -> Result:
+    x = call.operand()
+    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    rank = x.rank + len(given)
+    return outcome(call.opening.inserted(x, sorted({axis % rank for axis in given})))
+
+
+@opens("Expand")
+def expand(call: Call) -> Result:
+    call.same_for_all(0)
+    x, opening, shape = call.operand(), call.opening, call.result_shape()
+    assert x.batch is not None
+    target = call.operand(1)
+    length = target.shape[0] if target.shape else None
+    if not isinstance(length, int):
+        raise Refused("computes how many extents its result has")
+    at = x.batch.axis + len(shape) - x.rank
+    if not x.batch.is_extra and shape[at] == 1 and (call.array(1) is not None or at < len(shape) - length):
+        return call.again(x.value, target.value)[0], Batch(at, is_extra=False)
+    value = opening.placed(x, FIRST, len(shape))
+    ones = [1] * (len(shape) - length + 1)
+    return call.again(value, opening.vector([*ones, *_elements(call, 1, length)]))[0], FIRST
+
+
+def _elements(call: Call, index: int, length: int) -> list[Element]:
+    known = call.array(index)
+    return [call.operand(index).value] if known is None else [int(number) for number in known]
+
+
+@opens("Tile")
+def tile(call: Call) -> Result:
+    call.same_for_all(0)
+    x, opening = call.operand(), call.opening
+    assert x.batch is not None
+    known = call.array(1)
+    if not x.batch.is_extra and known is not None and known[x.batch.axis] == 1:
+        return call.again(*call.with_rest(x.value))[0], x.batch
+    value = opening.placed(x, FIRST)
+    return call.again(value, opening.vector([1, *_elements(call, 1, x.rank)]))[0], FIRST
+
+
+@opens("Concat")
+def concat(call: Call) -> Result:
+    operands, opening = call.present, call.opening
+    rank = operands[0].rank
+    axis = call.axis(rank)
+    batches = [operand.batch for operand in operands if operand.batch is not None]
+    in_place = [batch for batch in batches if not batch.is_extra and batch.axis != axis]
+    batch = next(iter(in_place), None) or next((batch for batch in batches if batch.is_extra), FIRST)
+    values = [opening.spread(operand, batch) for operand in operands]
+    return call.again(*values, axis=axis + (batch.is_extra and axis >= batch.axis))[0], batch
+
+
+@opens("Split")
+def split(call: Call) -> list[Result | None]:
+    call.same_for_all(0)
+    x = call.operand()
+    axis = call.new_axis(call.axis(x.rank))
+    return [(value, x.batch) for value in call.again(*call.with_rest(x.value), axis=axis)]
+
+
+@opens("Slice")
+def slice_(call: Call) -> Result:
+    """What is taken of the single place of one sample is taken of each: that place."""
+    call.same_for_all(0)
+    x, opening = call.operand(), call.opening
+    assert x.batch is not None
+    count = call.operand(1).shape[0]
+    if not isinstance(count, int):
+        raise Refused("computes how many axes it slices")
+    axes = call.integers(3, "its axes") if call.has(3) else list(range(count))
+    axes = [axis % x.rank for axis in axes]
+    kept = [index for index, axis in enumerate(axes) if x.batch.is_extra or axis != x.batch.axis]
+    if len(kept) < len(axes) and call.result_shape()[x.batch.axis] != 1:
+        raise Refused("takes nothing of a sample")
+    if not kept:
+        return opening.emit("Identity", x.value), x.batch
+    bounds = []
+    for index in (1, 2, 4):
+        if index == 4 and not call.has(4):
+            continue
+        if len(kept) == len(axes):
+            bounds.append(call.operand(index).value)
+        else:
+            numbers = call.integers(index, "its bounds")
+            bounds.append(opening.integers([numbers[position] for position in kept]))
+    new = opening.integers([call.new_axis(axes[position]) for position in kept])
+    return opening.emit("Slice", x.value, bounds[0], bounds[1], _like(call, new, bounds[0]), *bounds[2:]), x.batch
+
+
+def _like(call: Call, axes: ir.Value, bounds: ir.Value) -> ir.Value:
+    """Axes in the integer type of the bounds, which all operands of a slice share."""
+    kind = bounds.dtype
+    return axes if kind is None or kind == axes.dtype else call.opening.emit("Cast", axes, to=int(kind))
+
+
+@opens("Pad")
+def pad(call: Call) -> Result:
+    call.same_for_all(0)
+    x, opening = call.operand(), call.opening
+    pads, fill = call.operand(1), call.operand(2).value if call.has(2) else None
+    known = call.array(1)
+    axes = [axis % x.rank for axis in (call.integers(3, "its axes") if call.has(3) else range(x.rank))]
+    if known is None:
+        if not call.has(3) and not (x.batch is None or x.batch.is_extra):
+            raise Refused("computes how far it pads along every axis, that of the samples among them")
+        new = opening.integers([new_axis(x, axis) for axis in axes])
+        return call.again(x.value, pads.value, fill, new)[0], x.batch
+    sides = np.split(known.reshape(-1), 2)
+    widths = {axis: (int(before), int(after)) for axis, before, after in zip(axes, *sides, strict=True) if before or after}
+    if x.batch is not None and not x.batch.is_extra and x.batch.axis in widths:
+        x = Operand(opening.placed(x, FIRST), x.shape, FIRST)
+    rank = x.rank + (x.batch is not None and x.batch.is_extra)
+    columns = np.zeros((2, rank), np.int64)
+    for axis, width in widths.items():
+        columns[:, new_axis(x, axis)] = width
+    return call.again(x.value, opening.constant(columns.reshape(-1)), fill)[0], x.batch
+
+
+@opens("CenterCropPad")
+def center_crop_pad(call: Call) -> Result:
+    """To so many places along axes, that of the samples not among them."""
+    call.same_for_all(0)
+    x = call.operand()
+    given = call.attribute("axes")
+    axes = list(range(x.rank)) if given is None else [axis % x.rank for axis in given]
+    sizes = dict(zip(axes, call.integers(1, "its sizes"), strict=True))
+    if x.batch is not None and not x.batch.is_extra and sizes.pop(x.batch.axis, 1) != 1:
+        raise Refused("pads along the axis of the samples")
+    new = [new_axis(x, axis) for axis in sizes]
+    return call.again(x.value, call.opening.integers(list(sizes.values())), axes=new)[0], x.batch
+
+
+@opens("DFT")
+def fourier_transform(call: Call) -> Result:
+    """Along an axis that is an operand since opset 20; the last axis holds real and imaginary parts."""
+    call.same_for_all(0)
+    x, opening = call.operand(), call.opening
+    if x.batch is not None and x.batch.axis == x.rank - 1 + x.batch.is_extra:
+        x = Operand(opening.placed(x, FIRST), x.shape, FIRST)
+    length = call.operand(1).value if call.has(1) else None
+    is_operand = opening.graph.opset_imports[""] >= 20
+    default = -2 if is_operand else 1
+    axis = call.integers(2, "its axis")[0] if call.has(2) else int(call.attribute("axis", default))
+    new = new_axis(x, axis % x.rank)
+    if not is_operand:
+        return call.again(x.value, length, axis=new)[0], x.batch
+    return call.again(x.value, length, opening.constant(np.asarray(new, np.int64)))[0], x.batch
+
+
+@opens("Trilu")
+def triangle(call: Call) -> Result:
+    call.same_for_all(0)
+    x = stack_of_matrices(call)
+    return call.again(*call.with_rest(x.value))[0], x.batch
+
+
+@opens("Det")
+def determinant(call: Call) -> Result:
+    x = stack_of_matrices(call)
+    return call.again(x.value)[0], x.batch
+
+
+def stack_of_matrices(call: Call) -> Operand:
+    """The first operand with its samples in front of its last two axes."""
+    x = call.operand()
+    assert x.batch is not None
+    if x.batch.axis < x.rank - 2 + x.batch.is_extra:
+        return x
+    return Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
+
+
+@opens("ReverseSequence")
+def reversed_sequence(call: Call) -> Result:
+    """Samples stand in the place of its batch axis; where that has several sequences of one sample, behind its two axes."""
+    call.same_for_all(0, 1)
+    x, lengths, opening = call.operand(0), call.operand(1), call.opening
+    along = Batch(call.axis(x.rank, 1, "batch_axis"), is_extra=False)
+    if x.shape[along.axis] == 1:
+        return call.again(opening.spread(x, along), opening.spread(lengths, Batch(0, is_extra=False)))[0], along
+    if lengths.batch is not None:
+        raise Refused("reverses several sequences of a sample, each by a length of the sample's own")
+    last = Batch(x.rank, is_extra=True)
+    return call.again(opening.placed(x, last), lengths.value)[0], last

@@ -1,0 +1,85 @@
+"""Operators that work along axes: reductions, softmax, sums and choices along an axis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from burnish.importer.open_batch.call import Call, Result, opens
+from burnish.importer.open_batch.operands import Batch, Operand, Refused
+
+OVER_SAMPLES = (
+    "reduces over axis {axis}, in the place of which the samples of a batch stand: whether it means one sample or all of them "
+    "cannot be told from a model of one"
+)
+LOSS_REMEDY = (
+    "Where this is the model's own loss, export the model without it, and name the loss to burnish (loss=...); else export it "
+    "with an open batch"
+)
+
+
+@opens(*(f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()))
+def reduction(call: Call) -> Result:
+    call.same_for_all(0)
+    x = call.operand()
+    assert x.batch is not None
+    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    keeps = bool(call.attribute("keepdims", 1))
+    if not given:
+        if call.attribute("noop_with_empty_axes", 0):
+            return call.again(*call.with_rest(x.value))[0], x.batch
+        given = range(x.rank)
+    axes = sorted({axis % x.rank for axis in given})
+    value = x.value
+    if x.rank == 0:
+        value, along, keeps = call.opening.unsqueezed(value, 1), [1], False
+    else:
+        along = reduced(x, axes)
+    in_attribute = "axes" in call.node.attributes
+    operands = [value] if in_attribute else [value, call.opening.integers(along)]
+    changed = {"axes": along} if in_attribute else {}
+    result = call.again(*operands, keepdims=int(keeps), noop_with_empty_axes=None, **changed)[0]
+    return result, _left(x.batch, along, keeps)
+
+
+def reduced(x: Operand, axes: list[int]) -> list[int]:
+    """Where axes that are reduced are with all samples."""
+    assert x.batch is not None
+    if not x.batch.is_extra and x.batch.axis in axes:
+        raise Refused(OVER_SAMPLES.format(axis=x.batch.axis), LOSS_REMEDY)
+    return [axis + (x.batch.is_extra and axis >= x.batch.axis) for axis in axes]
+
+
+def _left(batch: Batch, along: list[int], keeps: bool) -> Batch:
+    return batch if keeps else Batch(batch.axis - sum(axis < batch.axis for axis in along), batch.is_extra)
+
+
+@opens("ArgMax", "ArgMin")
+def position(call: Call) -> Result:
+    x = call.operand()
+    assert x.batch is not None
+    (axis,) = reduced(x, [call.axis(x.rank)])
+    return call.again(x.value, axis=axis)[0], _left(x.batch, [axis], bool(call.attribute("keepdims", 1)))
+
+
+@opens("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")
+def along_axis(call: Call) -> Result:
+    x = call.operand()
+    axis = call.new_axis(call.axis(x.rank, -1))
+    return call.again(x.value, axis=axis)[0], x.batch
+
+
+@opens("CumProd", "CumSum")
+def running_sum(call: Call) -> Result:
+    call.same_for_all(0)
+    x = call.operand()
+    (axis,) = call.integers(1, "its axis")
+    new = call.new_axis(axis % x.rank)
+    return call.again(x.value, call.opening.constant(np.asarray(new, dtype=np.int64)))[0], x.batch
+
+
+@opens("TopK")
+def largest(call: Call) -> list[Result | None]:
+    call.same_for_all(0)
+    x = call.operand()
+    axis = call.new_axis(call.axis(x.rank, -1))
+    return [(value, x.batch) for value in call.again(*call.with_rest(x.value), axis=axis)]

@@ -1,0 +1,91 @@
+"""Averaged stochastic gradient descent: plain steps at a falling rate, and the average of the parameters along the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from burnish.graph import Builder, Tensor
+from burnish.optim.average import AVERAGE
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+
+
+@dataclass(frozen=True)
+class ASGD(RatedOptimizer):
+    """Averaged stochastic gradient descent, the mathematics of ``torch.optim.ASGD``.
+
+    With parameter p, gradient g, the average a, and the number of updates done s, from 0::
+
+        eta = lr / (1 + lambd * lr * s)^alpha
+        g = g + weight_decay * p
+        p = p * (1 - lambd * eta) - eta * g
+        a = p                                     while s - t0 <= 1
+        a = a + (p - a) / (s - t0)                afterwards
+
+    The rate is that of the step, where PyTorch computes eta a step ahead and so follows a changed rate one step later. Source:
+    Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; the falling rate: Bottou, "Large-scale
+    machine learning with stochastic gradient descent", 2010. State: ``average/<initializer>``, of the parameter's dtype and
+    shape, which starts as the parameter (PyTorch's ``ax``): what ``parameters="average"`` evaluates and exports.
+    """
+
+    keeps_average: ClassVar[bool] = True
+
+    lr: Rate = 1e-2
+    lambd: float = 1e-4
+    alpha: float = 0.75
+    t0: float = 1e6
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        check_not_negative(self.name, lambd=self.lambd, alpha=self.alpha, t0=self.t0, weight_decay=self.weight_decay)
+
+    @property
+    def name(self) -> str:
+        return "asgd"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return self.rate_state(builder) | {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr, done = scalars.double(lr), scalars.double(step)
+        eta = lr / builder.op("Pow", lr * self.lambd * done + 1.0, builder.scalar(self.alpha, lr)) if self.lambd else lr
+        kept = 1.0 - eta * self.lambd
+        values = builder.op("Max", done - self.t0, 1.0)
+        is_average = builder.op("Greater", values, 1.0)
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient = penalized(gradients[name], parameter, self.weight_decay)
+            decayed = parameter * scalars.of(kept, parameter) if self.lambd else parameter
+            moved = next_params[name] = decayed - gradient * scalars.of(eta, parameter)
+            slot = f"{AVERAGE}/{name}"
+            averaged = state[slot] + (moved - state[slot]) / scalars.of(values, parameter)
+            next_state[slot] = builder.op("Where", is_average, averaged, moved, like=moved)
+        return next_params, next_state
+
+
+def asgd(lr: Rate = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6, weight_decay: float = 0.0) -> ASGD:
+    """Return averaged stochastic gradient descent; see ``ASGD`` for the mathematics.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lambd: decay of the weights, and how fast the rate falls.
+        alpha: the power by which it falls.
+        t0: updates before the average begins; until then it is the parameters.
+        weight_decay: L2 penalty, added to the gradient.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number.
+    """
+    return ASGD(lr, lambd, alpha, t0, weight_decay)

@@ -1,0 +1,114 @@
+"""Resilient backpropagation: steps by the signs of the gradient, each element's as long as its sign has earned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_finite, check_positive, check_rate, zero_slots
+
+PREVIOUS_GRADIENT = "previous_gradient"
+STEP_SIZE = "step_size"
+FIRST_STEP_SIZE = "first_step_size"
+
+
+@dataclass(frozen=True)
+class Rprop(RatedOptimizer):
+    """Resilient backpropagation, the mathematics of ``torch.optim.Rprop``.
+
+    With parameter p, gradient g, the gradient q of the step before, the step size s, which starts at lr, and each element by
+    itself::
+
+        s = min(s * etas[1], step_sizes[1])              where g q > 0
+        s = max(s * etas[0], step_sizes[0]); g = 0       where g q < 0
+        p = p - s * sign(g)
+        q = g
+
+    For gradients of whole data sets: of batches, signs change by chance. The rate is the first step size; PyTorch looks at it no
+    more, and here what a schedule makes of it later multiplies the steps: ``s * lr / s0``, with s0 the first step size, that is
+    the first rate within step_sizes. Source: Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning:
+    the RPROP algorithm", 1993, without taking steps back. State: ``previous_gradient/<initializer>`` and
+    ``step_size/<initializer>``, of the parameter's dtype and shape (PyTorch's ``prev`` and ``step_size``), zeros at first; and
+    the float64 scalar ``first_step_size``, zero before the first update.
+    """
+
+    lr: Rate = 1e-2
+    etas: tuple[float, ...] = (0.5, 1.2)
+    step_sizes: tuple[float, ...] = (1e-6, 50.0)
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
+        for option in ("etas", "step_sizes"):
+            pair = getattr(self, option)
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigurationError(f"{self.name}: {option} must be two numbers, not {pair!r}")
+            check_finite(self.name, **{f"{option}[{index}]": number for index, number in enumerate(pair)})
+            object.__setattr__(self, option, tuple(pair))
+        if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
+            raise ConfigurationError(
+                f"{self.name}: etas must be a factor between 0 and 1, where the sign changes, and one above 1, not {self.etas}"
+            )
+        check_positive(self.name, **{"step_sizes[0]": self.step_sizes[0]})
+        if self.step_sizes[0] > self.step_sizes[1]:
+            raise ConfigurationError(f"{self.name}: step_sizes must be the smallest and the largest one, not {self.step_sizes}")
+
+    @property
+    def name(self) -> str:
+        return "rprop"
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        first = {FIRST_STEP_SIZE: builder.constant(np.asarray(0.0))}
+        return self.rate_state(builder) | zero_slots(params, PREVIOUS_GRADIENT, STEP_SIZE) | first
+
+    def update(
+        self,
+        builder: Builder,
+        params: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        step: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> tuple[Tensors, Tensors]:
+        scalars = Scalars(builder)
+        lr, next_state = self.rate(builder, step, state, hyperparameters)
+        lr = scalars.double(lr)
+        is_first = builder.op("Equal", state[FIRST_STEP_SIZE], 0.0)
+        first = builder.op("Where", is_first, builder.op("Clip", lr, *self.step_sizes), state[FIRST_STEP_SIZE])
+        next_state[FIRST_STEP_SIZE] = first
+        share = lr / first
+        next_params: Tensors = {}
+        for name, parameter in params.items():
+            gradient, size = gradients[name], state[f"{STEP_SIZE}/{name}"]
+            # The product of gradients may vanish where that of their signs does not.
+            sign = builder.op("Sign", gradient)
+            agreement = sign * builder.op("Sign", state[f"{PREVIOUS_GRADIENT}/{name}"])
+            has_turned, goes_on = builder.op("Less", agreement, 0.0), builder.op("Greater", agreement, 0.0)
+            size = builder.op("Where", is_first, scalars.of(first, parameter), size, like=parameter)
+            shorter = builder.op("Where", has_turned, size * self.etas[0], size, like=size)
+            resized = builder.op("Where", goes_on, size * self.etas[1], shorter, like=size)
+            resized = builder.op("Clip", resized, *self.step_sizes, like=size)
+            taken = builder.op("Where", has_turned, builder.scalar(0.0, sign), sign, like=sign)
+            next_params[name] = parameter - taken * resized * scalars.of(share, parameter)
+            next_state[f"{STEP_SIZE}/{name}"] = resized
+            next_state[f"{PREVIOUS_GRADIENT}/{name}"] = builder.op(
+                "Where", has_turned, builder.scalar(0.0, gradient), gradient, like=gradient
+            )
+        return next_params, next_state
+
+
+def rprop(lr: Rate = 1e-2, etas: tuple[float, ...] = (0.5, 1.2), step_sizes: tuple[float, ...] = (1e-6, 50.0)) -> Rprop:
+    """Return resilient backpropagation; see ``Rprop`` for the mathematics.
+
+    Args:
+        lr: the first step size, the default of the program's input ``lr``; or a schedule.
+        etas: factors of the step size where the sign of the gradient changes, and where it stays.
+        step_sizes: the smallest and the largest one.
+
+    Raises:
+        ConfigurationError: a rate that is negative or not finite, factors that are not on both sides of 1, or no range.
+    """
+    return Rprop(lr, etas, step_sizes)

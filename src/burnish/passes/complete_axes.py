@@ -1,0 +1,126 @@
+"""``Pad`` and ``Resize`` for all axes: what ONNX Runtime makes of those that name some of the axes can be wrong.
+
+Its transpose optimizer (1.32, of ``Pad`` from the level ``basic`` on, of ``Resize`` from ``extended`` on) moves a transposition
+across them and permutes amounts, scales and sizes, but takes no notice of ``axes``. Numbers for some of the axes are then read
+beyond their end, which fails when the graph runs. Numbers for all axes, named in another order than their own, go to the wrong
+ones, which nothing reports.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor, attribute_value, static_shape
+
+
+def complete_axes(model: ir.Model) -> ir.Model:
+    """Let every ``Pad`` and ``Resize`` that names axes give its numbers for all axes in their order, in place; in bodies too.
+
+    Numbers that are constants become a constant, others are picked from those that the graph computes. Where the axes of a
+    ``Pad`` are computed too, or its rank is not known, its amounts are scattered when the graph runs. A ``Resize`` stays as it
+    is where its rank is not known, and where it keeps the aspect ratio of the axes that it names.
+
+    Returns:
+        The same model, for the same inputs and outputs.
+    """
+    for node in [node for node in model.graph.all_nodes() if names_axes(node)]:
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        if graph is model.graph:
+            _complete(node, graph)
+        else:
+            _complete_in_body(node, graph, model.opset_imports[""])
+    return model
+
+
+def names_axes(node: ir.Node) -> bool:
+    """Whether a node is a ``Pad`` or a ``Resize`` that says which axes its numbers are for."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type == "Pad":
+        return len(node.inputs) > 3 and node.inputs[3] is not None
+    return node.op_type == "Resize" and "axes" in node.attributes
+
+
+def _complete_in_body(node: ir.Node, body: ir.Graph, opset: int) -> None:
+    """The same in a body, which declares no opset, and whose names have to differ from those of the graph around it."""
+    body.opset_imports.setdefault("", opset)
+    earlier = set(body)
+    _complete(node, body)
+    for number, emitted in enumerate(item for item in body if item not in earlier):
+        emitted.name = emitted.outputs[0].name = f"{node.outputs[0].name}/axes{number}"
+
+
+def _complete(node: ir.Node, graph: ir.Graph) -> None:
+    builder = Builder(graph, before=node)
+    operands = [None if item is None else builder.tensor(item) for item in node.inputs]
+    if node.op_type == "Pad":
+        _complete_pad(node, operands)
+    else:
+        _complete_resize(node, operands)
+
+
+def _complete_pad(node: ir.Node, operands: list[Tensor | None]) -> None:
+    x, amounts, value, axes = operands
+    assert x is not None
+    assert amounts is not None
+    assert axes is not None
+    if x.rank is None or axes.array is None:
+        complete = _scattered(amounts, axes, x)
+    else:
+        positive = [int(axis) % x.rank for axis in axes.array.reshape(-1)]
+        complete = _picked(amounts, positive, x.rank, x.builder.integers([0] * (2 * x.rank)))
+    node.replace_input_with(1, complete.value)
+    node.replace_input_with(3, None)
+    node.resize_inputs(2 if value is None else 3)
+
+
+def _complete_resize(node: ir.Node, operands: list[Tensor | None]) -> None:
+    x, roi, scales, sizes = operands + [None] * (4 - len(operands))
+    assert x is not None
+    if x.rank is None or attribute_value(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        return
+    builder, rank = x.builder, x.rank
+    axes = [int(axis) % rank for axis in node.attributes["axes"].as_ints()]
+    if sizes is not None and sizes.dimension(0) != 0:
+        shape = static_shape(x.value)
+        extents = builder.op("Shape", x) if shape is None else builder.integers(shape)
+        node.replace_input_with(3, _picked(sizes, axes, rank, extents).value)
+    elif scales is not None:
+        ones = builder.constant(np.ones(rank, scales.dtype.numpy()))
+        node.replace_input_with(2, _picked(scales, axes, rank, ones).value)
+    if roi is not None and roi.dimension(0) != 0:
+        whole = builder.constant(np.repeat(np.array([0, 1], roi.dtype.numpy()), rank))
+        node.replace_input_with(1, _picked(roi, axes, rank, whole).value)
+    node.attributes.pop("axes")
+
+
+def _picked(numbers: Tensor, axes: list[int], rank: int, others: Tensor) -> Tensor:
+    """Numbers for all axes.
+
+    Args:
+        numbers: for the named axes, in their order; where there are two to an axis, all first ones come before all second ones.
+        axes: the named axes; not negative.
+        rank: how many axes there are.
+        others: what counts where an axis is not named, for all axes, of shape [rank]; [2 rank] where there are two to an axis.
+    """
+    builder, rows = numbers.builder, (others.dimension(0) or rank) // rank
+    behind = rows * len(axes)
+    places = list(range(behind, behind + rows * rank))
+    for row in range(rows):
+        for place, axis in enumerate(axes):
+            places[row * rank + axis] = row * len(axes) + place
+    if numbers.array is not None and others.array is not None:
+        return builder.constant(np.concatenate([numbers.array.reshape(-1), others.array])[places])
+    return builder.op("Gather", builder.op("Concat", numbers, others, axis=0), builder.integers(places), axis=0)
+
+
+def _scattered(amounts: Tensor, axes: Tensor, x: Tensor) -> Tensor:
+    """Amounts for all axes, zeros among them, where the axes or their number are known only when the graph runs."""
+    builder = amounts.builder
+    axes = builder.cast(axes, ir.DataType.INT64)
+    rank = builder.integers([x.rank]) if x.rank is not None else builder.op("Shape", builder.op("Shape", x))
+    axes = builder.op("Mod", axes, rank)
+    zeros = builder.op("ConstantOfShape", rank * 2, value=ir.tensor(np.zeros(1, np.int64)), dtype=ir.DataType.INT64)
+    return builder.op("ScatterElements", zeros, builder.op("Concat", axes, axes + rank, axis=0), amounts, axis=0)

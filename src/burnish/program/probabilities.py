@@ -1,0 +1,138 @@
+"""Whether a value holds probabilities: what is known from the graph, and what the numbers themselves tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import constant_array
+
+BOUNDED = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Hardmax"})
+"""Operators whose output lies in [0, 1] whatever they read."""
+NEVER_NEGATIVE = frozenset({"Exp", "Relu", "Softplus", "Abs", "Sigmoid", "HardSigmoid", "Softmax"})
+KEEPS_BOUNDS = frozenset(
+    {
+        *("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Split", "Gather", "GatherND"),
+        *("GatherElements", "Expand", "Tile", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "AveragePool", "MaxPool"),
+        *("GlobalAveragePool", "GlobalMaxPool", "DepthToSpace", "SpaceToDepth", "Resize"),
+    }
+)
+"""Operators whose output lies between the smallest and the largest element of the first operand, or is a product of elements."""
+OF_ALL_OPERANDS = frozenset({"Concat", "Max", "Min", "Mul", "Mean"})
+"""Operators whose output lies in [0, 1] where all operands do."""
+LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GroupNormalization"})
+ADDS_TO = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Elu", "Gelu", "PRelu", *KEEPS_BOUNDS, "Concat"})
+"""Operators behind which the results of linear layers are still no probabilities."""
+
+
+def bounding_node(value: ir.Value | None, known: dict[ir.Node, ir.Node | None] | None = None) -> ir.Node | None:
+    """Return a node that makes every element of a value lie in [0, 1], or None where none is known to.
+
+    Args:
+        value: the value.
+        known: what was found of nodes that several others read; filled here.
+    """
+    known = {} if known is None else known
+    pending = [value.producer()] if value is not None else []
+    while pending:
+        node = pending[-1]
+        operands = [] if node is None else [each.producer() for each in _deciding(node)]
+        open_operands = [each for each in operands if each is not None and each not in known]
+        if node is None or node in known:
+            pending.pop()
+        elif open_operands:
+            pending.extend(open_operands)
+        else:
+            known[node] = _bounding(node, [None if each is None else known[each] for each in operands])
+            pending.pop()
+    producer = None if value is None else value.producer()
+    return None if producer is None else known[producer]
+
+
+def _deciding(node: ir.Node) -> list[ir.Value]:
+    """The operands whose bounds decide on those of a node."""
+    if node.domain != "":
+        return []
+    if node.op_type in KEEPS_BOUNDS or (node.op_type == "Pow" and _constant_between(node.inputs[1], 0.0, np.inf)):
+        operands = node.inputs[:1]
+    elif node.op_type == "Sub" and _constant_between(node.inputs[0], 1.0, 1.0):
+        operands = node.inputs[1:2]
+    elif node.op_type in OF_ALL_OPERANDS or node.op_type == "Where":
+        operands = node.inputs[1:] if node.op_type == "Where" else node.inputs
+    else:
+        operands = ()
+    return [operand for operand in operands if operand is not None and not _constant_between(operand, 0.0, 1.0)]
+
+
+def _bounding(node: ir.Node, deciding: list[ir.Node | None]) -> ir.Node | None:
+    """Return what bounds a node's output, from what bounds the operands that decide."""
+    if node.domain != "":
+        return None
+    if node.op_type in BOUNDED or (node.op_type == "Clip" and _clips_to_probabilities(node)):
+        return node
+    if node.op_type == "Div" and _is_share(node):
+        return node
+    if node.op_type == "If":
+        return node if _branches_are_bounded(node) else None
+    if _may_extrapolate(node) or not deciding or any(each is None for each in deciding):
+        return None
+    return deciding[0]
+
+
+def is_open(value: ir.Value | None) -> bool:
+    """Whether a value comes from a linear layer through nothing that could make probabilities of it."""
+    pending, seen = [value], set()
+    while pending:
+        current = pending.pop()
+        node = None if current is None else current.producer()
+        if node is None or node.domain != "" or node in seen:
+            continue
+        if node.op_type in LINEAR:
+            return True
+        seen.add(node)
+        if node.op_type in ADDS_TO:
+            pending.extend(node.inputs[:2])
+    return False
+
+
+def are_probabilities(array: np.ndarray, class_axis: int) -> bool:
+    """Whether the numbers of an output lie in [0, 1] and sum to 1 along an axis, up to rounding."""
+    if array.size == 0 or array.ndim <= class_axis or array.shape[class_axis] < 2:
+        return False
+    values = array.astype(np.float64)
+    tolerance = 16 * float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 1e-1
+    in_range = bool(np.all((values >= 0) & (values <= 1 + tolerance)))
+    return in_range and bool(np.all(np.abs(values.sum(axis=class_axis) - 1) <= tolerance * array.shape[class_axis]))
+
+
+def _clips_to_probabilities(node: ir.Node) -> bool:
+    low, high = (node.inputs[index] if len(node.inputs) > index else None for index in (1, 2))
+    return _constant_between(low, 0.0, np.inf) and _constant_between(high, -np.inf, 1.0)
+
+
+def _constant_between(value: ir.Value | None, low: float, high: float) -> bool:
+    array = None if value is None else constant_array(value)
+    return array is not None and array.dtype.kind in "fiu" and array.size > 0 and bool(np.all((array >= low) & (array <= high)))
+
+
+def _may_extrapolate(node: ir.Node) -> bool:
+    """Cubic interpolation goes beyond its points."""
+    return node.op_type == "Resize" and "mode" in node.attributes and node.attributes["mode"].as_string() == "cubic"
+
+
+def _is_share(node: ir.Node) -> bool:
+    """Whether numbers that are never negative are divided by a sum of themselves."""
+    numerator, divisor = node.inputs[:2]
+    source = None if numerator is None else numerator.producer()
+    total = None if divisor is None else divisor.producer()
+    while total is not None and total.op_type in ("Reshape", "Expand", "Unsqueeze", "Identity", "Cast") and total.inputs[0]:
+        total = total.inputs[0].producer()
+    if source is None or total is None or total.op_type not in ("ReduceSum", "ReduceL1"):
+        return False
+    return source.op_type in NEVER_NEGATIVE and total.inputs[0] is numerator
+
+
+def _branches_are_bounded(node: ir.Node) -> bool:
+    """Whether every output of both branches lies in [0, 1]."""
+    bodies = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
+    return bool(bodies) and all(bounding_node(output) is not None for body in bodies for output in body.outputs)

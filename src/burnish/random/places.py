@@ -1,0 +1,53 @@
+"""What the rows and columns of a draw number, as far as samples go: so that workers draw for theirs what one process would."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+PLACES_METADATA = "burnish.random.numbered"
+"""Where the node that counts rows or columns says what they number."""
+EARLIER_METADATA = "burnish.random.places"
+"""Where it named axes in programs of earlier versions, which does not tell samples apart."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What rows, or columns, number: ``slower x samples x faster`` places, or the same for every batch.
+
+    Attributes:
+        samples: the input whose first axis counts the samples; None where there are none among the places.
+        slower: how many times the places run through all samples; None where the others tell it.
+        faster: how many places of one sample stand side by side; None where the others tell it.
+        problem: why workers cannot know where their samples stand; empty where they can.
+    """
+
+    samples: str | None = None
+    slower: int | None = 1
+    faster: int | None = 1
+    problem: str = ""
+
+    def write(self, node: ir.Node) -> None:
+        """Note it on the node that counts."""
+        node.metadata_props[PLACES_METADATA] = json.dumps(asdict(self))
+
+    @staticmethod
+    def read(node: ir.Node) -> Places | None:
+        """Return what is noted on a node; None where it does not count places of a draw."""
+        if EARLIER_METADATA in node.metadata_props:
+            return Places(problem="the program was compiled by an earlier version, which did not note where samples stand")
+        text = node.metadata_props.get(PLACES_METADATA)
+        return None if text is None else Places(**json.loads(text))
+
+
+class Numbered(NamedTuple):
+    """What the rows and the columns of a draw number."""
+
+    rows: Places
+    columns: Places
+
+
+NOT_NOTED = Numbered(*[Places(problem="what it is drawn for was not noted")] * 2)

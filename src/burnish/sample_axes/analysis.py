@@ -1,0 +1,192 @@
+"""Where samples stand in every value of a model's graph: along which axis, and among how many places of it.
+
+It is told from the inputs on, operator after operator: what each does with the axes of its operands is in ``rules``. An axis is
+*lost* where an operator mixes samples, or puts them in another order, or is not known here; what is lost says by what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from burnish.graph import constant_array, describe_node, static_shape
+from burnish.sample_axes import rules as _rules  # noqa: F401  # registers the rules
+from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
+from burnish.sample_axes.inputs import sample_inputs
+from burnish.sample_axes.layouts import AXES, LAYOUTS, LONGEST, NUMBERS, Call, Layout, Untold
+
+DRAWING = frozenset(
+    {"Dropout", "RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"}
+)
+
+
+class Analysis:
+    """The layouts of the values of a graph.
+
+    Args:
+        graph: of a model, of standard operators; in order.
+        data: the names of those of its inputs that are a batch. The others, parameters for example, are the same for every batch.
+
+    Attributes:
+        counted: for the key of each factor that is a number of samples, the first input with such samples.
+    """
+
+    def __init__(self, graph: ir.Graph, data: Collection[str]):
+        self._layouts: dict[ir.Value, Layout] = {}
+        self._keys: dict[ir.Node, str] = {}
+        inputs = {value.name or "": value for value in graph.inputs if value.name in data and value.shape is not None}
+        shapes = {name: _extents(value) for name, value in inputs.items()}
+        self.counted: dict[str, str] = {}
+        samples: dict[str, Factor] = {}
+        for name in sample_inputs(shapes):
+            first = shapes[name][0]
+            symbol = first if isinstance(first, str) else ""
+            samples[name] = Factor(f"samples {symbol}", Kind.SAMPLES, first if isinstance(first, int) else None)
+            self.counted.setdefault(samples[name].key, name)
+        self._fixes_samples = any(factor.extent is not None for factor in samples.values())
+        symbols = {str(shapes[name][0]): factor for name, factor in samples.items() if factor.extent is None}
+        for value in graph.inputs:
+            name = value.name or ""
+            if name in inputs:
+                axes = [_of_extent(extent, symbols) for extent in shapes[name]]
+                axes[:1] = [(samples[name],)] if name in samples else axes[:1]
+                self._layouts[value] = Layout(tuple(axes))
+            else:
+                self._layouts[value] = Layout(_declared(value, f"input {name}"), is_constant=name not in data)
+        self.follow(graph)
+
+    def layout(self, value: ir.Value) -> Layout:
+        """What is known of a value."""
+        known = self._layouts.get(value)
+        if known is None:
+            known = self._layouts[value] = _of_constant(value)
+        return known
+
+    def assume(self, value: ir.Value, layout: Layout) -> None:
+        """Take what is known of an input of a body for given."""
+        self._layouts[value] = layout
+
+    def key(self, node: ir.Node) -> str:
+        """The same for a node each time, and another for each."""
+        return self._keys.setdefault(node, f"node {len(self._keys)}")
+
+    def follow(self, graph: ir.Graph) -> None:
+        """Find out the layouts of all values of a graph, the main one or a body, in its order."""
+        for node in graph:
+            if node.op_type == "Constant" and node.domain == "":
+                self._layouts[node.outputs[0]] = _of_constant(node.outputs[0])
+                continue
+            operands = [None if value is None else self.layout(value) for value in node.inputs]
+            for index, (output, told) in enumerate(zip(node.outputs, self._results(node, operands), strict=True)):
+                self._layouts[output] = self._as_declared(told, output, f"{self.key(node)} result {index}")
+
+    def _results(self, node: ir.Node, operands: Sequence[Layout | None]) -> Sequence[Layout]:
+        call = Call(node, operands, self)
+        is_standard = node.domain == ""
+        constant = node.op_type not in DRAWING and all(operand is None or operand.is_constant for operand in operands)
+        numbers = None
+        try:
+            if is_standard and node.op_type in LAYOUTS:
+                return LAYOUTS[node.op_type](call)
+            numbers = _numbers(call) if is_standard else None
+            constant = constant if numbers is None else all(number.is_fixed for number in numbers)
+            axes = _axes(call, constant)
+            reason = call.reason
+        except Untold as error:
+            axes, reason = [], str(error)
+        axes += [None] * (len(node.outputs) - len(axes))
+        first, *others = (Layout(told, constant, reason=reason) for told in axes[: len(node.outputs)])
+        return [Layout(first.axes, constant, numbers, reason), *others]
+
+    def _as_declared(self, told: Layout, output: ir.Value, key: str) -> Layout:
+        """What was told of a result beside the extents that shape inference found; lost where the two contradict each other."""
+        if output.shape is None:
+            return told
+        declared = [extent if isinstance(extent, int) else None for extent in output.shape.dims]
+        axes = told.axes
+        if axes is None or len(axes) != len(declared):
+            reason = told.reason or "its rank is not that which its operands have"
+            axes = tuple((lost(f"{key} axis {axis}", reason),) for axis in range(len(declared)))
+            if told.is_constant:
+                axes = tuple(_fixed(extent, f"{key} axis {axis}") for axis, extent in enumerate(output.shape.dims))
+        return Layout(
+            tuple(
+                self._settled(axis, extent, f"{key} axis {at}")
+                for at, (axis, extent) in enumerate(zip(axes, declared, strict=True))
+            ),
+            told.is_constant,
+            told.numbers,
+            told.reason,
+        )
+
+    def _settled(self, axis: Axis, extent: int | None, key: str) -> Axis:
+        if extent is None:
+            return axis
+        if extent == 1 and has(axis, Kind.LOST) and not self._fixes_samples:
+            return ()  # where a batch may have any size, its samples are not in a single place
+        integer = Number.of(axis).integer
+        if is_fixed(axis) and integer in (None, extent):
+            return (extent,) if extent != 1 else ()
+        if has(axis, Kind.LOST) or integer == extent:
+            return axis
+        return (lost(key, f"an axis of {extent} places, in which samples cannot be told apart"),)
+
+
+def _axes(call: Call, constant: bool) -> list[Axes | None]:
+    rule = AXES.get(call.node.op_type) if call.node.domain == "" else None
+    if rule is None and constant:
+        return [_declared(output, f"{call.key} result {index}") for index, output in enumerate(call.node.outputs)]
+    if rule is None:
+        raise Untold(f"what {describe_node(call.node)} does with samples is not known")
+    told = rule(call)
+    return told if isinstance(told, list) else [told]
+
+
+def _numbers(call: Call) -> tuple[Number, ...] | None:
+    rule = NUMBERS.get(call.node.op_type)
+    if rule is None:
+        return None
+    try:
+        told = rule(call)
+    except Untold:
+        return None
+    return None if told is None or len(told) > LONGEST else told
+
+
+def _extents(value: ir.Value) -> list[int | str | None]:
+    assert value.shape is not None
+    return [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
+
+
+def _of_extent(extent: int | str | None, symbols: Mapping[str, Factor]) -> Axis:
+    if isinstance(extent, int):
+        return () if extent == 1 else (extent,)
+    return (symbols.get(str(extent)) or Factor(f"symbol {extent}", Kind.FIXED),)
+
+
+def _declared(value: ir.Value, key: str) -> Axes | None:
+    """The axes of a value that does not depend on the batch; None where its rank is not known."""
+    if value.shape is None:
+        return None
+    return tuple(_fixed(extent, f"{key} axis {axis}") for axis, extent in enumerate(value.shape.dims))
+
+
+def _fixed(extent: int | ir.SymbolicDim, key: str) -> Axis:
+    """An axis that is the same for every batch."""
+    if isinstance(extent, int):
+        return () if extent == 1 else (extent,)
+    return (Factor(key, Kind.FIXED),)
+
+
+def _of_constant(value: ir.Value) -> Layout:
+    """A constant, or an initializer; of anything else nothing is known."""
+    shape = static_shape(value)
+    is_small = shape is not None and len(shape) < 2 and sum(shape) <= LONGEST
+    is_whole = value.dtype is not None and (value.dtype.is_integer() or value.dtype == ir.DataType.BOOL)
+    array = constant_array(value) if is_small and is_whole else None
+    numbers = None if array is None else tuple(Number(int(element)) for element in array.reshape(-1))
+    producer = value.producer()
+    if numbers is None and not value.is_initializer() and (producer is None or producer.op_type != "Constant"):
+        return Layout(None, reason=f"the value '{value.name}' is computed elsewhere")
+    return Layout(_declared(value, f"constant {value.name}"), True, numbers)

@@ -1,0 +1,176 @@
+"""Extents as products: of integers, of symbols, of the number of samples.
+
+An axis is a sequence of factors, from the one that its places run through slowest to the one that they run through fastest: the
+first axis of ``Reshape(x, [-1, 2])`` of ``x [batch, time, 2]`` is ``batch, time``, and that of its transpose ``time, batch``. A
+number is a product of factors in no order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a symbolic extent depends on."""
+
+    FIXED = "the same for every batch"
+    SAMPLES = "the number of samples"
+    LOST = "samples in a way that is not known"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A symbolic extent.
+
+    Attributes:
+        key: equal extents have equal ones.
+        kind: what it depends on.
+        extent: of samples, where the model fixes their number.
+        is_uniform: of samples, whether they are all alike along the axis: constants that were repeated for each of them.
+        reason: of a lost one, what lost them: a description of the node and what it does.
+    """
+
+    key: str
+    kind: Kind
+    extent: int | None = None
+    is_uniform: bool = field(default=False, compare=False)
+    reason: str = field(default="", compare=False)
+
+
+Axis = tuple[int | Factor, ...]
+Axes = tuple[Axis, ...]
+ONE: Axis = ()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A product of an integer and of symbolic extents.
+
+    Attributes:
+        coefficient: the integer; negative and zero where it is all there is.
+        factors: the extents, in one order for equal products.
+    """
+
+    coefficient: int
+    factors: tuple[Factor, ...] = ()
+
+    @staticmethod
+    def of(factors: Iterable[int | Factor]) -> Number:
+        integers, symbols = 1, []
+        for factor in factors:
+            if isinstance(factor, int):
+                integers *= factor
+            else:
+                symbols.append(factor)
+        return Number(integers, tuple(sorted(symbols, key=lambda factor: factor.key)))
+
+    @property
+    def integer(self) -> int | None:
+        """The number where it is known, also as that of the samples that the model fixes."""
+        extents = [factor.extent for factor in self.factors]
+        known = [extent for extent in extents if extent is not None]
+        return self.coefficient * math.prod(known) if len(known) == len(extents) else None
+
+    @property
+    def is_fixed(self) -> bool:
+        return all(factor.kind is Kind.FIXED for factor in self.factors)
+
+    def __mul__(self, other: Number) -> Number:
+        return Number.of((self.coefficient, other.coefficient, *self.factors, *other.factors))
+
+    def over(self, other: Number) -> Number | None:
+        """The quotient, where it is a product; None where it is not known to be whole."""
+        if other.coefficient == 0 or self.coefficient % other.coefficient:
+            return None
+        left, taken = Counter(self.factors), Counter(other.factors)
+        if taken - left:
+            return None
+        return Number.of((self.coefficient // other.coefficient, *(left - taken).elements()))
+
+
+def normal(factors: Iterable[int | Factor]) -> Axis:
+    """The factors with integers that stand side by side as one, and without ones."""
+    axis: list[int | Factor] = []
+    for factor in factors:
+        if isinstance(factor, int) and axis and isinstance(axis[-1], int):
+            axis[-1] *= factor
+        elif factor != 1:
+            axis.append(factor)
+    return tuple(axis)
+
+
+def has(axis: Sequence[int | Factor], kind: Kind) -> bool:
+    return any(isinstance(factor, Factor) and factor.kind is kind for factor in axis)
+
+
+def is_fixed(axis: Sequence[int | Factor]) -> bool:
+    """Whether the extent is the same for every batch."""
+    return not has(axis, Kind.SAMPLES) and not has(axis, Kind.LOST)
+
+
+def lost(key: str, reason: str) -> Factor:
+    return Factor(key, Kind.LOST, reason=reason)
+
+
+def axis_of(number: Number, key: str, reason: str) -> Axis:
+    """The axis of so many places, all alike; lost where samples are among several factors, whose order nobody said."""
+    factors: Axis = normal((number.coefficient, *(replace(factor, is_uniform=True) for factor in number.factors)))
+    if len(factors) < 2 or is_fixed(factors):
+        return factors
+    return (lost(key, reason),)
+
+
+def broadcast(one: Axis, other: Axis, key: str, reason: str) -> Axis:
+    """The axis that two come to which are equal, or of which one has a single place.
+
+    Where samples are told apart in one of them they are so in the result: the other has as many places, or a single one.
+    """
+    if one == ONE or other == ONE:
+        return one or other
+    if one == other:
+        return other if _is_uniform(one) else one
+    for axis, beside in ((one, other), (other, one)):
+        if has(axis, Kind.LOST):
+            integer = Number.of(beside).integer
+            # A symbol that stands for one place would let the lost axis be that of the result.
+            stays = is_fixed(beside) and integer is not None
+            stays |= has(beside, Kind.SAMPLES) and not _is_uniform(beside)
+            return beside if stays and integer != 1 else axis
+    samples = [has(axis, Kind.SAMPLES) for axis in (one, other)]
+    if all(samples):
+        return (other if _is_uniform(one) else one) if _alike(one, other) else (lost(key, reason),)
+    if any(samples):
+        return _broadcast_samples(*((one, other) if samples[0] else (other, one)))
+    known = [axis for axis in (one, other) if Number.of(axis).integer is not None]
+    return known[0] if known else (Factor(key, Kind.FIXED),)
+
+
+def _is_uniform(axis: Axis) -> bool:
+    return all(factor.is_uniform for factor in axis if isinstance(factor, Factor) and factor.kind is Kind.SAMPLES)
+
+
+def _broadcast_samples(axis: Axis, fixed: Axis) -> Axis:
+    """A model that fixes a batch of one sample may repeat it."""
+    return normal((*axis, *fixed)) if Number.of(axis).integer == 1 else axis
+
+
+def _alike(one: Axis, other: Axis) -> bool:
+    """Whether samples stand at the same places of two axes of the same extent: as many factors are slower in both, or faster."""
+    found = [sides(axis) for axis in (one, other)]
+    if any(len(times) != 1 for times in found):
+        return False
+    (slower, faster), (others_slower, others_faster) = found[0][0], found[1][0]
+    return Number.of(slower) == Number.of(others_slower) or Number.of(faster) == Number.of(others_faster)
+
+
+def sides(axis: Sequence[int | Factor]) -> list[tuple[Axis, Axis]]:
+    """What is slower and what is faster than the samples, for each time that they are a factor."""
+    return [
+        (tuple(axis[:index]), tuple(axis[index + 1 :]))
+        for index, factor in enumerate(axis)
+        if isinstance(factor, Factor) and factor.kind is Kind.SAMPLES
+    ]

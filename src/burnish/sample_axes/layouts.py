@@ -1,0 +1,223 @@
+"""What is known of a value and of a node's operands, and the rules by operator that tell it of a node's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import attribute_value, constant_array, describe_node
+from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, lost
+
+LONGEST = 64
+"""Shapes are small; a longer list of integers is data."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is known of a value.
+
+    Attributes:
+        axes: of what its places are; None where not even their number is known.
+        is_constant: whether its elements are the same for every batch.
+        numbers: its elements, where it is a scalar or a short list of integers or truth values.
+        reason: why there are no axes.
+    """
+
+    axes: Axes | None
+    is_constant: bool = False
+    numbers: tuple[Number, ...] | None = None
+    reason: str = ""
+
+
+class Untold(Exception):
+    """What an operator does with the axes of its operands is not known."""
+
+
+class Following(Protocol):
+    """What follows nodes, for those that have bodies."""
+
+    def layout(self, value: ir.Value) -> Layout:
+        """What is known of a value."""
+        ...
+
+    def assume(self, value: ir.Value, layout: Layout) -> None:
+        """Take what is known of an input of a body for given."""
+        ...
+
+    def follow(self, graph: ir.Graph) -> None:
+        """Find out what is known of all values of a body."""
+        ...
+
+    def key(self, node: ir.Node) -> str:
+        """The same for a node each time, and another for each."""
+        ...
+
+
+class Call:
+    """A node, as a rule sees it.
+
+    Args:
+        node: the node.
+        operands: the layouts of its inputs; None for one that is left out.
+        analysis: that it is a part of.
+    """
+
+    def __init__(self, node: ir.Node, operands: Sequence[Layout | None], analysis: Following):
+        self.node, self.operands, self.analysis = node, operands, analysis
+
+    def __len__(self) -> int:
+        return len(self.operands)
+
+    @property
+    def key(self) -> str:
+        """Begins the keys of the symbols that this node makes up."""
+        return self.analysis.key(self.node)
+
+    @property
+    def reason(self) -> str:
+        """Why samples are lost here."""
+        return f"{describe_node(self.node)} mixes samples, or puts them where they cannot be told apart"
+
+    def has(self, index: int) -> bool:
+        return index < len(self.operands) and self.operands[index] is not None
+
+    def layout(self, index: int) -> Layout:
+        found = self.operands[index]
+        if found is None:
+            raise Untold(f"{describe_node(self.node)} lacks an operand")
+        return found
+
+    def axes(self, index: int = 0) -> Axes:
+        """The axes of an operand.
+
+        Raises:
+            Untold: they are not known.
+        """
+        found = self.layout(index)
+        if found.axes is None:
+            raise Untold(found.reason)
+        return found.axes
+
+    def rank(self, index: int = 0) -> int:
+        return len(self.axes(index))
+
+    def numbers(self, index: int) -> tuple[Number, ...]:
+        """The elements of a list of integers; made up where only their number is known.
+
+        Raises:
+            Untold: it is not.
+        """
+        found = self.layout(index)
+        if found.numbers is not None:
+            return found.numbers
+        length = Number.of(found.axes[0]).integer if found.axes is not None and len(found.axes) == 1 else None
+        if found.axes == ():
+            length = 1
+        if length is None or length > LONGEST:
+            raise Untold(f"{describe_node(self.node)} has an operand that is known only when it runs")
+        return tuple(self.unknown(f"{index}:{place}", found.is_constant) for place in range(length))
+
+    def integers(self, index: int) -> list[int] | None:
+        """The elements of a list of integers, where all are known."""
+        if not self.has(index):
+            return None
+        numbers = self.layout(index).numbers
+        known = [number.integer for number in numbers or ()]
+        return None if numbers is None or None in known else [integer for integer in known if integer is not None]
+
+    def unknown(self, name: str, constant: bool) -> Number:
+        """A number that only the running graph knows."""
+        key = f"{self.key}:{name}"
+        return Number(1, (Factor(key, Kind.FIXED) if constant else lost(key, self.reason),))
+
+    def fixed(self, name: str) -> Axis:
+        """An axis of an extent that is not known, and the same for every batch."""
+        return (Factor(f"{self.key}:{name}", Kind.FIXED),)
+
+    def lost(self, name: str = "") -> Axis:
+        return (lost(f"{self.key}:{name}", self.reason),)
+
+    def places(self, count: int) -> Axis:
+        """An axis of so many places."""
+        return () if count == 1 else (count,)
+
+    def rest(self, output: int, start: int, rank: int | None = None) -> Axes:
+        """The axes of an output from one on, where their extents are the same for every batch.
+
+        Raises:
+            Untold: neither shape inference found how many there are, nor is ``rank`` given.
+        """
+        return tuple(
+            self.fixed(f"{output} axis {axis}") if extent is None else self.places(extent)
+            for axis, extent in enumerate(self._declared(output, rank)[start:], start)
+        )
+
+    def lost_rest(self, output: int, start: int, rank: int | None = None) -> Axes:
+        """The axes of an output from one on, where samples are lost in them; errors as ``rest``."""
+        return tuple(self.lost(f"{output} axis {axis}") for axis in range(start, len(self._declared(output, rank))))
+
+    def array(self, index: int) -> np.ndarray | None:
+        """An operand that is a constant."""
+        return constant_array(self.node.inputs[index]) if self.has(index) else None
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return attribute_value(self.node, name, default)
+
+    def axis(self, name: str = "axis", default: int = 0, rank: int | None = None) -> int:
+        """An attribute that is an axis, counted from the front."""
+        rank = self.rank() if rank is None else rank
+        return int(self.attribute(name, default)) % max(1, rank)
+
+    def declared(self, output: int = 0) -> list[int | None]:
+        """The extents of an output that shape inference found.
+
+        Raises:
+            Untold: it found no rank.
+        """
+        return self._declared(output, None)
+
+    def _declared(self, output: int, rank: int | None) -> list[int | None]:
+        shape = self.node.outputs[output].shape
+        if shape is None and rank is None:
+            raise Untold(f"{describe_node(self.node)} gives a value of unknown rank")
+        return [None] * (rank or 0) if shape is None else [extent if isinstance(extent, int) else None for extent in shape.dims]
+
+
+AxesRule = Callable[[Call], Axes | list[Axes | None]]
+"""Tells the axes of the first result; or, in a list, of all, None of one where they are not known."""
+NumbersRule = Callable[[Call], tuple[Number, ...] | None]
+"""Tells the elements of a small result; None where they are not known."""
+LayoutRule = Callable[[Call], Sequence[Layout]]
+"""Tells everything of the results."""
+Rule = TypeVar("Rule", bound=Callable[[Call], Any])
+
+AXES: dict[str, AxesRule] = {}
+NUMBERS: dict[str, NumbersRule] = {}
+LAYOUTS: dict[str, LayoutRule] = {}
+
+
+def gives_axes(*operators: str) -> Callable[[AxesRule], AxesRule]:
+    """Register an ``AxesRule`` of operators of the standard."""
+    return _registered(AXES, operators)
+
+
+def gives_numbers(*operators: str) -> Callable[[NumbersRule], NumbersRule]:
+    """Register a ``NumbersRule`` of operators of the standard."""
+    return _registered(NUMBERS, operators)
+
+
+def gives_layouts(*operators: str) -> Callable[[LayoutRule], LayoutRule]:
+    """Register a ``LayoutRule`` of operators of the standard: those with bodies."""
+    return _registered(LAYOUTS, operators)
+
+
+def _registered(rules: dict[str, Rule], operators: Sequence[str]) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        rules.update(dict.fromkeys(operators, rule))
+        return rule
+
+    return register

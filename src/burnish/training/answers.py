@@ -1,0 +1,198 @@
+"""What a model's output says of a sample: a class with its probability, yes or no, a score, or values; and the table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import losses
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING, describe_node
+from burnish.losses import Activation, Reading
+from burnish.losses.base import SIGMOID, SOFTMAX
+from burnish.program.predictions import Prediction, find_predictions
+from burnish.program.probabilities import is_open
+from burnish.training.trained_model import TrainedModel
+
+Kind = Literal["classes", "questions", "scores", "values"]
+ACTIVATIONS = ("softmax", "sigmoid", "none")
+CLASS_AXIS = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an output is read.
+
+    Attributes:
+        output: its name.
+        kind: ``classes``: one of them is right; ``questions``: each is answered with yes or no; ``scores`` of classes, which are
+            no probabilities; or ``values``.
+        activation: what makes probabilities of it: ``softmax`` along axis 1, ``sigmoid``, ``exp`` of logarithms; None where the
+            output is taken as it is.
+        reason: why, in words.
+    """
+
+    output: str
+    kind: Kind
+    activation: str | None
+    reason: str
+
+    def text(self) -> str:
+        """Return how the output is read, and why, as a line."""
+        made = "" if self.activation is None else f"; {self.activation} makes probabilities of it"
+        return f"output '{self.output}': {self.reason}{made}"
+
+    def numbers(self, array: np.ndarray) -> np.ndarray:
+        """Return probabilities, scores or values: [samples, classes] or [samples, values], float64.
+
+        Raises:
+            ConfigurationError: the output has more than one row for each sample.
+        """
+        values = array.astype(np.float64)
+        extents = [extent for extent in values.shape[2:] if extent != 1]
+        if extents:
+            raise ConfigurationError(
+                f"the output '{self.output}' has shape {list(array.shape[1:])} for each sample, which no table has a row for: "
+                "write the outputs as they are (-o FILE.npz)"
+            )
+        values = values.reshape(len(values), -1)
+        if self.activation == "softmax":
+            exponential = np.exp(values - values.max(axis=CLASS_AXIS, keepdims=True))
+            return np.asarray(exponential / exponential.sum(axis=CLASS_AXIS, keepdims=True))
+        if self.activation == "sigmoid":
+            return np.asarray(np.where(values >= 0, 1, np.exp(-np.abs(values))) / (1 + np.exp(-np.abs(values))))
+        return np.exp(values) if self.activation == "exp" else values
+
+
+def read_answer(model: TrainedModel, output: str | None = None, activation: str | None = None) -> Answer:
+    """Return how the output of a model is read: by the loss that it was trained on, by its graph, or as asked for.
+
+    Args:
+        model: the model.
+        output: its name; None where the loss reads one, or there is one.
+        activation: ``softmax``, ``sigmoid`` or ``none``, in the place of what the model tells.
+
+    Raises:
+        ConfigurationError: no such output, several to choose from, or no such activation.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ConfigurationError(f"activation: there is no '{activation}'; choose among {', '.join(ACTIVATIONS)}")
+    name = _output(model, output)
+    if activation == "none":
+        return Answer(name, "values", None, "as it is")
+    if activation is not None:
+        return Answer(name, "classes" if activation == "softmax" else "questions", activation, "as asked for")
+    read = next((one for one in model.options.get("predictions", ()) if one["output"] == name), None)
+    if "loss" in model.options and (read is not None or output is None):
+        return _by_loss(model, name, losses.get(model.options["loss"]))
+    return _by_graph(model, name)
+
+
+def _output(model: TrainedModel, asked: str | None) -> str:
+    values = {value.name or "": value for value in model.predict_graph.graph.outputs}
+    if asked is not None and asked not in values:
+        raise ConfigurationError(f"outputs: the model has no output '{asked}'; it has {', '.join(map(repr, values))}")
+    read = [one["output"] for one in model.options.get("predictions", ()) if one["output"] in values]
+    floating = [name for name, value in values.items() if value.dtype in FLOATING]
+    chosen = [asked] if asked is not None else read[:1] or floating
+    if len(chosen) != 1:
+        raise ConfigurationError(f"the model has the outputs {', '.join(map(repr, values))}: say which one is shown (--outputs)")
+    return chosen[0]
+
+
+def _found(model: TrainedModel, name: str, activation: Activation | None) -> Prediction:
+    graph = model.predict_graph.clone()
+    return find_predictions(graph, name, (Reading(activation=activation),), "of the table")[0]
+
+
+def _by_loss(model: TrainedModel, name: str, loss: losses.Loss) -> Answer:
+    activation = loss.readings[0].activation if loss.readings else None
+    scale = getattr(loss, "scale", None)
+    why = f"trained with {loss.name}"
+    if activation is not None:
+        kind: Kind = "classes" if activation.axis is not None else "questions"
+        return _of_activation(_found(model, name, activation), name, kind, "softmax" if kind == "classes" else "sigmoid", why)
+    if scale == "log_probabilities":
+        return Answer(name, "classes", "exp", f"logarithms of probabilities, {why}")
+    if scale == "probabilities":
+        return Answer(name, "questions", None, f"probabilities, {why}")
+    has_classes = bool(loss.default_metrics) and "accuracy" in loss.default_metrics and _width(model, name) != 1
+    return Answer(name, "scores" if scale == "scores" and has_classes else "values", None, why)
+
+
+def _by_graph(model: TrainedModel, name: str) -> Answer:
+    """Read an output by what computes it: the model does not say how it was trained."""
+    for activation, kind in ((SOFTMAX, "classes"), (SIGMOID, "questions")):
+        found = _found(model, name, activation)
+        if found.stepped_over is not None:
+            return _of_activation(found, name, kind, None, "by its graph")  # type: ignore[arg-type]
+    if found.bounded_by is not None:
+        return Answer(name, "questions", None, f"{describe_node(found.bounded_by)} bounds it to [0, 1]")
+    width = _width(model, name)
+    inputs = model.to_predict.data
+    is_of_images = len(inputs) == 1 and len(inputs[0].extents) == 4
+    if width is not None and width > 1 and is_of_images and is_open(found.value):
+        return Answer(name, "classes", "softmax", "taken for logits of classes (--activation none shows its values)")
+    return Answer(
+        name, "values", None, "the model does not say what it is (--activation softmax or sigmoid where it holds logits)"
+    )
+
+
+def _of_activation(found: Prediction, name: str, kind: Kind, otherwise: str | None, why: str) -> Answer:
+    """Read what ends in an activation, what is bounded by another node, and what lacks one."""
+    if found.stepped_over is not None:
+        node = describe_node(found.stepped_over)
+        if found.stepped_over.op_type == "LogSoftmax":
+            return Answer(name, kind, "exp", f"logarithms of probabilities, by {node}")
+        return Answer(name, kind, None, f"probabilities, by {node}")
+    if found.bounded_by is not None:
+        return Answer(name, kind, None, f"{describe_node(found.bounded_by)} bounds it to [0, 1]")
+    return Answer(name, kind, otherwise, why)
+
+
+def _width(model: TrainedModel, name: str) -> int | None:
+    """How many numbers the model gives for each sample, where that is one row and known."""
+    value: ir.Value = next(value for value in model.predict_graph.graph.outputs if value.name == name)
+    if value.shape is None or len(value.shape) < 2 or any(extent != 1 for extent in value.shape[2:]):
+        return 1 if value.shape is not None and len(value.shape) == 1 else None
+    extent = value.shape[1]
+    return extent if isinstance(extent, int) else None
+
+
+def table(answer: Answer, numbers: np.ndarray, classes: Sequence[str] | None, top: int = 1) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns, and a row for each sample: text and floats.
+
+    Args:
+        answer: how the numbers were read.
+        numbers: as ``answer.numbers`` returns them.
+        classes: the names of the classes; numbers where there are none, or another number of them.
+        top: how many classes are shown, the most probable first.
+
+    Raises:
+        ConfigurationError: ``top`` is above the number of classes.
+    """
+    width = numbers.shape[1]
+    if answer.kind == "values":
+        columns = [answer.output] if width == 1 else [f"{answer.output}[{index}]" for index in range(width)]
+        return columns, numbers.tolist()
+    number = "score" if answer.kind == "scores" else "probability"
+    if width == 1:
+        if classes is not None and len(classes) == 2:
+            no, yes = classes
+            return ["class", number], [[yes, p] if p >= 0.5 else [no, 1 - p] for (p,) in numbers.tolist()]
+        return [number], numbers.tolist()
+    if top > width:
+        raise ConfigurationError(
+            f"top: the model has {width} classes, and {top} of them are to be shown: ask for {width} or fewer"
+        )
+    names = list(classes) if classes is not None and len(classes) == width else [str(index) for index in range(width)]
+    columns = [name + (f"_{rank}" if rank > 1 else "") for rank in range(1, top + 1) for name in ("class", number)]
+    rows: list[list[Any]] = []
+    for values in numbers:
+        order = np.argsort(-values, kind="stable")[:top]
+        rows.append([part for index in order for part in (names[int(index)], float(values[index]))])
+    return columns, rows

@@ -1,0 +1,265 @@
+"""A model to predict and to evaluate with, wherever it comes from: a run, a checkpoint, a saved program or an ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import engines, losses, metrics
+from burnish.data import DataDescription, Dataset, Wanted
+from burnish.engines import Engine
+from burnish.errors import CheckpointError, ConfigurationError, InputError
+from burnish.importer import read_proto
+from burnish.program import GraphSignature, Program, Role
+from burnish.program.compile import compile_inference
+from burnish.program.inference import Inference, read_objective
+from burnish.program.persistence import MANIFEST, TRAINING
+from burnish.program.state import averages
+from burnish.training.inputs import BatchCheck
+from burnish.training.saved_runs import AVERAGE, checkpoint_of, exported_parameters, is_run, program_beside
+from burnish.training.session import Session
+from burnish.training.totals import Totals, figures, only_totals
+
+Batch = Mapping[str, np.ndarray]
+
+
+class TrainedModel:
+    """A model in inference mode, opened on an engine.
+
+    Attributes:
+        name: what it is, in words.
+        described: what it was trained on, as far as it says.
+        options: ``loss``, ``metrics`` and ``predictions``, as a program has them; without ``loss`` where none is known.
+        predict_graph: the model that ``predict`` runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        signature: Mapping[str, GraphSignature],
+        options: Mapping[str, Any],
+        metadata: Mapping[str, str],
+        predict_graph: ir.Model,
+        predict: Callable[[Batch], dict[str, np.ndarray]],
+        evaluate_totals: Callable[[Batch], dict[str, np.ndarray]] | None,
+    ):
+        self.name = name
+        self.described = DataDescription.read(metadata, name)
+        self.options = options
+        self.predict_graph = predict_graph
+        self._signature = signature
+        self._predict, self._evaluate_totals = predict, evaluate_totals
+
+    @property
+    def to_predict(self) -> Wanted:
+        """What a data set has to fill to predict: no labels."""
+        return Wanted(self._signature["predict"].inputs_of(Role.DATA), None, described=self.described, predicts=True)
+
+    @property
+    def to_evaluate(self) -> Wanted:
+        """What a data set has to fill to evaluate.
+
+        Raises:
+            ConfigurationError: the model does not say which loss it was trained on, and none was given.
+        """
+        self._evaluation()
+        signature = self._signature["evaluate"]
+        labels = signature.inputs_of(Role.LABEL)
+        return Wanted(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:], self.described)
+
+    def predict(self, data: Dataset, batch_size: int = 32) -> dict[str, np.ndarray]:
+        """Return the model's outputs over all samples of a data set, in their order, by name.
+
+        Raises:
+            InputError: the data do not fit the model; or an output that has no entry for each sample.
+            EngineError: the engine cannot run it.
+        """
+        parts: dict[str, list[np.ndarray]] = {}
+        fixed = self._fixed_batch("predict")
+        for batch, samples in _batches(data, fixed or batch_size):
+            missing = 0 if fixed is None else fixed - samples
+            # A model of a fixed batch reads the last sample again, and what it says of it again is left out.
+            filled = {name: np.concatenate([array, *[array[-1:]] * missing]) for name, array in batch.items()}
+            for name, whole in self._predict(filled if missing else batch).items():
+                array = whole[:samples] if whole.ndim and len(whole) == samples + missing else whole
+                if array.ndim == 0 or len(array) != samples:
+                    raise InputError(
+                        f"the output '{name}' has shape {list(array.shape)} for a batch of {samples} samples: its first "
+                        "axis is not that of the samples, and no prediction can be told from another"
+                    )
+                parts.setdefault(name, []).append(array)
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def evaluate(self, data: Dataset, batch_size: int = 32) -> dict[str, float]:
+        """Return loss and metrics over all samples of a data set, from totals over them all.
+
+        Raises:
+            ConfigurationError: no loss is known.
+            InputError: the data do not fit the model, or nothing in them counts.
+            EngineError: the engine cannot run it.
+        """
+        evaluate = self._evaluation()
+        fixed = self._fixed_batch("evaluate")
+        if fixed is not None and len(data) % fixed:
+            raise InputError(
+                f"{self.name} takes batches of {fixed}, and {len(data)} samples leave {len(data) % fixed} over: evaluate on a "
+                f"multiple of {fixed}, or export the model with a symbolic batch"
+            )
+        totals = Totals()
+        for batch, _ in _batches(data, fixed or batch_size):
+            totals.add(evaluate(batch))
+        return figures(totals.added(), self.options.get("loss_terms", {}))
+
+    def _fixed_batch(self, graph: str) -> int | None:
+        """The number of samples that the model takes at once; None where any will do."""
+        entries = self._signature[graph].inputs_of(Role.DATA)
+        extents = {entry.extents[0] for entry in entries if entry.extents and isinstance(entry.extents[0], int)}
+        return int(min(extents)) if len(extents) == 1 else None
+
+    def _evaluation(self) -> Callable[[Batch], dict[str, np.ndarray]]:
+        if self._evaluate_totals is None:
+            raise ConfigurationError(
+                f"{self.name} does not say which loss it was trained on: name one (loss='cross_entropy', --loss cross_entropy)"
+            )
+        return self._evaluate_totals
+
+
+def open_model(
+    source: str | Path,
+    *,
+    program: str | Path | None = None,
+    best: bool = False,
+    average: bool | None = None,
+    loss: losses.LossLike | None = None,
+    metrics: Sequence[str | metrics.Metric] | None = None,
+    outputs: str | Sequence[str] | None = None,
+    engine: str | Engine = "auto",
+    to_evaluate: bool = True,
+) -> TrainedModel:
+    """Open a model to predict and to evaluate with.
+
+    Args:
+        source: the folder of a run; a checkpoint; the folder of a saved program, or one in one file; or any ONNX file.
+        program: the saved program of a checkpoint that lies apart from its run.
+        best: of a run, the best epoch instead of the latest state.
+        average: whether to read the average that the optimizer keeps, in place of the parameters; None: as the run exported.
+        loss, metrics, outputs: for an ONNX file, as ``burnish.compile`` takes them; None: what a file that burnish exported says
+            of them. A program has its own.
+        engine: as ``Session`` takes it.
+        to_evaluate: False only predicts: no graph with the loss is made of an ONNX file.
+
+    Raises:
+        ModelError, CheckpointError: the source cannot be read.
+        ConfigurationError: an option that is not for such a source, or does not fit the model.
+        DataError: the model's metadata describe its data, and cannot be read.
+    """
+    path = Path(source)
+    own = {"loss": loss, "metrics": metrics, "outputs": outputs}
+    if path.is_dir() or path.suffix == ".safetensors" or program is not None:
+        _refuse(own, f"'{path}' is of a program, compiled with its own")
+        if (path / MANIFEST).is_file():
+            _refuse({"program": program, "best": best or None}, f"'{path}' is a program and no run")
+            return _of_program(f"the program '{path}'", Program.load(path), None, average, engine)
+        return _of_checkpoint(path, program, best, average, engine)
+    _refuse({"best": best or None}, f"'{path}' is one model")
+    if _holds_program(path):
+        _refuse(own, f"'{path}' is a program, compiled with its own")
+        loaded = Program.load(path)
+        return _of_program(f"the program '{path}'", loaded, loaded.saved_state, average, engine)
+    _refuse({"average": average or None}, f"'{path}' holds one set of weights, whatever they are")
+    return _of_file(path, own, engine, to_evaluate)
+
+
+def _of_checkpoint(
+    path: Path, program: str | Path | None, best: bool, average: bool | None, engine: str | Engine
+) -> TrainedModel:
+    if path.is_file():
+        _refuse({"best": best or None}, f"'{path}' is one checkpoint, and best chooses among those of a run")
+    checkpoint = checkpoint_of(path, best)
+    folder = Path(program) if program is not None else program_beside(checkpoint)
+    if folder is None:
+        raise CheckpointError(
+            f"The program of '{checkpoint}' is not beside it: a run keeps it in its folder 'program'. Say where it is (--program)"
+        )
+    if average is None and exported_parameters(folder.parent) == AVERAGE:
+        average = True
+    session = Session(Program.load(folder), engine)
+    session.restore(checkpoint)
+    what = f"the run '{path}'" if is_run(path) else f"the checkpoint '{path}'"
+    state = f"{what}, {'best' if best else 'latest'} state" if is_run(path) else what
+    return _of_session(f"{state} after {session.step_count:,} step{'s' * (session.step_count != 1)}", session, average)
+
+
+def _of_program(
+    name: str, program: Program, state: Mapping[str, np.ndarray] | None, average: bool | None, engine: str | Engine
+) -> TrainedModel:
+    return _of_session(name, Session(program, engine, state), average)
+
+
+def _of_session(name: str, session: Session, average: bool | None) -> TrainedModel:
+    program, parameters = session.program, AVERAGE if average else None
+    if parameters is not None:
+        averages(program.signature, parameters)  # refuses what the program keeps none of
+    return TrainedModel(
+        f"{name}, the average of its weights" if average else name,
+        signature={name: program.signature[name] for name in ("predict", "evaluate")},
+        options=program.options,
+        metadata={**program.metadata, **session.metadata},
+        predict_graph=program.predict,
+        predict=lambda batch: session.predict(batch, parameters),
+        evaluate_totals=lambda batch: session.evaluate_totals(batch, parameters),
+    )
+
+
+def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_evaluate: bool) -> TrainedModel:
+    runner = engines.get(engine)
+    metadata = {entry.key: entry.value for entry in read_proto(path)[0].metadata_props}
+    known = {} if asked["loss"] is not None else read_objective(metadata)
+    settings: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in asked.items()}
+    if isinstance(settings["outputs"], list) and len(settings["outputs"]) <= 1:
+        settings["outputs"] = next(iter(settings["outputs"]), None)
+    inference = compile_inference(path, **settings) if to_evaluate else compile_inference(path)
+    predict = runner.load(inference.predict)
+    checked = BatchCheck(inference.signature["predict"])
+    options = inference.options
+    if known and not to_evaluate:
+        options = {"loss": known["loss"], "predictions": [{"output": name} for name in known["outputs"]]}
+    return TrainedModel(
+        f"the model '{path}'",
+        signature=inference.signature,
+        options=options,
+        metadata=inference.metadata,
+        predict_graph=inference.predict,
+        predict=lambda batch: predict(checked(batch)),
+        evaluate_totals=None if inference.evaluate is None else _evaluation(inference, runner),
+    )
+
+
+def _evaluation(inference: Inference, runner: Engine) -> Callable[[Batch], dict[str, np.ndarray]]:
+    assert inference.evaluate is not None
+    evaluate = runner.load(inference.evaluate)
+    checked = BatchCheck(inference.signature["evaluate"])
+    return lambda batch: only_totals(evaluate(checked(batch)))
+
+
+def _holds_program(path: Path) -> bool:
+    return any(entry.key == TRAINING for entry in read_proto(path)[0].metadata_props)
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigurationError(f"{name}: {why}: leave it out")
+
+
+def _batches(data: Dataset, batch_size: int) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
+    """Yield the batches of a data set in its order, each with its number of samples."""
+    for start in range(0, len(data), batch_size):
+        indices: Iterable[int] = range(start, min(start + batch_size, len(data)))
+        chosen = np.asarray(indices, dtype=np.int64)
+        yield data.batch(chosen), len(chosen)

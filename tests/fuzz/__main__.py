@@ -1,0 +1,134 @@
+"""The command line: ``python -m fuzz run``, ``replay``, ``minimise``, ``table``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import traceback
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from fuzz.minimise import minimised
+from fuzz.mutants import make
+from fuzz.outcomes import DEFECTS, Outcome
+from fuzz.pool import Limits, run_one
+from fuzz.pool import run as run_cases
+from fuzz.tables import Tally, defects_text, outcomes_table
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+console = Console()
+if not console.is_terminal:
+    console = Console(width=160)
+
+Seed = Annotated[int, typer.Option(help="Of the whole run.")]
+Seconds = Annotated[float, typer.Option(help="Processor time that a case may take.")]
+Memory = Annotated[float, typer.Option(help="GiB of memory that a case may take.")]
+
+
+@app.command()
+def run(
+    cases: Annotated[int, typer.Option(help="How many.")] = 2000,
+    first: Annotated[int, typer.Option(help="Number of the first case.")] = 0,
+    seed: Seed = 0,
+    processes: Annotated[int, typer.Option(help="How many run at once.")] = 2,
+    far_every: Annotated[int, typer.Option(help="One case in so many goes beyond loading.")] = 1,
+    seconds: Seconds = 10.0,
+    memory: Memory = 1.0,
+    results: Annotated[Path | None, typer.Option(help="JSON lines of every defect, and of every outcome with --all.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Write outcomes that are no defects, too.")] = False,
+    tally: Annotated[Path | None, typer.Option(help="JSON file of the counts, written anew every thousand cases.")] = None,
+) -> None:
+    """Run cases; exit with 1 where there is a defect."""
+    limits = Limits(seconds, int(memory * 2**30))
+    counts = Tally()
+    defects: dict[tuple[str, ...], list[Outcome]] = {}
+    start = time.monotonic()
+    with ExitStack() as stack:
+        file = None if results is None else stack.enter_context(results.open("w"))
+        outcomes = run_cases(range(first, first + cases), seed, processes, limits, lambda number: number % far_every == 0)
+        for outcome in track(outcomes, "Cases", total=cases, console=console, disable=not console.is_terminal):
+            counts.add(outcome, outcome.number % far_every == 0)
+            if outcome.is_defect:
+                defects.setdefault(outcome.group, []).append(outcome)
+            if file is not None and (everything or outcome.is_defect):
+                file.write(json.dumps(outcome.to_dict()) + "\n")
+                file.flush()
+            if tally is not None and counts.total % 1000 == 0:
+                counts.write(tally, time.monotonic() - start)
+    if tally is not None:
+        counts.write(tally, time.monotonic() - start)
+    console.print(outcomes_table(counts))
+    console.print(f"{counts.total:,} cases in {time.monotonic() - start:.0f} s", highlight=False)
+    if defects:
+        console.print(defects_text(defects), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    number: int,
+    seed: Seed = 0,
+    keep: Annotated[Path | None, typer.Option(help="A new folder for the mutant's files.")] = None,
+    limited: Annotated[bool, typer.Option(help="In a process of its own, with its limits: for crashes and hangs.")] = False,
+    seconds: Seconds = 10.0,
+    memory: Memory = 1.0,
+) -> None:
+    """Run one case as far as it goes, and show what was done to which model, and every exception."""
+    mutant = make(seed, number)
+    console.print(f"{mutant.seed}, given as {mutant.form}:", highlight=False)
+    for text in mutant.mutations:
+        console.print(f"  {text}", markup=False, highlight=False)
+    if keep is not None:
+        keep.mkdir(parents=True)
+        for name, content in mutant.files.items():
+            (keep / name).write_bytes(content)
+
+    def show(error: BaseException) -> None:
+        console.print("".join(traceback.format_exception(error)), markup=False, highlight=False, soft_wrap=True)
+
+    if limited:
+        outcome = next(run_cases([number], seed, 1, Limits(seconds, int(memory * 2**30)), lambda _: True))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = run_one(mutant, number, True, Path(folder), show)
+    console.print_json(json.dumps(outcome.to_dict()))
+
+
+@app.command()
+def minimise(
+    number: int,
+    folder: Annotated[Path, typer.Argument(help="A new folder for the files.")],
+    seed: Seed = 0,
+    seconds: Seconds = 10.0,
+    memory: Memory = 1.0,
+) -> None:
+    """Leave out of a case whatever its defect does not need."""
+    files, outcome = minimised(seed, number, Limits(seconds, int(memory * 2**30)))
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    sizes = Counter({name: len(content) for name, content in files.items()})
+    console.print(f"{outcome.kind}: {outcome.message}", markup=False, highlight=False)
+    console.print(f"{sum(sizes.values())} bytes in {folder}", highlight=False)
+
+
+@app.command()
+def table(tallies: list[Path]) -> None:
+    """Show the counts of runs, added up."""
+    counts = Tally()
+    for path in tallies:
+        counts.read(path)
+    console.print(outcomes_table(counts))
+    if any(counts.kinds[kind] for kind in DEFECTS):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

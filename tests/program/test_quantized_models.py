@@ -1,0 +1,83 @@
+"""Models whose weights are integers say so, and what to do, wherever they are refused."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+
+import burnish
+from burnish.errors import BurnishError, ConfigurationError, GradientError, UnsupportedOperatorError
+
+HEADER = '<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>'
+QUANTIZED = "x8, scale, zero = DynamicQuantizeLinear (x)"
+RECURRENT = """<uint8[1, 2, 4] w = {1, 2, 3, 4, 5, 6, 7, 8}, uint8[1, 1, 4] r = {1, 2, 3, 4},
+ float[1, 8] b = {0, 0, 0, 0, 0, 0, 0, 0}, float[1] s = {0.1}, uint8[1] z = {128}, float[1, 1] head = {1}, float[T, 1, N, 1] h> {
+    h = com.microsoft.DynamicQuantizeLSTM <hidden_size = 1> (x, w, r, b, , , , s, z, s, z)
+    y = MatMul (h, head)
+}"""
+
+MODELS = {
+    "ConvInteger": f"""g (float[N, 1, 2, 2] x) => (float[N, 1, 1, 1] y)
+<uint8[1, 1, 2, 2] w = {{1, 2, 3, 4}}> {{
+    {QUANTIZED}
+    product = ConvInteger (x8, w, zero)
+    wide = Cast <to = 1> (product)
+    y = Mul (wide, scale)
+}}""",
+    "MatMulInteger": f"""g (float[N, 2] x) => (float[N, 2] y)
+<uint8[2, 2] w = {{1, 2, 3, 4}}> {{
+    {QUANTIZED}
+    product = MatMulInteger (x8, w, zero)
+    wide = Cast <to = 1> (product)
+    y = Mul (wide, scale)
+}}""",
+    "DequantizeLinear": """g (float[N, 2] x) => (float[N, 2] y)
+<int8[2, 2] w = {1, 2, 3, 4}, float[2] scales = {0.5, 0.25}> {
+    wide = DequantizeLinear <axis = 1> (w, scales)
+    y = MatMul (x, wide)
+}""",
+}
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"{HEADER} {text}")
+
+
+def message(operator: str) -> str:
+    return (
+        rf"the weights of \S*{operator} '.*' \(output '.*'\) are integers \('w', u?int8 of shape \[.*\]\), which no gradient "
+        "moves: the model is quantized. Train the model in float32 that it was quantized from, and quantize the result"
+    )
+
+
+@pytest.mark.parametrize("operator", MODELS)
+def test_nothing_trains_where_all_weights_are_integers(operator: str) -> None:
+    with pytest.raises(ConfigurationError, match="nothing would train: " + message(operator)):
+        burnish.compile(parsed(MODELS[operator]), loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("trainable", "error", "before"),
+    [
+        (None, GradientError, "'param/b' is differentiated through an operator without a gradient: "),
+        (["head"], UnsupportedOperatorError, ""),
+    ],
+)
+def test_an_operator_that_no_standard_has(trainable: list[str] | None, error: type[BurnishError], before: str) -> None:
+    """Its bias is floating-point, and ONNX Runtime runs it: neither is the reason."""
+    model = parsed(f"g (float[T, N, 2] x) => (float[T, 1, N, 1] y) {RECURRENT}")
+    with pytest.raises(error, match="^" + before + message("DynamicQuantizeLSTM")):
+        burnish.compile(model, loss="mse", trainable=trainable)
+
+
+def test_weights_beside_those_that_are_integers_train() -> None:
+    model = parsed(f"""g (float[N, 2] x) => (float[N, 2] y)
+<uint8[2, 2] w = {{1, 2, 3, 4}}, float[2, 2] head = {{1, 0, 0, 1}}> {{
+    {QUANTIZED}
+    product = MatMulInteger (x8, w, zero)
+    wide = Cast <to = 1> (product)
+    h = Mul (wide, scale)
+    y = MatMul (h, head)
+}}""")
+    assert burnish.compile(model, loss="mse").options["trainable"] == ["head"]

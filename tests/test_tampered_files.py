@@ -1,0 +1,189 @@
+"""Files whose values were changed, with their checksums: each is refused by name, and nothing else comes of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import re
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+
+import burnish
+from burnish.data import Wanted, open_dataset
+from burnish.errors import CheckpointError, DataError
+from burnish.models import residual_network
+from burnish.optim import schedules
+from burnish.program import Program
+from burnish.program.persistence import DIGEST, digest_of
+from burnish.training import read_checkpoint, write_checkpoint
+from specs.program_inputs import classification
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """A saved program with rows that are held, and its folder."""
+    optimizer = burnish.optim.sgd(lr=schedules.cosine(0.1, steps=20), momentum=0.9)
+    model = residual_network((1, 4, 4), classes=3, width=2, blocks=(1,))
+    compiled = burnish.compile(model, optimizer=optimizer, norm="ghost:2", hold_rows={"classifier.weight": [0]})
+    return compiled.save(tmp_path_factory.mktemp("tampered") / "program")
+
+
+def entry(manifest, graph, side, role):
+    return next(entry for entry in manifest["signature"][graph][side] if entry["role"] == role)
+
+
+CHANGES = {
+    "a text for the smallest label": (lambda m: entry(m, "step", "inputs", "label").update(minimum="0"), "minimum='0'"),
+    "a list for the largest label": (lambda m: entry(m, "evaluate", "inputs", "label").update(maximum=[2]), r"maximum=\[2\]"),
+    "a number beyond 64 bits": (lambda m: entry(m, "step", "inputs", "label").update(ignored=10**30), "ignored=10{30}"),
+    "a text for a rate": (lambda m: entry(m, "step", "outputs", "rate").update(default="a"), "default='a'"),
+    "a number for a name": (lambda m: entry(m, "evaluate", "outputs", "metric").update(name=3.5), "name=3.5"),
+    "an object in a shape": (lambda m: entry(m, "grad", "inputs", "parameter").update(shape=[{}]), "shape={}"),
+    "a list for what is updated": (lambda m: entry(m, "step", "outputs", "parameter").update(updates=["a"]), r"updates=\['a'\]"),
+    "a text for the end": (lambda m: m["signature"]["step"].update(end="20"), "end='20'"),
+    "a group of none": (lambda m: m["signature"]["step"]["extents"][0].update(multiple=0), "multiple=0"),
+    "another name": (
+        lambda m: entry(m, "grad", "inputs", "parameter").update(name="param/other"),
+        "the signature of the grad graph calls an input 'param/other' that the graph calls 'param/",
+    ),
+    "another shape": (
+        lambda m: entry(m, "apply", "inputs", "parameter").update(shape=[1]),
+        "the signature of the apply graph gives the input 'param/.*' another dtype or shape than the graph",
+    ),
+    "an input less": (lambda m: m["signature"]["predict"]["inputs"].pop(0), r"predict graph has \d+ inputs, and the graph \d+"),
+    "an update of nothing": (
+        lambda m: entry(m, "step", "outputs", "parameter").update(updates="param/other"),
+        "says that 'next:param/.*' updates 'param/other', which is no state",
+    ),
+    "a number for the rows": (lambda m: m["options"]["hold_rows"].update({"classifier.weight": 1.5}), "option 'hold_rows' is"),
+    "a text for a row": (lambda m: m["options"].update(hold_rows={"a": ["text"]}), "option 'hold_rows' is"),
+    "a text for the predictions": (lambda m: m["options"].update(predictions="logits"), "option 'predictions' is 'logits'"),
+    "a prediction of nothing": (lambda m: m["options"].update(predictions=[{}]), "option 'predictions' is"),
+    "an unknown target": (lambda m: m["options"].update(target=["a"]), r"option 'target' is \['a'\], which no compilation"),
+    "no name of a loss": (lambda m: m["options"].update(loss=1), "option 'loss' is 1"),
+    "a text for the metrics": (lambda m: m["options"].update(metrics=7), "option 'metrics' is 7"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_programs(program, tmp_path, change):
+    apply, message = CHANGES[change]
+    shutil.copytree(program, tmp_path / "changed")
+    manifest = json.loads((program / "program.json").read_text())
+    apply(manifest)
+    manifest[DIGEST] = digest_of(manifest)
+    (tmp_path / "changed" / "program.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=rf"is not a whole saved program: .*{message}"):
+        Program.load(tmp_path / "changed")
+
+
+def test_an_unchanged_program_is_read(program, tmp_path):
+    Program.load(program)
+    Program.load(program).save(tmp_path / "program.onnx")
+    Program.load(tmp_path / "program.onnx")
+
+
+def archive(header: bytes | None = None, compression: int = zipfile.ZIP_STORED, **shown) -> bytes:
+    """An archive with ``x`` of 3 x 2 and ``y``; the header of ``x`` as given, or of another shape or dtype."""
+    x = io.BytesIO()
+    described = {"descr": "<f4", "fortran_order": False, "shape": (3, 2), **shown}
+    np.lib.format.write_array_header_1_0(x, described)
+    start = x.getvalue() if header is None else header
+    y = io.BytesIO()
+    np.save(y, np.zeros(3, np.int64))
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as written:
+        written.writestr("x.npy", start + np.zeros((3, 2), np.float32).tobytes())
+        written.writestr("y.npy", y.getvalue())
+    return file.getvalue()
+
+
+def claiming(size: int) -> bytes:
+    """An archive of zeros whose directory and header agree on a size that deflate cannot reach."""
+    content = bytearray(archive(compression=zipfile.ZIP_DEFLATED, shape=(size // 4,)))
+    directory = content.rindex(b"PK\x01\x02", 0, content.index(b"y.npy", content.index(b"PK\x01\x02")) - 40)
+    content[directory + 24 : directory + 28] = (128 + size).to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            archive(shape=(200_000_000_000, 2)),
+            r"the header of 'x' claims 1,490\.12 GiB, shape \[200000000000, 2\] of float32, and 24",
+        ),
+        (claiming(2**31), r"the header of 'x' claims 2\.00 GiB, .* bytes can be there"),
+        (archive(shape=(-3, 2)), r"the header of 'x' claims -24 bytes"),
+        (archive(shape=(-3, -2)), r"the header of 'x' claims 24 bytes, shape \[-3, -2\]"),
+        (archive(shape=(3, 3)), "the header of 'x' claims 36 bytes"),
+        (archive(descr="|O"), "holds Python objects, or is no .npz file"),
+        (archive(b"no array at all"), "damaged, or no .npz file"),
+        (archive(b"\x93NUMPY\x03\x00\x00\x00\x00\x00"), r"'x' is of version 3\.0 of the format"),
+        (archive(b"\x93NUMPY\x01\x00\x08\x00" + b"((((((((" * 1), "damaged, or no .npz file"),
+    ],
+)
+def test_archives(tmp_path, content, message):
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(DataError, match=rf"data\.npz: .*{message}"):
+        open_dataset(tmp_path / "data.npz", classification(2))
+
+
+def test_an_encrypted_archive(tmp_path):
+    content = bytearray(archive())
+    for mark, offset in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        content[content.index(mark) + offset] |= 1
+    (tmp_path / "data.npz").write_bytes(bytes(content))
+    with pytest.raises(DataError, match="the array 'x' is encrypted"):
+        open_dataset(tmp_path / "data.npz", classification(2))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    program = burnish.compile(residual_network((1, 4, 4), classes=3, width=2, blocks=(1,)))
+    data = {"x": np.zeros((6, 1, 4, 4), np.float32), "labels": np.arange(6) % 3}
+    burnish.Trainer(program, data, batch_size=3, run_directory=folder, progress=False).run()
+    return program, data, folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", "text"),
+        ("batch", {"a": 1}),
+        ("step", ["a"]),
+        ("samples", -1),
+        ("seconds", []),
+        ("rate", "fast"),
+        ("unheeded", 1.5),
+        ("metrics", 3.5),
+        ("metrics", {"loss": "low"}),
+        ("best", True),
+        ("best", {"epoch": 1, "metric": "loss", "value": []}),
+        ("since_row", {"samples": True, "sums": {}}),
+        ("since_epoch", {"samples": {}, "sums": {"loss": 1.0}}),
+        ("course", []),
+        ("course", "text"),
+    ],
+)
+def test_positions_of_a_run(run, tmp_path, name, value):
+    program, data, folder = run
+    shutil.copytree(folder, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "latest.safetensors"
+    checkpoint = read_checkpoint(path)
+    extra = copy.deepcopy(checkpoint.extra)
+    (extra if name == "course" else extra["position"])[name] = value
+    write_checkpoint(
+        path, checkpoint.state, step=checkpoint.step, identity=checkpoint.identity, engine=checkpoint.engine, extra=extra
+    )
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}' was not written by a Trainer|was started with"):
+        burnish.Trainer(program, data, batch_size=3, epochs=2, run_directory=tmp_path / "run", progress=False, resume=True)
+
+
+def test_wanted_of_a_program_that_was_read(program):
+    assert Wanted.by(Program.load(program)).label is not None
