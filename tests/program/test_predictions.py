@@ -20,7 +20,6 @@ from burnish.errors import ConfigurationError, GradientError, ObjectiveWarning
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 N, T, C, WIDTH = 3, 6, 4, 5
-RNG = np.random.default_rng(7)
 INTEGERS = {
     "rows": [-1, C],
     "column": [-1, 1],
@@ -34,7 +33,7 @@ INTEGERS = {
     "square": [-1, C, 2, 3],
     "most": [N - 1],
 }
-NUMBERS = {"low": np.float32(0), "high": np.float32(1), "unit": np.float32(1)}
+NUMBERS = {"low": 0.0, "high": 1.0, "unit": 1.0}
 
 
 @dataclass(frozen=True)
@@ -107,15 +106,24 @@ PIXELS = {
 }
 
 
-def ending_in(ending: Ending, rows: str = "n") -> onnx.ModelProto:
-    """A linear layer over x, followed by an ending."""
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Numbers of a test's own: the same ones whichever tests ran before it."""
+    return np.random.default_rng(7)
+
+
+def ending_in(ending: Ending, rows: str = "n", double: bool = False) -> onnx.ModelProto:
+    """A linear layer over x, followed by an ending; in float64 throughout where ``double``."""
     wanted = "" if "wanted" not in ending.nodes else ", int64[wanted_rank] wanted"
     nodes = ending.nodes
     if ending.opset < 13:
         nodes = nodes.replace("Squeeze(i, ones)", "Squeeze<axes = [2, 3]>(i)")
+    dtype, name_of_dtype = (np.float64, "double") if double else (np.float32, "float")
+    if double:
+        nodes = nodes.replace("Cast<to = 1>", "Cast<to = 11>")
     proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": {ending.opset}]> g (float[{rows}, {WIDTH}] x{wanted}) => (float[{ending.shape}] p) '
-        f"{{ z = Gemm(x, weight, bias) {nodes} }}"
+        f'<ir_version: 8, opset_import: ["": {ending.opset}]> g ({name_of_dtype}[{rows}, {WIDTH}] x{wanted}) '
+        f"=> ({name_of_dtype}[{ending.shape}] p) {{ z = Gemm(x, weight, bias) {nodes} }}"
     )
     read = {name for node in proto.graph.node for name in node.input}
     for name, integers in INTEGERS.items():
@@ -123,12 +131,18 @@ def ending_in(ending: Ending, rows: str = "n") -> onnx.ModelProto:
             proto.graph.initializer.append(numpy_helper.from_array(np.array(integers, np.int64), name))
     for name, number in NUMBERS.items():
         if name in read:
-            proto.graph.initializer.append(numpy_helper.from_array(number, name))
+            proto.graph.initializer.append(numpy_helper.from_array(dtype(number), name))
     rng = np.random.default_rng(1)
     weight, bias = 2 * rng.standard_normal((WIDTH, C)), rng.standard_normal(C)
     for name, array in (("weight", weight), ("bias", bias)):
-        proto.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+        proto.graph.initializer.append(numpy_helper.from_array(array.astype(dtype), name))
     return proto
+
+
+def probabilities(ending: Ending, feeds: dict[str, np.ndarray], rows: str = "n") -> np.ndarray:
+    """What the file itself puts out, in float64: float32 has few digits left of 1 - p where p is near 1."""
+    feeds = {name: array.astype(np.float64) if name == "x" else array for name, array in feeds.items()}
+    return onnxruntime_outputs(burnish.load(ending_in(ending, rows, double=True)), feeds)["p"]
 
 
 def picked(p: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -163,37 +177,37 @@ def evaluated(proto: onnx.ModelProto, loss: str, batch: dict[str, np.ndarray]) -
 
 @pytest.mark.parametrize("loss", CLASS_LOSSES)
 @pytest.mark.parametrize("ending", CLASSES)
-def test_losses_over_classes_read_logits(ending: str, loss: str) -> None:
+def test_losses_over_classes_read_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
     proto = ending_in(CLASSES[ending])
-    x = RNG.standard_normal((N, WIDTH)).astype(np.float32)
-    p = onnxruntime_outputs(burnish.load(proto), {"x": x})["p"].astype(np.float64)
-    labels = RNG.integers(0, C, (p.shape[0], *p.shape[2:]))
+    x = rng.standard_normal((N, WIDTH)).astype(np.float32)
+    p = probabilities(CLASSES[ending], {"x": x})
+    labels = rng.integers(0, C, (p.shape[0], *p.shape[2:]))
     expected = CLASS_LOSSES[loss](p, labels)
     np.testing.assert_allclose(evaluated(proto, loss, {"x": x, "labels": labels}), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", BINARY_LOSSES)
 @pytest.mark.parametrize("ending", YES_OR_NO)
-def test_losses_of_yes_or_no_read_logits(ending: str, loss: str) -> None:
+def test_losses_of_yes_or_no_read_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
     proto = ending_in(YES_OR_NO[ending])
-    x = RNG.standard_normal((N, WIDTH)).astype(np.float32)
-    p = onnxruntime_outputs(burnish.load(proto), {"x": x})["p"].astype(np.float64)
-    targets = RNG.integers(0, 2, p.shape).astype(np.float32)
+    x = rng.standard_normal((N, WIDTH)).astype(np.float32)
+    p = probabilities(YES_OR_NO[ending], {"x": x})
+    targets = rng.integers(0, 2, p.shape).astype(np.float32)
     expected = BINARY_LOSSES[loss](p, targets)
     np.testing.assert_allclose(evaluated(proto, loss, {"x": x, "targets": targets}), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ending", FRAMES)
-def test_ctc_reads_logits(ending: str) -> None:
+def test_ctc_reads_logits(ending: str, rng: np.random.Generator) -> None:
     proto = ending_in(FRAMES[ending], rows="rows")
-    x = RNG.standard_normal((N * T, WIDTH)).astype(np.float32)
+    x = rng.standard_normal((N * T, WIDTH)).astype(np.float32)
     feeds = {"x": x}
     if "wanted" in FRAMES[ending].nodes:
         feeds["wanted"] = np.array([N, T, C])
-    p = onnxruntime_outputs(burnish.load(proto), feeds)["p"]
-    labels, lengths = RNG.integers(1, C, (N, 2)), np.array([2, 1, 2])
+    p = probabilities(FRAMES[ending], feeds, rows="rows")
+    labels, lengths = rng.integers(1, C, (N, 2)), np.array([2, 1, 2])
     expected = F.ctc_loss(
-        torch.from_numpy(p).double().log().transpose(0, 1),
+        torch.from_numpy(p).log().transpose(0, 1),
         torch.from_numpy(labels),
         torch.full((N,), T),
         torch.from_numpy(lengths),
@@ -204,15 +218,16 @@ def test_ctc_reads_logits(ending: str) -> None:
 
 @pytest.mark.parametrize("activation", ["Softmax", "Sigmoid"])
 @pytest.mark.parametrize("ending", PIXELS)
-def test_overlap_is_measured_on_logits(ending: str, activation: str) -> None:
+def test_overlap_is_measured_on_logits(ending: str, activation: str, rng: np.random.Generator) -> None:
     nodes, shape = PIXELS[ending]
     nodes = nodes.format(activation)
     if activation == "Sigmoid":
         nodes = re.sub(r"Sigmoid<axis = \d>", "Sigmoid", nodes)
-    proto = ending_in(Ending(nodes, shape), rows="rows")
-    x = RNG.standard_normal((N * T, WIDTH)).astype(np.float32)
-    p = onnxruntime_outputs(burnish.load(proto), {"x": x})["p"].astype(np.float64)
-    labels = RNG.integers(0, C, (N, *p.shape[2:]))
+    whole = Ending(nodes, shape)
+    proto = ending_in(whole, rows="rows")
+    x = rng.standard_normal((N * T, WIDTH)).astype(np.float32)
+    p = probabilities(whole, {"x": x}, rows="rows")
+    labels = rng.integers(0, C, (N, *p.shape[2:]))
     target = np.moveaxis(np.eye(C)[labels], -1, 1)
     softmax = activation == "Softmax"
     batch = {"x": x, "labels": labels} if softmax else {"x": x, "targets": target.astype(np.float32)}
@@ -281,14 +296,14 @@ def test_a_loss_that_takes_probabilities_reads_them() -> None:
     assert program.options["predictions"][0]["reads"] == "p"
 
 
-def test_numbers_that_prove_to_be_probabilities_draw_the_warning_at_the_first_step() -> None:
+def test_numbers_that_prove_to_be_probabilities_draw_the_warning_at_the_first_step(rng: np.random.Generator) -> None:
     """A softmax whose exponentials are scaled first is no form that is recognized."""
     nodes = "two = Add(unit, unit) e = Exp(z) f = Mul(e, two) s = ReduceSum<keepdims = 1>(f, one) p = Div(f, s)"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         program = burnish.compile(ending_in(Ending(nodes, "n, 4")), metrics=())
     assert program.options["predictions"] == [{"output": "p", "reads": "p", "class_axis": 1}]
-    batch = {"x": RNG.standard_normal((N, WIDTH)).astype(np.float32), "labels": np.array([0, 1, 2])}
+    batch = {"x": rng.standard_normal((N, WIDTH)).astype(np.float32), "labels": np.array([0, 1, 2])}
     with burnish.Session(program, engine="onnxruntime", threads=1) as session:
         with pytest.warns(ObjectiveWarning, match=r"the output 'p' that it reads lies in \[0, 1\] and sums to 1 along axis 1"):
             session.step(batch)
