@@ -119,6 +119,18 @@ def test_weights_in_constant_nodes_become_initializers() -> None:
     np.testing.assert_array_equal(found["y"], expected["y"])
 
 
+def test_a_bias_written_as_a_list_of_numbers_becomes_an_initializer() -> None:
+    proto = dense()
+    bias = next(tensor for tensor in proto.graph.initializer if tensor.name == "bias")
+    nodes = [helper.make_node("Constant", [], ["bias"], value_floats=numpy_helper.to_array(bias).tolist()), *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.remove(bias)
+    model = load(proto)
+    assert set(model.graph.initializers) == {"weight", "bias"}
+    np.testing.assert_array_equal(onnxruntime_outputs(model, {"x": X})["y"], onnxruntime_outputs(proto, {"x": X})["y"])
+
+
 def test_constants_that_are_no_weights_stay_constants() -> None:
     proto = dense()
     third = helper.make_node("Constant", [], ["third"], value=numpy_helper.from_array(np.full(4, 3, np.float32)))

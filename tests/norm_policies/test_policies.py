@@ -244,6 +244,33 @@ def test_policies_that_are_refused(norm, message):
         burnish.compile(network(2), loss="mse", norm=norm)
 
 
+def moved_elsewhere(source: str) -> onnx.ModelProto:
+    """The running mean of ``bn2`` is no initializer: an input of the model, or computed from one."""
+    proto = network(2)
+    node = next(node for node in proto.graph.node if node.name.endswith("bn2"))
+    mean = next(tensor for tensor in proto.graph.initializer if tensor.name == node.input[3])
+    if source == "input":
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(mean.name, onnx.TensorProto.FLOAT, list(mean.dims)))
+        proto.graph.initializer.remove(mean)
+    else:
+        proto.graph.node.insert(0, onnx.helper.make_node("Neg", [mean.name], ["opposite"], name="negated"))
+        node.input[3] = "opposite"
+    return proto
+
+
+@pytest.mark.parametrize("norm", ["auto", "train", "renorm"])
+@pytest.mark.parametrize(
+    ("source", "reason"), [("input", "is an input of the model"), ("computed", "is computed by Neg 'negated'")]
+)
+def test_a_running_statistic_that_no_step_can_move_is_refused(source: str, reason: str, norm: str) -> None:
+    proto = moved_elsewhere(source)
+    message = rf"'(/bn2|bn2)' has a running mean that no step can move: .* {reason}.*Freeze the layer, norm=\{{'bn2': 'frozen'\}}"
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.compile(proto, loss="mse", norm=norm)
+    updates = burnish.compile(proto, loss="mse", norm={"bn2": "frozen"}).signature["step"].updates
+    assert [name for name in updates if "bn1" in name and "running" in name]
+
+
 def test_an_unknown_affine_is_refused():
     with pytest.raises(ConfigurationError, match=r"norm: frozen: affine must be True or False, not 'all'"):
         norms.Frozen(affine="all")

@@ -393,3 +393,11 @@ def test_one_behind_the_other() -> None:
     nodes[1].output[0] = "between"
     nodes.insert(2, normalization("between", "b"))
     compare(build(nodes, weights, ["n", 4, 7, 7]), random(2, 4, 7, 7), ["Relu", "Conv"])
+
+
+def test_a_bias_that_does_not_fit_its_convolution_is_left_alone() -> None:
+    """Such a file runs nowhere; it is not made one that runs."""
+    nodes = [helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["c"]), normalization("c")]
+    weights = {"conv.weight": random(3, 2, 1, 1), "conv.bias": random(1), **statistics(3)}
+    folded = fold_batch_normalization(load(build(nodes, weights, [1, 2, 4, 4])))
+    assert [node.op_type for node in folded.graph] == ["Conv", "BatchNormalization"]

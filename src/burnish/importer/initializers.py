@@ -72,11 +72,13 @@ def _lift(graph: ir.Graph, value: ir.Value) -> None:
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.graph is not graph or value.is_graph_output() or not value.name:
         return
-    attribute = node.attributes.get("value")
     array = constant_array(value)
-    if attribute is None or array is None or array.ndim == 0 or attribute.as_tensor().dtype not in FLOATING:
+    if array is None or array.ndim == 0:
         return
-    tensor = attribute.as_tensor()
+    attribute = node.attributes.get("value")
+    tensor = ir.Tensor(array) if attribute is None else attribute.as_tensor()
+    if tensor.dtype not in FLOATING:
+        return
     name, value.name = value.name, None
     lifted = ir.Value(
         name=name,

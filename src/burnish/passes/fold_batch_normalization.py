@@ -116,6 +116,8 @@ def _fold_with_bias(
     bias = constant_array(present)
     if present is not None and bias is None:
         return False
+    if bias is not None and bias.shape != a.shape:
+        return False
     shifted = b if bias is None else bias.astype(np.float64) * a + b
     return _replace_weight_and_bias(graph, names, layer, normalization, scaled, shifted)
 

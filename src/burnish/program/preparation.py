@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, quantization_of
+from burnish.graph import FLOATING, describe_node, quantization_of
 from burnish.importer import InitializerKind, classify_initializers
 from burnish.norm_policies import Auto, Frozen, NormPolicy, Train, layer_name
 from burnish.program.dependence import Obstacles, candidates, reasons, why_no_weight
@@ -135,6 +135,9 @@ def settle_policies(
         policies: of the batch normalization layers.
         state: what of the model is to train.
         frozen: those of its trainable weights that the optimizer freezes.
+
+    Raises:
+        ConfigurationError: a layer is to train, and a running statistic of it is no initializer, so that no step could move it.
     """
     trained = set(state.trainable).difference(frozen)
     everything_trains = len(trained) == len(state.parameters)
@@ -144,7 +147,28 @@ def settle_policies(
         deciding = own or _weights_before(node.inputs[:1], state.parameters)
         return Train() if everything_trains or trained.intersection(deciding) else Frozen()
 
-    return {node: settled(node) if isinstance(policy, Auto) else policy for node, policy in policies.items()}
+    result = {node: settled(node) if isinstance(policy, Auto) else policy for node, policy in policies.items()}
+    for node, policy in result.items():
+        if not isinstance(policy, Frozen):
+            _check_statistics(node, state.statistics)
+    return result
+
+
+def _check_statistics(node: ir.Node, statistics: Collection[str]) -> None:
+    """Check that a step can move the running statistics of a layer: those of inference would not be those of training."""
+    for operand, value in zip(("mean", "variance"), node.inputs[3:5], strict=True):
+        origin = value
+        while origin is not None and (producer := origin.producer()) is not None and producer.op_type == "Cast":
+            origin = producer.inputs[0]
+        if value is None or origin is None or (origin.producer() is None and origin.name in statistics):
+            continue
+        producer = origin.producer()
+        source = "is an input of the model" if producer is None else f"is computed by {describe_node(producer)}"
+        raise ConfigurationError(
+            f"norm: the batch normalization '{layer_name(node)}' has a running {operand} that no step can move: "
+            f"'{origin.name}' {source}, and is no initializer. Freeze the layer, norm={{'{layer_name(node)}': 'frozen'}}, "
+            "or export the model with the running statistics as initializers"
+        )
 
 
 def _weights_before(values: Iterable[ir.Value | None], parameters: Collection[str]) -> set[str]:
