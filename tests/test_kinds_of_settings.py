@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,6 +110,21 @@ def test_numbers_of_numpy(kind: str, name: str, setting: str, value: Any) -> Non
 
 def test_enough_settings_are_looked_at() -> None:
     assert len(list(settings())) > 150
+
+
+def flags() -> list[Any]:
+    parts = [value.values for value in settings() if isinstance(value.values[-1], bool)]
+    return [pytest.param(kind, name, flag, id=f"{kind}-{name}-{flag}") for kind, name, flag, _ in parts]
+
+
+@pytest.mark.parametrize(("kind", "name", "flag"), flags())
+@pytest.mark.parametrize("given", ["no", "False", 0, 1.0])
+def test_a_truth_value_is_one(kind: str, name: str, flag: str, given: object) -> None:
+    """Text such as 'no' would count as true."""
+    make = KINDS[kind][0][name]
+    needed = {p.name: NEEDED[p.name] for p in inspect.signature(make).parameters.values() if p.default is p.empty}
+    with pytest.raises(ConfigurationError, match=rf"{flag} must be True or False, not {re.escape(repr(given))}"):
+        make(**{**needed, flag: given})
 
 
 def test_numbers_of_numpy_inside_groups() -> None:

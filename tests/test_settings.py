@@ -14,6 +14,7 @@ from burnish.settings import is_number, is_whole, matches_pattern, nearest, read
         ("sgd", "sgd", {}),
         ("huber:delta=0.5,reduction=sum", "huber", {"delta": 0.5, "reduction": "sum"}),
         ("adam: betas=[0.8, 0.9], amsgrad = true", "adam", {"betas": [0.8, 0.9], "amsgrad": True}),
+        ("sgd:nesterov=False, momentum=None", "sgd", {"nesterov": False, "momentum": None}),
         ("cross_entropy:weight=null", "cross_entropy", {"weight": None}),
         ("a:b=c=d", "a", {"b": "c=d"}),
     ],

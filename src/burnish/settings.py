@@ -21,6 +21,7 @@ Made = TypeVar("Made")
 
 # A comma inside brackets belongs to a value.
 _COMMA = re.compile(r",(?![^\[]*\])")
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def read_settings(kind: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -28,7 +29,7 @@ def read_settings(kind: str, text: str) -> tuple[str, dict[str, Any]]:
 
     Args:
         kind: what it is, for the message: ``loss``.
-        text: a value in it is JSON where it can be read as such, else text.
+        text: a value in it is JSON where it can be read as such, else text; ``True``, ``False`` and ``None`` are read as well.
 
     Raises:
         ConfigurationError: a setting without a value, or one that is given twice.
@@ -42,7 +43,7 @@ def read_settings(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         if setting in settings:
             raise ConfigurationError(f"{kind} '{text}' gives {setting} twice: give it once")
         try:
-            settings[setting] = json.loads(value)
+            settings[setting] = json.loads(_PYTHON_WORDS.get(value, value))
         except json.JSONDecodeError:
             settings[setting] = value
     return name.strip(), settings
@@ -80,7 +81,8 @@ def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, A
 class PlainSettings:
     """What frozen dataclasses of settings share: NumPy's scalars become Python's before anything checks or writes them.
 
-    They stand in fields, and in tuples, lists and dictionaries there. A subclass that has a ``__post_init__`` finds it done.
+    They stand in fields, and in tuples, lists and dictionaries there. A field that is declared ``bool`` takes True and False
+    only: any text would count as true. A subclass that has a ``__post_init__`` finds both done.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -91,13 +93,22 @@ class PlainSettings:
 
         @functools.wraps(check)
         def checked(self: PlainSettings) -> None:
-            _make_plain(self)
+            PlainSettings.__post_init__(self)
             check(self)
 
         cls.__post_init__ = checked  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         _make_plain(self)
+        for field in fields(self):  # type: ignore[arg-type]  # its subclasses are dataclasses
+            flag = getattr(self, field.name)
+            if field.type in (bool, "bool") and not isinstance(flag, bool):
+                raise ConfigurationError(f"{self.owner}: {field.name} must be True or False, not {flag!r}")
+
+    @property
+    def owner(self) -> str:
+        """Whose settings these are, for messages."""
+        return getattr(self, "name", type(self).__name__)
 
 
 def _make_plain(settings: PlainSettings) -> None:

@@ -81,9 +81,6 @@ class DataParallel(PlainSettings):
             )
         if not is_whole(self.bucket_size) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
-        for name in ("share", "deterministic", "shard_optimizer"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"DataParallel: {name} must be True or False, not {getattr(self, name)!r}")
         if rank_of(self.compression) is None:
             encoding_of(self.compression)
         self._check_local_steps()

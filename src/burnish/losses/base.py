@@ -246,12 +246,6 @@ def check_number(loss: str, option: str, number: object, minimum: float = -math.
     raise ConfigurationError(f"{loss}: {option} must be a finite number{bound}, not {number!r}")
 
 
-def check_flag(loss: str, option: str, flag: object) -> None:
-    """Raise ConfigurationError for what is neither True nor False."""
-    if not isinstance(flag, bool):
-        raise ConfigurationError(f"{loss}: {option} must be True or False, not {flag!r}")
-
-
 def floating_shape(loss: str, prediction: Tensor) -> Extents:
     """Return the extents of a prediction.
 

@@ -17,7 +17,6 @@ from burnish.losses.base import (
     Reduction,
     Scale,
     Term,
-    check_flag,
     check_reduction,
     check_same_shape,
     sum_of,
@@ -74,7 +73,6 @@ class CrossEntropy(LossBase):
         if not is_number(self.label_smoothing) or not 0.0 <= self.label_smoothing <= 1.0:
             raise ConfigurationError(f"{self.name}: label_smoothing must be between 0 and 1, not {self.label_smoothing!r}")
         check_ignore_index(self.name, self.ignore_index)
-        check_flag(self.name, "probabilities", self.probabilities)
         object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
 
     @property

@@ -19,7 +19,6 @@ from burnish.losses.base import (
     Reading,
     Reduction,
     Term,
-    check_flag,
     check_reduction,
     floating_shape,
     samples_of,
@@ -57,8 +56,6 @@ class ConnectionistTemporalClassification(LossBase):
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
-        check_flag(self.name, "zero_infinity", self.zero_infinity)
-        check_flag(self.name, "time_first", self.time_first)
         if not is_whole(self.blank) or self.blank < 0:
             raise ConfigurationError(f"{self.name}: blank must be a class index, 0 or more, not {self.blank!r}")
 

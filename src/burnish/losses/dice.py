@@ -20,7 +20,6 @@ from burnish.losses.base import (
     Reduction,
     Scale,
     Term,
-    check_flag,
     check_number,
     check_reduction,
     check_same_shape,
@@ -53,7 +52,6 @@ class DiceBase(LossBase):
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
         check_number(self.name, "smooth", self.smooth, above=0)
-        check_flag(self.name, "squared", self.squared)
 
     def overlap(self, p: Tensor, target: Tensor) -> tuple[Term, ...]:
         """Emit the term, of two tensors of one shape ``[N, C, d1, ...]``."""

@@ -15,7 +15,6 @@ from burnish.losses.base import (
     Reading,
     Reduction,
     Term,
-    check_flag,
     check_number,
     check_reduction,
     check_same_shape,
@@ -152,7 +151,6 @@ class TripletMargin(EmbeddingLoss):
         super().__post_init__()
         check_number(self.name, "margin", self.margin, above=0)
         check_number(self.name, "eps", self.eps, minimum=0)
-        check_flag(self.name, "swap", self.swap)
         if self.p in (math.inf, "inf"):
             object.__setattr__(self, "p", math.inf)
         else:

@@ -15,7 +15,6 @@ from burnish.losses.base import (
     Reduction,
     Scale,
     Term,
-    check_flag,
     check_number,
     check_reduction,
     sum_of,
@@ -42,7 +41,6 @@ class Hinge(ElementwiseLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self.name, "margin", self.margin)
-        check_flag(self.name, "squared", self.squared)
 
     @property
     def scale(self) -> Scale | None:

@@ -14,7 +14,6 @@ from burnish.losses.base import (
     Reduction,
     Scale,
     Term,
-    check_flag,
     check_reduction,
     floating_shape,
     samples_of,
@@ -87,7 +86,6 @@ class KullbackLeibler(ElementwiseLoss):
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction, ("batchmean", "mean", "sum"))
-        check_flag(self.name, "log_target", self.log_target)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         (prediction,) = predictions

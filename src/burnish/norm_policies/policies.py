@@ -25,6 +25,10 @@ class NormPolicy(PlainSettings):
 
     name: ClassVar[str]
 
+    @property
+    def owner(self) -> str:
+        return f"norm: {self.name}"
+
     def settings(self) -> str:
         """The settings that are not the default ones, as text."""
         given = {setting.name: (getattr(self, setting.name), setting.default) for setting in fields(self)}
@@ -55,10 +59,6 @@ class Frozen(NormPolicy):
 
     name: ClassVar[str] = "frozen"
     affine: bool = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.affine, bool):
-            raise ConfigurationError(f"norm: frozen: affine must be True or False, not {self.affine!r}")
 
     def settings(self) -> str:
         return "" if self.affine else "all"
