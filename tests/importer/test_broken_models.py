@@ -96,6 +96,17 @@ WEIGHT = np.ones((3, 2), np.float32)
             r"local\.f .*\(output 'y'\) takes 2 outputs of a function that has 1",
             id="more outputs than the function has",
         ),
+        pytest.param(
+            'g (float[n,3] x) => (float[n,3] y) { y = local.f (x) }\n<domain: "local", opset_import: ["" : 18]> '
+            "f (a) => (b) { b = Add (a, elsewhere) }",
+            r"Add .*\(output 'b'\) in the function 'local\.f' reads 'elsewhere', which is neither an input of the function nor",
+            id="a function that reads a value of nobody",
+        ),
+        pytest.param(
+            "g (float[n,3] x) => (float[n,3] y) { c = Constant <value_float = 1.0, value_ints = [1]> () y = Add (x, c) }",
+            r"Constant 'Constant' \(output 'c'\) has the attributes 'value_float', 'value_ints', and a constant has one value",
+            id="a constant of two values",
+        ),
     ],
 )
 def test_is_refused_by_name(text: str, message: str) -> None:

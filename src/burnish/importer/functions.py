@@ -23,13 +23,14 @@ def inline_functions(model: ir.Model) -> None:
     """Replace, in place, every call of a model-local function by its body.
 
     Raises:
-        ModelError: functions that call each other so often that a small model becomes an enormous one; a function that takes
-            graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an output of the model, or uses
+        ModelError: functions that call each other so often that a small model becomes an enormous one; a function that reads a
+            value that it does not have, takes graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an output of the model, or uses
             another version of a custom domain than the model.
     """
     if not model.functions:
         return
     _check_expansion(model)
+    _check_scopes(model)
     expansion = _Expansion(model)
     pending = [model.graph]
     while pending:
@@ -65,6 +66,18 @@ def _check_expansion(model: ir.Model) -> None:
             f"from {written:,} nodes that are written the model would grow to {expanded:,}, and {most:,} are the most. If it is "
             "meant to be that large, write it without functions, as onnx.inliner.inline_local_functions does"
         )
+
+
+def _check_scopes(model: ir.Model) -> None:
+    """Check that functions read their own values only: the standard's checks take an unknown name for one of the caller's."""
+    for name, function in model.functions.items():
+        for node in function.all_nodes():
+            for value in node.inputs:
+                if value is not None and value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
+                    raise ModelError(
+                        f"{describe_node(node)} in the function '{_title(name)}' reads '{value.name}', which is neither an input of "
+                        "the function nor computed in it. Export the model again"
+                    )
 
 
 def _calls(nodes: Iterable[ir.Node], model: ir.Model) -> Counter[ir.OperatorIdentifier]:

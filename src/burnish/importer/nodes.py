@@ -29,12 +29,16 @@ def check_nodes(model: ir.Model) -> None:
     """Check every node of a model without functions, bodies included, before dtypes are inferred.
 
     Raises:
-        ModelError: a node without an input that its operator needs, or that splits into more or fewer pieces than it has outputs.
+        ModelError: a node without an input that its operator needs, or that splits into more or fewer pieces than it has outputs;
+            a constant with more or fewer values than one.
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):
             continue
+        if node.op_type == "Constant" and len(node.attributes) != 1:
+            attributes = ", ".join(f"'{name}'" for name in node.attributes) or "none"
+            raise ModelError(f"{describe_node(node)} has the attributes {attributes}, and a constant has one value. {_REMEDY}")
         if node.op_type == "Split":
             _check_split(node)
         for index, formal in enumerate(_formal_inputs(node.op_type, opset)):
