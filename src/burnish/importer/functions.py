@@ -24,8 +24,8 @@ def inline_functions(model: ir.Model) -> None:
 
     Raises:
         ModelError: functions that call each other so often that a small model becomes an enormous one; a function that reads a
-            value that it does not have, takes graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an output of the model, or uses
-            another version of a custom domain than the model.
+            value that it does not have, takes graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an
+            output of the model, or uses another version of a custom domain than the model.
     """
     if not model.functions:
         return
@@ -49,7 +49,7 @@ def _check_expansion(model: ir.Model) -> None:
     try:
         order = list(graphlib.TopologicalSorter(calls).static_order())
     except graphlib.CycleError as error:
-        circle = " -> ".join(_title(name) for name in error.args[1])
+        circle = " -> ".join(f"'{_title(name)}'" for name in error.args[1])
         raise ModelError(f"the functions of the model call each other in a circle: {circle}. {_REMEDY}") from error
     sizes: dict[ir.OperatorIdentifier, int] = {}
     for name in order:
@@ -75,8 +75,8 @@ def _check_scopes(model: ir.Model) -> None:
             for value in node.inputs:
                 if value is not None and value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
                     raise ModelError(
-                        f"{describe_node(node)} in the function '{_title(name)}' reads '{value.name}', which is neither an input of "
-                        "the function nor computed in it. Export the model again"
+                        f"{describe_node(node)} in the function '{_title(name)}' reads '{value.name}', which is neither an "
+                        "input of the function nor computed in it. Export the model again"
                     )
 
 

@@ -30,12 +30,15 @@ def check_nodes(model: ir.Model) -> None:
 
     Raises:
         ModelError: a node without an input that its operator needs, or that splits into more or fewer pieces than it has outputs;
-            a constant with more or fewer values than one.
+            a constant with more or fewer values than one; a node with more outputs than its operator has.
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):
             continue
+        most = _most_outputs(node.op_type, opset)
+        if most is not None and len(node.outputs) > most:
+            raise ModelError(f"{describe_node(node)} has {len(node.outputs)} outputs, and its operator {most} at most. {_REMEDY}")
         if node.op_type == "Constant" and len(node.attributes) != 1:
             attributes = ", ".join(f"'{name}'" for name in node.attributes) or "none"
             raise ModelError(f"{describe_node(node)} has the attributes {attributes}, and a constant has one value. {_REMEDY}")
@@ -91,6 +94,15 @@ def _check_split(node: ir.Node) -> None:
     pieces = {len(sizes) if sizes else None, count, None if given is None else given.size} - {None, len(node.outputs)}
     if pieces:
         raise ModelError(f"{describe_node(node)} cuts {pieces.pop()} pieces and has {len(node.outputs)} outputs. {_REMEDY}")
+
+
+@cache
+def _most_outputs(op_type: str, opset: int) -> int | None:
+    """How many outputs a standard operator has at most, None where there is no such operator."""
+    try:
+        return int(onnx.defs.get_schema(op_type, opset, "").max_output)
+    except onnx.defs.SchemaError:
+        return None
 
 
 @cache
