@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import burnish
 from burnish.data.random_batches import random_batches
-from burnish.errors import InputError
+from burnish.errors import InputError, ModelError
 from burnish.program import Role
 
 MODEL = """<ir_version: 8, opset_import: ["": 18]>
@@ -76,3 +77,12 @@ def test_random_batches_are_of_rows_that_there_are(program):
     drawn = next(random_batches(program, batch_size=64))
     assert set(np.unique(drawn["ids"])) == set(range(7))
     assert set(np.unique(drawn["kept"])) == set(range(5))
+
+
+def test_a_gather_along_an_axis_that_there_is_not() -> None:
+    """The standard's inference does not see that an axis so far below zero is none."""
+    model = ir.from_proto(onnx.parser.parse_model(MODEL))
+    gather = next(node for node in model.graph if node.op_type == "Gather")
+    gather.attributes["axis"] = ir.AttrInt64("axis", -(1 << 63))
+    with pytest.raises(ModelError, match=r"Gather .* gathers along axis -9223372036854775808 of '.*table', which has 2 axes"):
+        burnish.compile(model)

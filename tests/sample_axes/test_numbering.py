@@ -70,6 +70,7 @@ def test_where_samples_stand(body, expected):
         ("n = Shape <start = 0, end = 1> (x) \n y, z = TopK <axis = 0> (x, n)", "TopK"),
         ("c = Constant <value_ints = [1, 0, 0, 0, 0, 0]> () \n y = Pad (x, c)", "Pad"),
         ("c = Constant <value_ints = [-1, 4]> () \n y = Reshape (x, c)", "Reshape"),
+        ("s = ReduceSum <keepdims = 0> (x) \n y = GlobalAveragePool (s)", "GlobalAveragePool"),
         ("y = Unique <axis = 0> (x)", "what Unique 'Unique' (output 'y') does with samples is not known"),
         ("l = ReduceMax <keepdims = 0> (x) \n n = Cast <to = 7> (l) \n o = Unsqueeze (n, first) \n y = ConstantOfShape (o)", "O"),
         ("a = Transpose <perm = [1, 0, 2]> (x) \n y = Mul (a, x)", "samples stand along more than one of its axes"),

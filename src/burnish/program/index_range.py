@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.errors import ModelError
+from burnish.graph import describe_node
+
 REARRANGES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose result holds every element of their first input."""
 
@@ -13,6 +16,9 @@ def index_range(value: ir.Value) -> tuple[int | None, int | None]:
 
     A Gather from an axis of n takes -n to n - 1, where -1 is the last, by the standard. Only what every run of the main graph
     computes counts, not what a branch may read.
+
+    Raises:
+        ModelError: a Gather along an axis that there is not.
     """
     extents: set[int] = set()
     pending = [value]
@@ -33,6 +39,11 @@ def _extent(gather: ir.Node) -> tuple[int, ...]:
     if data is None or data.shape is None or len(data.shape) == 0:
         return ()
     axis = gather.attributes["axis"].as_int() if "axis" in gather.attributes else 0
+    if not -len(data.shape) <= axis < len(data.shape):
+        raise ModelError(
+            f"{describe_node(gather)} gathers along axis {axis} of '{data.name}', which has {len(data.shape)} axes. "
+            "Export the model again"
+        )
     extent = data.shape[axis]
     return (extent,) if isinstance(extent, int) and extent > 0 else ()
 

@@ -89,6 +89,8 @@ def _of_each_sample(call: Call, rank: int | None, batch: int) -> list[Axes | Non
         rank: of the result, where shape inference knows none.
         batch: how many first axes of the other operands are those of the samples.
     """
+    if not call.axes():
+        return [None] * len(call.node.outputs)  # a scalar, which such an operator does not take: the engine will say so
     first, *others = call.axes()
     for index in range(1, len(call)):
         others += call.axes(index)[batch:] if call.has(index) else ()
