@@ -86,6 +86,11 @@ WEIGHT = np.ones((3, 2), np.float32)
             id="a kernel larger than what it goes over",
         ),
         pytest.param(
+            "g (float[n,1] x) => (float[?,?] y) <int64[3] s = {1099511627776, 1, 1099511627776}> { y = Expand (x, s) }",
+            r"'y', output of Expand .*, would have the shape .*, more elements than an int64 counts",
+            id="more elements than can be counted",
+        ),
+        pytest.param(
             "g (float[n,3] x) => (float[n,3] y, float[n,3] y) { y = Relu (x) }",
             r"the graph lists its output 'y' more than once",
             id="an output listed twice",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -16,6 +17,9 @@ from burnish.importer.names import is_absent
 
 NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""
+
+MOST_ELEMENTS = 2**63 - 1
+"""Of a tensor: the standard counts them in int64."""
 
 NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
@@ -194,14 +198,19 @@ def _settle(value: ir.Value, proto: onnx.TypeProto) -> None:
 
 
 def _require_possible(value: ir.Value) -> None:
-    """Raise ModelError for an inferred value that cannot be: of no element type, or with an extent below zero."""
+    """Raise ModelError for an inferred value that cannot be: without an element type, below zero, or of elements past count."""
     producer = value.producer()
     maker = "" if producer is None else f", output of {describe_node(producer)},"
     if value.type is not None and value.dtype == ir.DataType.UNDEFINED:
         raise ModelError(f"'{value.name}'{maker} would have elements of no type: export the model again")
-    if value.shape is not None and any(isinstance(extent, int) and extent < 0 for extent in value.shape.dims):
+    extents = [extent for extent in value.shape.dims if isinstance(extent, int)] if value.shape is not None else []
+    if any(extent < 0 for extent in extents):
         raise ModelError(
             f"'{value.name}'{maker} would have the shape {value.shape}, and no extent can be below zero: export the model again"
+        )
+    if math.prod(extents) > MOST_ELEMENTS:
+        raise ModelError(
+            f"'{value.name}'{maker} would have the shape {value.shape}, more elements than an int64 counts: export the model again"
         )
 
 
