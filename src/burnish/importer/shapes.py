@@ -210,7 +210,7 @@ def _require_possible(value: ir.Value) -> None:
         )
     if math.prod(extents) > MOST_ELEMENTS:
         raise ModelError(
-            f"'{value.name}'{maker} would have the shape {value.shape}, more elements than an int64 counts: export the model again"
+            f"'{value.name}'{maker} would have the shape {value.shape}, more elements than an int64 counts: export it again"
         )
 
 

@@ -7,6 +7,7 @@ then the sets change roles. No parameter is copied, and a step that fails leaves
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -211,5 +212,6 @@ def _copy(value: onnxruntime.OrtValue, entry: Entry) -> np.ndarray:
     """Return a copy that outlives the binding; through the address for types that numpy has no name for (bfloat16)."""
     if entry.numpy_dtype.isbuiltin == 1:
         return np.array(value.numpy())
-    memory = (ctypes.c_char * value.tensor_size_in_bytes()).from_address(value.data_ptr())
-    return np.frombuffer(memory, dtype=entry.numpy_dtype).reshape(value.shape()).copy()
+    shape, dtype = value.shape(), entry.numpy_dtype
+    memory = (ctypes.c_char * (dtype.itemsize * math.prod(shape))).from_address(value.data_ptr())
+    return np.frombuffer(memory, dtype=dtype).reshape(shape).copy()
