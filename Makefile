@@ -8,9 +8,16 @@ TEST_STAMP := $(VENV)/.set-up-for-tests
 DEMO_STAMP := $(VENV)/.set-up-for-demo
 EXPORTS_VENV := .venv-exports
 EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
+# Every Python that burnish is held to and that is here; 3.11 is the lowest.
+LOWEST_PYTHONS := $(foreach version,3.11 3.13,$(if $(shell python$(version) -c 'import venv, ensurepip; print(1)' 2>/dev/null),$(version)))
+LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_commands.py tests/data
+# Besides, with PyTorch: one model per engine, and the reference engine against float64. The test left out runs a model of opset 24,
+# which the lowest ONNX Runtime does not know.
+LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/program/test_predictions.py \
+    --deselect tests/engines/test_reference_float64.py::test_each_node_of_a_gradient
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test test-all test-exports lint format bench docs clean
+.PHONY: help setup demo test test-all test-exports test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -32,6 +39,22 @@ test-all: test  ## Run all tests, and 2,000 broken models through loading, compi
 test-exports: $(EXPORTS_STAMP)  ## Train 24 models of transformers and torchvision, exported as their users do; fetches both packages
 	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
 
+test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
+
+# PyTorch is left out where its version for tests has no build without CUDA: beyond Python 3.11.
+test-lowest-%: .venv-lowest-%/.set-up
+	.venv-lowest-$*/bin/burnish demo --epochs 2 --output runs/lowest-$*
+	OMP_NUM_THREADS=1 .venv-lowest-$*/bin/python -m pytest -q --numprocesses auto $(LOWEST_TESTS) $(LOWEST_TESTS_$*)
+
+.PRECIOUS: .venv-lowest-%/.set-up
+.venv-lowest-%/.set-up: pyproject.toml
+	python$* -m venv .venv-lowest-$*
+	.venv-lowest-$*/bin/python -m pip --disable-pip-version-check install uv $(if $(filter 3.11,$*),"torch==2.13.0")
+	.venv-lowest-$*/bin/uv pip install --python .venv-lowest-$*/bin/python --only-binary :all: --resolution lowest-direct \
+	    --requirements pyproject.toml --extra demo "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100"
+	.venv-lowest-$*/bin/uv pip install --python .venv-lowest-$*/bin/python --no-deps --editable .
+	@touch $@
+
 lint: $(TEST_STAMP)  ## Check style, types and the order of the layers
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -50,7 +73,7 @@ docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) runs/demo build dist src/burnish/engines/torch/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(EXPORTS_VENV) .venv-lowest-* runs/demo runs/lowest-* build dist src/burnish/engines/torch/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
