@@ -12,6 +12,7 @@ from burnish.engines.reference.operators.indexing import GatherElements, Pad
 from burnish.engines.reference.operators.normalization import (
     LRN,
     GroupNormalization,
+    LayerNormalization,
     LpNormalization,
     MeanVarianceNormalization,
 )
@@ -37,6 +38,7 @@ OPERATORS: list[type[OpRun]] = [
     GroupNormalization,
     HardSwish,
     LRN,
+    LayerNormalization,
     LogSoftmax,
     LpNormalization,
     LpPool,

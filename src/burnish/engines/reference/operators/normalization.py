@@ -35,6 +35,27 @@ class LRN(Operator):
         return ((data / (bias + alpha / size * np.stack(sums, axis=1)) ** beta).astype(x.dtype),)
 
 
+class LayerNormalization(Operator):
+    """Along the last axes; the statistics come in float32 where ``stash_type`` says so, whatever the operands."""
+
+    def _run(  # type: ignore[override]
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray | None = None,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        stash_type: int = 1,
+        **attributes: Any,
+    ) -> tuple[np.ndarray, ...]:
+        data, along = wide(x), tuple(range(axis % x.ndim, x.ndim))
+        mean = data.mean(axis=along, keepdims=True)
+        inverse_std = 1 / np.sqrt(((data - mean) ** 2).mean(axis=along, keepdims=True) + data.dtype.type(epsilon))
+        normalized = ((data - mean) * inverse_std).astype(x.dtype) * scale
+        stashed = np.float32 if stash_type == 1 else x.dtype
+        return (normalized if bias is None else normalized + bias), mean.astype(stashed), inverse_std.astype(stashed)
+
+
 class LpNormalization(Operator):
     """Over the norm along an axis; what has a norm of zero stays zero."""
 
