@@ -104,6 +104,7 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         say(f"  of one value, read by several layers, and trained as one: {shown}{more}")
         say("  where these were parameters of their own, export again with an exporter that does not merge them")
         say("  (torch.onnx.export(..., dynamo=True, optimize=False))")
+    _say_folded(summary["perhaps_folded"], say)
     unreached = summary["unreached"]
     if unreached:
         total = sum(value["count"] for value in unreached)
@@ -135,6 +136,13 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     else:
         say()
         say("Every operator between a parameter and the loss has a gradient.")
+
+
+def _say_folded(convolutions: int, say: Callable[[str], None]) -> None:
+    if convolutions:
+        say(f"  {convolutions} convolutions, all with a bias and none normalized: if batch normalization was folded into them,")
+        say("  they train without it. burnish.norms.insert puts in new layers that change nothing at first; or export again with")
+        say("  it kept (torch.onnx.export(..., dynamo=True, optimize=False); burnish export ... --no-fold)")
 
 
 def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:

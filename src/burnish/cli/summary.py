@@ -17,6 +17,7 @@ from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
 from burnish.importer import InitializerKind, classify_initializers, load, perhaps_merged, read_proto, untrained_scalars
+from burnish.norms.folded import perhaps_folded
 from burnish.ops import has_gradient
 from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
@@ -69,6 +70,7 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
         "unreached": [{**_described(initializers[name]), "reason": why} for name, why in unreached.items()],
         "rounded": sorted({value.dtype.name.lower() for value in weights if value.dtype in SIXTEEN_BIT}),
         "perhaps_merged": perhaps_merged(model),
+        "perhaps_folded": perhaps_folded(model),
         "scalars": list(untrained_scalars(model)),
         "operators": [
             {"operator": operator, "count": count, "lacks_gradient": operator in without}
