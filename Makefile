@@ -11,10 +11,8 @@ EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
 # Every Python that burnish is held to and that is here; 3.11 is the lowest.
 LOWEST_PYTHONS := $(foreach version,3.11 3.13,$(if $(shell python$(version) -c 'import venv, ensurepip; print(1)' 2>/dev/null),$(version)))
 LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_commands.py tests/data
-# Besides, with PyTorch: one model per engine, and the reference engine against float64. The test left out runs a model of opset 24,
-# which the lowest ONNX Runtime does not know.
-LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/program/test_predictions.py \
-    --deselect tests/engines/test_reference_float64.py::test_each_node_of_a_gradient
+# Besides, with PyTorch: one model per engine, and the reference engine against float64 and against ONNX Runtime.
+LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/program/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
 .PHONY: help setup demo test test-all test-exports test-lowest lint format bench docs clean

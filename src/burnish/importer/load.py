@@ -11,6 +11,7 @@ from burnish.errors import BurnishError, ConfigurationError, ModelError
 from burnish.graph import garbage_kept
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.cast_like import resolve_cast_like
+from burnish.importer.counted_padding import count_padding_as_data
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.explicit_pads import write_pads
@@ -107,6 +108,7 @@ def _canonicalize(model: ir.Model) -> None:
         _settle_shapes(model)
     resolve_cast_like(model)
     _fold_shapes(model)
+    count_padding_as_data(model)
     require_dtypes(model)
 
 
