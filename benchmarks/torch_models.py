@@ -217,8 +217,57 @@ class DigitsResNet(nn.Module):
         return self.fc(torch.flatten(self.avgpool(y), 1))
 
 
+def _two_convolutions(channels_in: int, channels_out: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels in (channels_in, channels_out):
+        layers += [
+            nn.Conv2d(channels, channels_out, 3, 1, 1, bias=False),
+            nn.InstanceNorm2d(channels_out, affine=True),
+            nn.SiLU(),
+        ]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """U-Net (Ronneberger et al. 2015) with instance normalization, SiLU and bilinear upsampling; a class for each pixel.
+
+    Each stage but the last halves height and width; on the way up, maps are doubled and joined with those of the same size.
+    """
+
+    def __init__(self, width: int = 16, stages: int = 4, classes: int = 4):
+        super().__init__()
+        widths = [width << stage for stage in range(stages)]
+        self.down = nn.ModuleList(
+            _two_convolutions(channels_in, channels) for channels_in, channels in zip([3, *widths], widths, strict=False)
+        )
+        self.up = nn.ModuleList(_two_convolutions(3 * channels, channels) for channels in reversed(widths[:-1]))
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Conv2d(width, classes, 1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = []
+        for index, stage in enumerate(self.down):
+            x = stage(self.pool(x) if index else x)
+            maps.append(x)
+        for stage, skipped in zip(self.up, reversed(maps[:-1]), strict=True):
+            x = nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
+            x = stage(torch.cat([skipped, x], 1))
+        return self.head(x)
+
+
 def mlp(features: int = 784, hidden: int = 128, classes: int = 10) -> nn.Sequential:
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def normalized_mlp(features: int = 1024, hidden: int = 1024, depth: int = 4, classes: int = 10) -> nn.Sequential:
+    """Hidden layers with batch normalization and ReLU."""
+    layers: list[nn.Module] = []
+    for index in range(depth):
+        layers += [nn.Linear(hidden if index else features, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 
 def lenet(classes: int = 10) -> nn.Sequential:

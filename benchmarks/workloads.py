@@ -30,6 +30,7 @@ class Workload:
         classes: number of classes.
         optimizer: keyword arguments, and ``name``: ``sgd`` or ``adamw``.
         tokens: whether samples are token numbers, int64, in place of float32 values.
+        pixels: whether every pixel of an image has a label of its own.
     """
 
     build: Callable[[], nn.Module]
@@ -39,6 +40,7 @@ class Workload:
     classes: int
     optimizer: Mapping[str, Any]
     tokens: bool = False
+    pixels: bool = False
 
     @property
     def images(self) -> bool:
@@ -65,10 +67,12 @@ ADAMW = {"name": "adamw", "lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weigh
 
 WORKLOADS = {
     "mlp": Workload(torch_models.mlp, lambda _: (784,), 1, 32, 10, QUICK),
+    "mlp-batchnorm": Workload(torch_models.normalized_mlp, lambda _: (1024,), 1, 256, 10, QUICK),
     "digits-resnet": Workload(torch_models.DigitsResNet, lambda size: (1, size, size), 8, 64, 10, QUICK),
     "lenet": Workload(torch_models.lenet, lambda _: (1, 28, 28), 28, 64, 10, QUICK),
     "resnet50": Workload(torch_models.resnet50, lambda size: (3, size, size), 224, 16, 1000, SLOW),
     "mobilenet_v2": Workload(mobilenet_v2, lambda size: (3, size, size), 224, 16, 1000, SLOW),
+    "unet": Workload(torch_models.UNet, lambda size: (3, size, size), 256, 4, 4, QUICK, pixels=True),
     "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=True),
 }
 
@@ -91,7 +95,8 @@ def prepare(folder: Path, model: str, batch: int, size: int | None = None) -> di
             arrays[f"x{index}"] = random.integers(0, VOCABULARY, (batch, *sample))
         else:
             arrays[f"x{index}"] = random.standard_normal((batch, *sample), dtype=np.float32)
-        arrays[f"labels{index}"] = random.integers(0, workload.classes, batch)
+        labelled = sample[1:] if workload.pixels else ()
+        arrays[f"labels{index}"] = random.integers(0, workload.classes, (batch, *labelled))
     np.savez(folder / "data.npz", **arrays)
     torch.save(module.state_dict(), folder / "weights.pt")
     np.savez(folder / "weights.npz", **{name: tensor.numpy() for name, tensor in module.state_dict().items()})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import onnxruntime
 import pytest
 
 import compare
 import comparison_table
 from compare import Kind
+from workloads import prepare
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,16 @@ def test_a_contender_is_left_out_where_memory_would_not_do(monkeypatch, tmp_path
     left_out = compare._admitted("burnish-torch", {}, tmp_path, "float32", [running])
     assert left_out.contender is None
     assert "2.5 GB are free" in left_out.row["refused"]
+
+
+def test_a_network_that_labels_pixels_has_a_label_for_each(tmp_path):
+    job = prepare(tmp_path, "unet", 2, size=16)
+    session = onnxruntime.InferenceSession(job["onnx"], providers=["CPUExecutionProvider"])
+    with np.load(job["data"]) as data:
+        (logits,) = session.run(None, {"x": data["x0"]})
+        assert logits.shape == (2, 4, 16, 16)
+        assert data["labels0"].shape == (2, 16, 16)
+        assert set(np.unique(data["labels0"])) <= set(range(4))
 
 
 def test_unknown_contenders_are_named():

@@ -38,7 +38,8 @@ class Layers:
         return y + self.parameters[f"{name}.bias"] if f"{name}.bias" in self.parameters else y
 
     def batch_norm(self, name: str, x: jax.Array) -> jax.Array:
-        mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        axes = tuple(range(x.ndim - 1))
+        mean, variance = x.mean(axes), x.var(axes)
         count = x.size // x.shape[-1]
         self.statistics[name] = (mean, variance * (count / (count - 1)))
         scale = self.parameters[f"{name}.weight"] * jax.lax.rsqrt(variance + 1e-5)
@@ -49,6 +50,11 @@ class Layers:
         normalized = (x - mean) * jax.lax.rsqrt(variance + 1e-12)
         return normalized * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
 
+    def instance_norm(self, name: str, x: jax.Array) -> jax.Array:
+        mean, variance = x.mean((1, 2), keepdims=True), x.var((1, 2), keepdims=True)
+        normalized = (x - mean) * jax.lax.rsqrt(variance + 1e-5)
+        return normalized * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
+
 
 def max_pool(x: jax.Array, kernel: int, stride: int, pad: int = 0) -> jax.Array:
     pads = [(0, 0), (pad, pad), (pad, pad), (0, 0)]
@@ -57,6 +63,12 @@ def max_pool(x: jax.Array, kernel: int, stride: int, pad: int = 0) -> jax.Array:
 
 def mlp(layers: Layers, x: jax.Array) -> jax.Array:
     return layers.dense("2", jax.nn.relu(layers.dense("0", x)))
+
+
+def normalized_mlp(layers: Layers, x: jax.Array, depth: int = 4) -> jax.Array:
+    for index in range(depth):
+        x = jax.nn.relu(layers.batch_norm(str(3 * index + 1), layers.dense(str(3 * index), x)))
+    return layers.dense(str(3 * depth), x)
 
 
 def lenet(layers: Layers, x: jax.Array) -> jax.Array:
@@ -114,6 +126,22 @@ def mobilenet_v2(layers: Layers, x: jax.Array) -> jax.Array:
     return layers.dense("classifier", x.mean((1, 2)))
 
 
+def unet(layers: Layers, x: jax.Array, stages: int = 4) -> jax.Array:
+    def two_convolutions(name: str, y: jax.Array) -> jax.Array:
+        for index in (0, 3):
+            y = jax.nn.silu(layers.instance_norm(f"{name}.{index + 1}", layers.convolution(f"{name}.{index}", y, pad=1)))
+        return y
+
+    maps: list[jax.Array] = []
+    for stage in range(stages):
+        x = two_convolutions(f"down.{stage}", max_pool(x, 2, 2) if stage else x)
+        maps.append(x)
+    for index, skipped in enumerate(reversed(maps[:-1])):
+        x = jax.image.resize(x, (*skipped.shape[:3], x.shape[3]), "linear")
+        x = two_convolutions(f"up.{index}", jnp.concatenate([skipped, x], 3))
+    return layers.convolution("head", x)
+
+
 def bert(layers: Layers, x: jax.Array, heads: int = 12, depth: int = 12) -> jax.Array:
     table = layers.parameters
     y = table["tokens.weight"][x] + table["positions.weight"][: x.shape[1]] + table["sentences.weight"][0]
@@ -133,9 +161,11 @@ def bert(layers: Layers, x: jax.Array, heads: int = 12, depth: int = 12) -> jax.
 
 MODELS: dict[str, Callable[[Layers, jax.Array], jax.Array]] = {
     "mlp": mlp,
+    "mlp-batchnorm": normalized_mlp,
     "digits-resnet": digits_resnet,
     "lenet": lenet,
     "resnet50": resnet50,
     "mobilenet_v2": mobilenet_v2,
+    "unet": unet,
     "bert-base": bert,
 }

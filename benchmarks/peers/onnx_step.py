@@ -56,16 +56,16 @@ def add_loss(model: onnx.ModelProto) -> None:
 
     The second output of the operator, log probabilities, is there because onnxruntime-training's gradient reads it.
     """
-    logits = model.graph.output[0].name
+    logits, extents = model.graph.output[0].name, extents_of(model)
     outputs = [LOSS, "log_probabilities"]
     model.graph.node.append(helper.make_node("SoftmaxCrossEntropyLoss", [logits, LABELS], outputs, reduction="mean"))
-    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch"]))
+    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch", *extents[2:]]))
     _only_output_is_loss(model)
 
 
 def add_plain_loss(model: onnx.ModelProto, batch: int | str, classes: int) -> None:
     """The same in plain operators, labels as probabilities (``one_hot``): for tools without a rule for the operator."""
-    logits = model.graph.output[0].name
+    logits, extents = model.graph.output[0].name, extents_of(model)
     model.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "class axis"))
     model.graph.node.extend(
         [
@@ -73,22 +73,27 @@ def add_plain_loss(model: onnx.ModelProto, batch: int | str, classes: int) -> No
             helper.make_node("Log", ["probabilities"], ["logarithms"]),
             helper.make_node("Mul", ["logarithms", LABELS], ["chosen"]),
             helper.make_node("ReduceSum", ["chosen", "class axis"], ["of sample"], keepdims=0),
-            helper.make_node("ReduceMean", ["of sample"], ["mean"], axes=[0], keepdims=0),
+            helper.make_node("ReduceMean", ["of sample"], ["mean"], axes=list(range(len(extents) - 1)), keepdims=0),
             helper.make_node("Neg", ["mean"], [LOSS]),
         ]
     )
-    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.FLOAT, [batch, classes]))
+    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.FLOAT, [batch, classes, *extents[2:]]))
     _only_output_is_loss(model)
 
 
 def one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Class numbers [batch] as float32 probabilities [batch, classes]."""
-    return np.eye(classes, dtype=np.float32)[labels]
+    """Class numbers [batch, ...] as float32 probabilities [batch, classes, ...]."""
+    return np.moveaxis(np.eye(classes, dtype=np.float32)[labels], -1, 1)
+
+
+def extents_of(model: onnx.ModelProto) -> list[int]:
+    """The dimensions of the model's output, [batch, classes, ...]; 0 for one that has no number."""
+    return [dimension.dim_value for dimension in model.graph.output[0].type.tensor_type.shape.dim]
 
 
 def classes_of(model: onnx.ModelProto) -> int:
-    """The last dimension of the model's output."""
-    return model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value
+    """The number of classes in the model's output."""
+    return extents_of(model)[1]
 
 
 def _only_output_is_loss(model: onnx.ModelProto) -> None:

@@ -38,7 +38,7 @@ def initial_state() -> State:
 def loss_of(parameters: Parameters, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, Statistics]:
     layers = Layers(parameters)
     logits = jax.nn.log_softmax(MODELS[JOB["model"]](layers, x))
-    return -jnp.take_along_axis(logits, labels[:, None], 1).mean(), layers.statistics
+    return -jnp.take_along_axis(logits, labels[..., None], -1).mean(), layers.statistics
 
 
 @functools.partial(jax.jit, donate_argnums=0)
