@@ -191,18 +191,29 @@ def test_two_versions_of_the_standard_operators() -> None:
         load(proto)
 
 
-def test_a_classifier_whose_probabilities_are_dictionaries() -> None:
-    """As skl2onnx writes classifiers by default."""
-    nodes = [
-        helper.make_node(
-            "LinearClassifier", ["x"], ["l", "p"], domain="ai.onnx.ml", coefficients=[1.0] * 6, classlabels_ints=[0, 1]
-        ),
-        helper.make_node("ZipMap", ["p"], ["probabilities"], name="zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
-    ]
-    proto = model(*nodes)
-    del proto.graph.output[:]
-    dictionary = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    proto.graph.output.append(helper.make_value_info("probabilities", helper.make_sequence_type_proto(dictionary)))
+def _dictionary(name: str, key: int) -> onnx.ValueInfoProto:
+    return helper.make_value_info(name, helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
+
+
+def test_a_model_that_takes_dictionaries() -> None:
+    vectorizer = helper.make_node("DictVectorizer", ["d"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b", "c"])
+    proto = model(vectorizer)
+    del proto.graph.input[:]
+    proto.graph.input.append(_dictionary("d", TensorProto.STRING))
     proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
-    with pytest.raises(ModelError, match=r"'probabilities' of ZipMap 'zip' is a map .*: export the model without it \(skl2onnx"):
+    with pytest.raises(ModelError, match=r"'d' is a map \(a dictionary\), .* export the part of the model behind it, of tensors"):
+        load(proto)
+
+
+def test_a_model_that_goes_on_with_dictionaries() -> None:
+    """Those that ZipMap writes at the very end are left out."""
+    zip_map = helper.make_node("ZipMap", ["x"], ["d"], name="zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
+    proto = model(zip_map, helper.make_node("Identity", ["d"], ["y"], name="same"))
+    del proto.graph.output[:]
+    element = _dictionary("y", TensorProto.INT64).type
+    proto.graph.output.append(helper.make_value_info("y", helper.make_sequence_type_proto(element)))
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    with pytest.raises(
+        ModelError, match=r"'y' of Identity 'same' is a map .* burnish knows tensors: export the model without it"
+    ):
         load(proto)

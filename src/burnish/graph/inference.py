@@ -94,7 +94,7 @@ def _infer_by_schema(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
         name = by_position.input[index] = f"operand{node.inputs.index(value)}"
         types[name] = ir.serde.serialize_value(value).type
         array = constant_array(value)
-        if array is not None and array.size <= 64:
+        if array is not None and array.size <= 64 and value.dtype != ir.DataType.STRING:
             data[name] = onnx.numpy_helper.from_array(array, name)
     try:
         inferred = onnx.shape_inference.infer_node_outputs(

@@ -63,7 +63,7 @@ def light_copy(model: ir.Model) -> ir.Model:
     inputs = set(graph.inputs)
     for value in list(graph.initializers.values()):
         tensor = value.const_value
-        if tensor is None or tensor.nbytes > SMALL:
+        if tensor is None or _is_large(tensor):
             graph.initializers.pop(value.name)  # type: ignore[arg-type]
             value.const_value = None
             if value not in inputs:
@@ -80,8 +80,13 @@ def large_constant(node: ir.Node) -> ir.TensorProtocol | None:
     attribute = node.attributes.get("value") if node.op_type == "Constant" else None
     if attribute is None or attribute.type != ir.AttributeType.TENSOR or attribute.is_ref():
         return None
-    tensor = attribute.as_tensor()
-    return tensor if tensor.nbytes > SMALL else None
+    tensor: ir.TensorProtocol = attribute.value  # as_tensor() counts the bytes, which texts have not
+    return tensor if _is_large(tensor) else None
+
+
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor has more bytes than inference reads; texts, whose bytes nothing counts, are small."""
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
 
 
 def payload_bytes(dtype: ir.DataType, dimensions: list[int]) -> int:

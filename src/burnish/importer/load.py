@@ -11,6 +11,7 @@ from burnish.errors import BurnishError, ConfigurationError, ModelError
 from burnish.graph import garbage_kept
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.cast_like import resolve_cast_like
+from burnish.importer.classical import declare_outputs, hold_preprocessing, replace_classical_operators
 from burnish.importer.counted_padding import count_padding_as_data
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
@@ -100,10 +101,15 @@ def _canonicalize(model: ir.Model) -> None:
     open_unknown_dimensions(model)
     name_input_dimensions(model)
     state_defaults(model)
+    declare_outputs(model)
     _settle_shapes(model)
     check_operands(model)
     rewritten = [rewrite(model) for rewrite in (upgrade_opset, expand_group_normalization, untie_parameters)]
     if any(rewritten):
+        name_everything(model)
+        _settle_shapes(model)
+    hold_preprocessing(model)
+    if replace_classical_operators(model):
         name_everything(model)
         _settle_shapes(model)
     resolve_cast_like(model)

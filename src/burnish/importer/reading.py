@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.importer.classical import without_zip_maps
 from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.file_tensors import SourceFile
 from burnish.importer.group_normalization import hide_deprecated_nodes
@@ -44,9 +45,10 @@ def read_model(source: object) -> ir.Model:
     if isinstance(source, ir.Model):
         return _read_ir(source)
     read = _read_apart(Path(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else _Read(*read_proto(source))
-    _refuse_maps(read.proto, read.name)
+    proto = without_zip_maps(read.proto)
+    _refuse_maps(proto, read.name)
     try:
-        model = ir.from_proto(read.proto)
+        model = ir.from_proto(proto)
         own_tensors(model, read.folder, read.payloads, read.file)
     except ModelError:
         raise
@@ -198,7 +200,7 @@ def _check(light: onnx.ModelProto, name: str) -> None:
 
 
 def _refuse_maps(proto: onnx.ModelProto, name: str) -> None:
-    """Raise ModelError for what a graph of tensors cannot hold: dictionaries, as exporters of classifiers add at the end."""
+    """Raise ModelError for what a graph of tensors cannot hold: dictionaries, as a DictVectorizer reads."""
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
@@ -206,10 +208,8 @@ def _refuse_maps(proto: onnx.ModelProto, name: str) -> None:
         if kind.WhichOneof("value") == "map_type":
             maker = next((node for node in proto.graph.node if value.name in node.output), None)
             by = "" if maker is None else f" of {maker.op_type} '{maker.name or maker.output[0]}'"
-            raise ModelError(
-                f"{name}: '{value.name}'{by} is a map (a dictionary), and burnish knows tensors: export the model without it "
-                "(skl2onnx: options={'zipmap': False})"
-            )
+            remedy = "export the model without it" if maker is not None else "export the part of the model behind it, of tensors"
+            raise ModelError(f"{name}: '{value.name}'{by} is a map (a dictionary), and burnish knows tensors: {remedy}")
 
 
 def _first_line(error: BaseException) -> str:

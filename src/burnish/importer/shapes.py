@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Names, describe_node, has_long_vectors, holds_large_integers
+from burnish.importer.classical import stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
@@ -55,6 +56,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
     """
     light = light_copy(model)
     stand_in_for_gradients(light.graph)
+    stand_in_for_classical(light.graph)
     for node in light.graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):
             continue

@@ -24,6 +24,7 @@ class Target:
         newest_ir_version: the newest ONNX file format it loads.
         allowed: the standard operators it runs.
         kernels: the semantic operators it has a kernel of its own for; these are not lowered.
+        classical: the operators of the standard's second domain, ``ai.onnx.ml``, that it runs.
     """
 
     name: str
@@ -31,21 +32,32 @@ class Target:
     newest_ir_version: int
     allowed: frozenset[str]
     kernels: frozenset[str] = frozenset()
+    classical: frozenset[str] = frozenset()
 
     def has_kernel(self, node: ir.Node) -> bool:
         """Whether a node is a semantic operator that the runtime has a kernel for; those of other domains are others."""
         return node.domain == BURNISH_DOMAIN and node.op_type in self.kernels
 
+    def runs(self, node: ir.Node) -> bool:
+        """Whether the runtime has a kernel for a node."""
+        if node.domain == "ai.onnx.ml":
+            return node.op_type in self.classical
+        return (node.domain in ("", "ai.onnx") and node.op_type in self.allowed) or self.has_kernel(node)
+
 
 STANDARD_OPERATORS = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == "")
+CLASSICAL_OPERATORS = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == "ai.onnx.ml")
 
 TARGETS = {
-    "onnxruntime": Target("onnxruntime", newest_opset=26, newest_ir_version=13, allowed=STANDARD_OPERATORS),
+    "onnxruntime": Target(
+        "onnxruntime", newest_opset=26, newest_ir_version=13, allowed=STANDARD_OPERATORS, classical=CLASSICAL_OPERATORS
+    ),
     "reference": Target(
         "reference",
         newest_opset=onnx.defs.onnx_opset_version(),
         newest_ir_version=int(onnx.IR_VERSION),
         allowed=STANDARD_OPERATORS,
+        classical=CLASSICAL_OPERATORS,
     ),
 }
 
@@ -75,8 +87,7 @@ def settle_opset(model: ir.Model, target: Target) -> None:
 def check_allowed(model: ir.Model, target: Target) -> None:
     """Raise UnsupportedOperatorError for the first node that is not on the target's allow-list."""
     for node in model.graph.all_nodes():
-        standard = node.domain in ("", "ai.onnx") and node.op_type in target.allowed
-        if not standard and not target.has_kernel(node):
+        if not target.runs(node):
             if quantized := quantization_of(node):
                 raise UnsupportedOperatorError(quantized)
             raise UnsupportedOperatorError(

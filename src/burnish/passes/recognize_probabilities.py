@@ -21,8 +21,8 @@ def recognize_probabilities(model: ir.Model) -> ir.Model:
 
     ``exp(x) / sum(exp(x))`` over one axis becomes Softmax, ``x - log(sum(exp(x)))`` LogSoftmax, also where the largest x has been
     subtracted before, and the exponential of a LogSoftmax becomes Softmax. ``1 / (1 + exp(-x))`` and ``(1 + tanh(x / 2)) / 2``
-    become Sigmoid. What is divided by may be reshaped and expanded in between, as long as each element is divided by the sum of
-    its own line. Pieces that something else reads stay.
+    become Sigmoid, and ``1 / (1 + exp(x))`` that of ``-x``. What is divided by may be reshaped and expanded in between, as long
+    as each element is divided by the sum of its own line. Pieces that something else reads stay.
 
     Returns:
         The same model, for the same outputs.
@@ -36,9 +36,10 @@ def recognize_probabilities(model: ir.Model) -> ir.Model:
             if match is None:
                 continue
             builder = Builder(model.graph, before=node)
-            x: ir.Value = match["x"]
+            x = _operand(match)
             if operator == "Sigmoid":
-                probabilities = builder.op("Sigmoid", builder.tensor(x), like=builder.tensor(x))
+                logit = -builder.tensor(x) if "negated" in match.found else builder.tensor(x)
+                probabilities = builder.op("Sigmoid", logit, like=logit)
             else:
                 unshifted = builder.tensor(_before_shift(x, match["axis"]))
                 probabilities = builder.op(operator, unshifted, axis=match["axis"], like=unshifted)
@@ -62,7 +63,13 @@ def _is_normalized(output: ir.Value, match: Match) -> bool:
 
 def _keeps_rank(output: ir.Value, match: Match) -> bool:
     """Whether no constant gave the output more axes than x has."""
-    return _has_rank_of(match["x"], output)
+    return _has_rank_of(_operand(match), output)
+
+
+def _operand(match: Match) -> ir.Value:
+    """What the probabilities are computed from, or, as ``negated``, its negative."""
+    value: ir.Value = match.found["negated" if "negated" in match.found else "x"]
+    return value
 
 
 def _has_rank_of(x: ir.Value, output: ir.Value) -> bool:
@@ -126,7 +133,8 @@ def _forms() -> dict[str, list[tuple[str, Pattern]]]:
     softmax = Node("Div", exponential, _shaped(total))
     inverse = Node("Mul", exponential, Either(Node("Reciprocal", _shaped(total)), _shaped(Node("Reciprocal", total))))
     log_softmax = Node("Sub", x, Either(_shaped(Node("Log", total)), Node("Log", _shaped(total))))
-    grown = Node("Add", Node("Exp", Node("Neg", x)), Number(1.0))
+    negative = Either(Node("Neg", x), Node("Mul", x, Number(-1.0)))
+    grown = Node("Add", Node("Exp", Either(negative, Variable("negated"))), Number(1.0))
     halved = Either(Node("Mul", x, Number(0.5)), Node("Div", x, Number(2.0)))
     twice = Node("Add", Node("Tanh", halved), Number(1.0))
     by_tanh = Node("Add", Node("Mul", Node("Tanh", halved), Number(0.5)), Number(0.5))

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.graph import Names, model_proto, remove_node, replace_value
+from burnish.importer.classical import restore_zip_maps
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
 from burnish.program.inference import OBJECTIVE, objective_entry
 from burnish.program.persistence import ONE_FILE_LIMIT, TRAINING, constant_bytes
@@ -115,6 +116,8 @@ def _round(value: ir.Value, dtype: ir.DataType) -> None:
 def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit: int = ONE_FILE_LIMIT) -> Path:
     """Write a model, whole or not at all: an earlier file is replaced in one step, or stays as it was.
 
+    Outputs that were dictionaries in the source's file (ZipMap) are that again.
+
     Args:
         model: the model; not changed. Folders on the way to ``path`` are created.
         path: the ``.onnx`` file. A model of more than ``one_file_limit`` bytes of weights keeps them beside it in
@@ -131,8 +134,10 @@ def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit
         raise CheckpointError(f"'{path.parent}' could not be created: {error}. Choose a folder you can write to") from error
     copy = model.clone()
     data = _move_weights_out(copy, path) if constant_bytes(model) > one_file_limit else None
+    proto = model_proto(copy)
+    restore_zip_maps(proto)
     with replacing(path) as partial:
-        partial.write_bytes(model_proto(copy).SerializeToString(deterministic=True))
+        partial.write_bytes(proto.SerializeToString(deterministic=True))
     _remove_earlier_data(path, keep=data)
     return path
 

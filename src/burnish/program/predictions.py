@@ -2,7 +2,9 @@
 
 A model that ends in a Softmax or Sigmoid gives probabilities, and a loss that applies one itself wants what comes before. The
 activation is stepped over where nothing after it does more than move or copy elements; these nodes are repeated on what comes
-before it. Where a loss would read probabilities all the same, ``Prediction.bounded_by`` says what bounds them.
+before it. The probabilities of two classes that are made of one logit, ``1 - sigmoid(z)`` and ``sigmoid(z)``, are the softmax
+of ``-z / 2`` and ``z / 2``, which a loss over classes reads. Where a loss would read probabilities all the same,
+``Prediction.bounded_by`` says what bounds them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, describe_node
+from burnish.graph import FLOATING, Builder, constant_array, describe_node
 from burnish.losses import Activation, Reading
 from burnish.program.moved_axes import MOVERS
 from burnish.program.probabilities import bounding_node, is_open
@@ -137,7 +139,7 @@ def _read(graph: ir.Graph, value: ir.Value, activation: Activation | None) -> Pr
         bounded_by = bounding_node(value)
         unknown = activation.axis if bounded_by is None and not is_open(value) else None
         return Prediction(value, name, bounded_by=bounded_by, class_axis=unknown)
-    before = node.inputs[0]
+    before = node.inputs[0] if node.op_type in activation.operators else _paired_logits(graph, node)
     assert before is not None
     for mover, output in reversed(movers):
         before = _repeated(graph, mover, output, before)
@@ -146,6 +148,8 @@ def _read(graph: ir.Graph, value: ir.Value, activation: Activation | None) -> Pr
 
 def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node | None, list[tuple[ir.Node, ir.Value]]]:
     """Return the activation that a value is the moved output of, along the axis that the loss applies it to, and what moves it.
+
+    That may be the last node of two classes' probabilities that are made of one logit.
 
     Returns:
         The node, or None; and the nodes behind it, the last first, each with the output that leads to ``value``.
@@ -157,6 +161,8 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
             if axis is None or _is_along(node, axis):
                 return node, movers
             return None, movers
+        if axis is not None and _logit_of_pair(node, axis) is not None:
+            return node, movers
         moved_from = MOVERS.get(node.op_type)
         if moved_from is None:
             return None, movers
@@ -169,6 +175,47 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
         movers.append((node, value))
         value = node.inputs[0]
     return None, movers
+
+
+def _logit_of_pair(node: ir.Node, axis: int) -> ir.Value | None:
+    """Return z where a node gives ``sigmoid(-z)`` and ``sigmoid(z)`` beside each other along an axis, else None.
+
+    They are written as a Sigmoid of both, or as ``1 - p`` beside ``p = sigmoid(z)``.
+    """
+    joined = node.inputs[0].producer() if node.op_type == "Sigmoid" and node.inputs[0] is not None else node
+    if joined is None or joined.domain != "" or joined.op_type != "Concat" or len(joined.inputs) != 2:
+        return None
+    first, second = joined.inputs
+    shape = None if second is None else second.shape
+    along = joined.attributes["axis"].as_int()
+    if first is None or second is None or shape is None or axis >= len(shape) or along not in (axis, axis - len(shape)):
+        return None
+    other, own = first.producer(), second.producer()
+    if shape.dims[axis] != 1 or other is None or other.domain != "":
+        return None
+    if node is not joined:
+        return second if other.op_type == "Neg" and other.inputs[0] is second else None
+    is_rest = other.op_type == "Sub" and other.inputs[1] is second and _is_one(other.inputs[0])
+    is_sigmoid = own is not None and own.domain == "" and own.op_type == "Sigmoid"
+    return own.inputs[0] if own is not None and is_rest and is_sigmoid else None
+
+
+def _is_one(value: ir.Value | None) -> bool:
+    array = None if value is None else constant_array(value)
+    return array is not None and array.size == 1 and array.dtype.kind == "f" and array.reshape(-1)[0] == 1
+
+
+def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
+    """Add what the softmax of two classes reads where a node gives their probabilities from one logit."""
+    joined = node if node.op_type == "Concat" else node.inputs[0].producer()  # type: ignore[union-attr]
+    assert joined is not None
+    axis = joined.attributes["axis"].as_int()
+    shape = node.outputs[0].shape
+    logit = _logit_of_pair(node, axis if axis >= 0 or shape is None else axis + len(shape))
+    assert logit is not None
+    builder = Builder(graph)
+    half = builder.tensor(logit) * 0.5
+    return builder.op("Concat", -half, half, axis=axis).value
 
 
 def _is_along(node: ir.Node, axis: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, InputError
 from burnish.norm_policies import ExtentRule
@@ -203,7 +204,8 @@ def _check_names(expected: Mapping[str, Entry], batch: Mapping[str, Any], ignore
 
 
 def _described(entry: Entry) -> str:
-    return f"{entry.numpy_dtype} of shape [{_extents(entry.extents)}]"
+    kind = "text" if entry.dtype == ir.DataType.STRING else entry.numpy_dtype
+    return f"{kind} of shape [{_extents(entry.extents)}]"
 
 
 def _extents(shape: tuple[int | str | None, ...]) -> str:
@@ -222,9 +224,21 @@ def _as_array(entry: Entry, value: Any) -> np.ndarray:
             f"The input '{entry.name}' is a {type(value).__name__} that is not an array ({error}): "
             f"give a numpy array, {_described(entry)}"
         ) from error
+    if entry.dtype == ir.DataType.STRING:
+        return _as_text(entry, array)
     if array.dtype.kind in "OSUMmVT" and array.dtype.name not in FLOATS:
         raise InputError(f"The input '{entry.name}' has dtype {array.dtype}, which is not numeric: give {_described(entry)}")
     return array
+
+
+def _as_text(entry: Entry, array: np.ndarray) -> np.ndarray:
+    """Return an array of text as objects, which is what runtimes take."""
+    if array.dtype.kind not in "OUT" or not all(isinstance(item, str) for item in array.flat):
+        raise InputError(
+            f"The input '{entry.name}' has dtype {array.dtype}, and takes text: give an array of str, of shape "
+            f"[{_extents(entry.extents)}]"
+        )
+    return array.astype(object)
 
 
 def _of_its_rank(entry: Entry, array: np.ndarray) -> np.ndarray:

@@ -147,6 +147,7 @@ class _BoundGraph:
         self._opened = opened
         self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
         self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._takes_text = any(entry.dtype == ir.DataType.STRING for entry in self._fed)
         self._hyperparameters = {entry.name: _Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         results = tuple(entry for entry in signature.outputs if entry.updates is None)
         reported = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC, Role.RATE)
@@ -178,8 +179,10 @@ class _BoundGraph:
         """Run on state set ``current``; returns the outputs that are not state."""
         for name, buffer in self._hyperparameters.items():
             buffer.array[...] = inputs[name]
-        fed = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._fed}
         try:
+            if self._takes_text:
+                return self._opened.run(lambda session: self._run_plainly(session, current, inputs))
+            fed = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._fed}
             return self._opened.run(lambda session: self._run(session, current, fed))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             self._bind(self._opened.session)
@@ -199,6 +202,19 @@ class _BoundGraph:
             values = binding.get_outputs()[-len(self._varying) :]
             outputs |= {entry.name: _copy(value, entry) for entry, value in zip(self._varying, values, strict=True)}
         return outputs
+
+    def _run_plainly(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run without a binding: ONNX Runtime makes no OrtValues of text, and copies what it returns."""
+        held, following = self._sets[current], self._sets[1 - current]
+        state = (entry.name for entry in self._signature.inputs if entry.is_state)
+        feeds = {name: held[self._instead.get(name, name)].array for name in state}
+        feeds |= {name: buffer.array for name, buffer in self._hyperparameters.items()}
+        feeds |= {entry.name: inputs[entry.name] for entry in self._fed}
+        names = [entry.name for entry in self._signature.outputs]
+        results = dict(zip(names, session.run(names, feeds), strict=True))
+        for name, output in self._updates.items():
+            following[name].array[...] = results.pop(output)
+        return {name: np.asarray(result) for name, result in results.items()}
 
 
 def _ort_value(array: np.ndarray, entry: Entry) -> onnxruntime.OrtValue:

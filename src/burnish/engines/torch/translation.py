@@ -78,6 +78,8 @@ class Translator:
             EngineError: an operator without a rule, or an element type that PyTorch lacks; the message names the node or value.
         """
         for value in (*self.source.inputs, *self.captured):
+            if value.dtype is not None:
+                torch_dtype(value.dtype, f"The input '{value.name}'")
             self._values[value] = self._proxy(self.graph.placeholder(_identifier(value.name or "input")))
         for node in self.source:
             self._translate(node)

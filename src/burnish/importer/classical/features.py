@@ -1,0 +1,161 @@
+"""What prepares data: operators of ``ai.onnx.ml`` that scale, impute, choose and join features.
+
+The numbers that they hold are no weights: they are constants, and training leaves them as they are. Each function writes a node
+as standard operators; it returns None for a form whose meaning the standard and ONNX Runtime do not share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ModelError
+from burnish.graph import Builder, Tensor, describe_node
+from burnish.importer.classical.attributes import integers, numbers, single
+
+_NUMERIC = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32})
+_MOST_RANK = 2
+"""Data is [N, F], or one sample [F]; runtimes differ in what they make of more axes."""
+
+
+def scaler(node: ir.Node, builder: Builder) -> Tensor | None:
+    """``(x - offset) * scale`` in float32; of float64 it is computed in that, and then rounded.
+
+    Raises:
+        ModelError: offsets and scales are not as many, or neither one nor as many as there are features.
+    """
+    x = _operand(node, builder)
+    offset, scale = numbers(node, "offset"), numbers(node, "scale")
+    if x is None:
+        return None
+    if offset.size == 0 or offset.size != scale.size or not _fits(x, scale):
+        raise ModelError(
+            f"{describe_node(node)} has {offset.size} offsets and {scale.size} scales for {_features(x)} features: "
+            "it takes one of each, or one for each feature. Export the model again"
+        )
+    wide = x if x.dtype == ir.DataType.DOUBLE else builder.cast(x, ir.DataType.FLOAT)
+    dtype = wide.dtype.numpy()
+    scaled = (wide - builder.constant(offset.astype(dtype))) * builder.constant(scale.astype(dtype))
+    return builder.cast(scaled, ir.DataType.FLOAT)
+
+
+def normalizer(node: ir.Node, builder: Builder) -> Tensor | None:
+    """Each row over its largest element (MAX), or its norm (L1, L2), in float32; rows of zeros stay.
+
+    L1 of rows that sum to 1 already, as classifiers write it behind a softmax, is left out.
+    """
+    x = _operand(node, builder)
+    norm = single(node, "norm", "MAX")
+    if x is None or norm not in ("MAX", "L1", "L2"):
+        return None
+    x = builder.cast(x, ir.DataType.FLOAT)
+    if norm == "L1" and _sums_to_one(x.value):
+        return builder.op("Identity", x)
+    reduction = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceSumSquare"}[norm]
+    total = builder.op(reduction, x, builder.integers([-1]), keepdims=1)
+    total = builder.op("Where", builder.op("Equal", total, 0.0), builder.scalar(1.0, total), total)
+    return x / (builder.op("Sqrt", total) if norm == "L2" else total)
+
+
+def imputer(node: ir.Node, builder: Builder) -> Tensor | None:
+    """Values for those that are missing: NaN, infinity or a number that stands for it."""
+    x = _operand(node, builder)
+    if x is None:
+        return None
+    is_floating = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    values = numbers(node, "imputed_value_floats") if is_floating else integers(node, "imputed_value_int64s")
+    missing = single(node, "replaced_value_float" if is_floating else "replaced_value_int64", 0)
+    if not _fits(x, values):
+        return None
+    is_missing = builder.op("IsNaN", x) if np.isnan(missing) else builder.op("Equal", x, builder.scalar(missing, x))
+    return builder.op("Where", is_missing, builder.constant(values.astype(x.dtype.numpy())), x)
+
+
+def binarizer(node: ir.Node, builder: Builder) -> Tensor | None:
+    """1 where the threshold is passed, else 0."""
+    x = _operand(node, builder)
+    if x is None:
+        return None
+    passed = builder.op("Greater", x, builder.scalar(single(node, "threshold", 0.0), x))
+    return builder.cast(passed, x.dtype)
+
+
+def feature_vectorizer(node: ir.Node, builder: Builder) -> Tensor | None:
+    """Columns beside each other, in float32; the sizes that the node states have to be those of its inputs."""
+    sizes = integers(node, "inputdimensions")
+    columns = []
+    for value in node.inputs:
+        x = None if value is None else builder.tensor(value)
+        if x is None or x.value.dtype not in _NUMERIC or x.rank != _MOST_RANK:
+            return None
+        columns.append(builder.cast(x, ir.DataType.FLOAT))
+    if [column.dimension(1) for column in columns] != sizes.tolist():
+        return None
+    return builder.op("Concat", *columns, axis=1)
+
+
+def array_feature_extractor(node: ir.Node, builder: Builder) -> Tensor | None:
+    """Columns by index: [N, F] to [N, K], and one sample [F] to [1, K]; of strings too."""
+    value, positions = node.inputs[0], node.inputs[1]
+    if value is None or value.dtype is None or positions is None or value.shape is None or len(value.shape) == 0:
+        return None
+    x = builder.tensor(value)
+    if x.rank == 1:
+        x = builder.op("Unsqueeze", x, builder.integers([0]))
+    return builder.op("Gather", x, builder.op("Reshape", builder.tensor(positions), builder.integers([-1])), axis=-1)
+
+
+def one_hot_encoder(node: ir.Node, builder: Builder) -> Tensor | None:
+    """One column for each category, behind the other axes, in float32. Text, and encoders that refuse others, stay nodes."""
+    x = _operand(node, builder, most_rank=None)
+    categories = integers(node, "cats_int64s")
+    if x is None or categories.size == 0 or single(node, "zeros", 1) != 1:
+        return None
+    x = builder.op("Unsqueeze", builder.cast(x, ir.DataType.INT64), builder.integers([-1]))
+    return builder.cast(builder.op("Equal", x, builder.constant(categories)), ir.DataType.FLOAT)
+
+
+def _operand(node: ir.Node, builder: Builder, most_rank: int | None = _MOST_RANK) -> Tensor | None:
+    """What a node reads, where it is of numbers and of a rank for which the meaning is clear."""
+    value = node.inputs[0]
+    if value is None or value.dtype not in _NUMERIC or value.shape is None:
+        return None
+    return None if most_rank is not None and not 1 <= len(value.shape) <= most_rank else builder.tensor(value)
+
+
+def _features(x: Tensor) -> int | str:
+    return x.dimension(-1) or "an unknown number of"
+
+
+def _fits(x: Tensor, values: np.ndarray) -> bool:
+    """Whether there is one value, or one for each feature as far as their number is known."""
+    return values.size == 1 or (values.size > 1 and x.dimension(-1) in (None, values.size))
+
+
+def _sums_to_one(value: ir.Value) -> bool:
+    """Whether each row is a softmax, or the logistic function of a score and of its negative."""
+    node = value.producer()
+    if node is None or node.domain != "" or node.inputs[0] is None:
+        return False
+    if node.op_type == "Softmax":
+        return value.shape is not None and node.attributes["axis"].as_int() in (-1, len(value.shape) - 1)
+    pair = node.inputs[0].producer() if node.op_type == "Sigmoid" else None
+    if pair is None or pair.op_type != "Concat" or len(pair.inputs) != 2:
+        return False
+    negative, score = pair.inputs
+    negation = None if negative is None else negative.producer()
+    is_pair = negation is not None and negation.op_type == "Neg" and negation.inputs[0] is score
+    return is_pair and score is not None and score.shape is not None and score.shape.dims[-1] == 1
+
+
+FEATURES: Mapping[str, Callable[[ir.Node, Builder], Tensor | None]] = {
+    "ArrayFeatureExtractor": array_feature_extractor,
+    "Binarizer": binarizer,
+    "FeatureVectorizer": feature_vectorizer,
+    "Imputer": imputer,
+    "Normalizer": normalizer,
+    "OneHotEncoder": one_hot_encoder,
+    "Scaler": scaler,
+}

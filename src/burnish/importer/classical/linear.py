@@ -1,0 +1,135 @@
+"""Linear models of ``ai.onnx.ml``, whose coefficients are attributes, as Gemm with initializers that train."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ModelError, UnsupportedOperatorError
+from burnish.graph import Builder, Names, Tensor, describe_node
+from burnish.importer.classical.attributes import integers, numbers, single, strings
+from burnish.importer.classical.scores import post_transform, transformed
+
+_AGAIN = "Export the model again"
+
+
+class LinearModels:
+    """Writes linear models; their weights become initializers of the main graph.
+
+    Args:
+        graph: the main graph.
+    """
+
+    def __init__(self, graph: ir.Graph):
+        self._graph = graph
+        self._names = Names.of(graph)
+
+    def regressor(self, node: ir.Node, builder: Builder) -> Tensor:
+        """Write a LinearRegressor: [N, targets], float32. Weights: ``<node>.coefficients`` [targets, F], ``.intercepts``.
+
+        Raises:
+            ModelError: the coefficients or intercepts are not as many as the targets ask for.
+        """
+        targets = int(single(node, "targets", 1))
+        coefficients, intercepts = numbers(node, "coefficients"), numbers(node, "intercepts")
+        if targets < 1 or intercepts.size not in (0, targets):
+            raise ModelError(f"{describe_node(node)} has {targets} targets and {intercepts.size} intercepts. {_AGAIN}")
+        scores = self._scores(node, builder, _matrix(node, coefficients, targets), intercepts if intercepts.size else None)
+        return transformed(builder, scores, post_transform(node), targets)
+
+    def classifier(self, node: ir.Node, builder: Builder) -> tuple[Tensor | None, Tensor]:
+        """Write a LinearClassifier: labels [N], int64 or strings, and scores [N, C], float32.
+
+        Weights: ``<node>.coefficients`` [C, F] and ``<node>.intercepts`` [C]. Logistic regression of two classes is written with
+        a second row that is the first, negated: it stays that, and only the row of the second class is a weight. One row with two
+        class labels is such a row from the start. Labels are computed from the scores before the transform, the first of the
+        largest, so that they follow the weights.
+
+        Raises:
+            ModelError: coefficients, intercepts and class labels do not fit together.
+            UnsupportedOperatorError: PROBIT of one row for two classes, which ONNX Runtime computes from memory that is not its.
+        """
+        transform = post_transform(node)
+        labels = _class_labels(node)
+        intercepts = numbers(node, "intercepts")
+        rows = intercepts.size
+        if rows == 0:
+            raise ModelError(f"{describe_node(node)} has no intercepts, which tell how many classes it has. {_AGAIN}")
+        if (rows == 1 and labels.size not in (0, 2)) or (rows > 1 and labels.size < rows):
+            raise ModelError(f"{describe_node(node)} has {rows} intercepts and {labels.size} class labels. {_AGAIN}")
+        matrix = _matrix(node, numbers(node, "coefficients"), rows)
+        if rows == 2 and transform == "LOGISTIC" and _is_negated(matrix) and _is_negated(intercepts[:, None]):
+            matrix, intercepts, rows = matrix[1:], intercepts[1:], 1
+        scores = self._scores(node, builder, matrix, intercepts)
+        label = self._label(node, builder, scores, rows, labels)
+        if rows > 1 or labels.size == 0:
+            return label, transformed(builder, scores, transform, rows)
+        return label, _both_classes(node, builder, scores, transform)
+
+    def _scores(self, node: ir.Node, builder: Builder, matrix: np.ndarray, intercepts: np.ndarray | None) -> Tensor:
+        value = node.inputs[0]
+        assert value is not None
+        x = builder.cast(builder.tensor(value), ir.DataType.FLOAT)
+        if x.rank != 2:
+            x = builder.op("Reshape", x, builder.integers([-1, matrix.shape[1]]))
+        weights = [self._initializer(builder, f"{node.name}.coefficients", matrix)]
+        if intercepts is not None:
+            weights.append(self._initializer(builder, f"{node.name}.intercepts", intercepts))
+        scores = builder.op("Gemm", x, *weights, transB=1)
+        scores.value.name = self._names.take(f"{node.name}.scores")
+        return scores
+
+    def _initializer(self, builder: Builder, name: str, array: np.ndarray) -> Tensor:
+        name = self._names.take(name)
+        is_text = array.dtype == np.object_
+        tensor = ir.StringTensor(array, name=name) if is_text else ir.Tensor(np.ascontiguousarray(array), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        self._graph.register_initializer(value)
+        return builder.tensor(value)
+
+    def _label(self, node: ir.Node, builder: Builder, scores: Tensor, rows: int, labels: np.ndarray) -> Tensor | None:
+        """The labels of the classes with the largest scores [N]; None where nothing reads them."""
+        label = node.outputs[0]
+        if not label.uses() and not label.is_graph_output():
+            return None
+        if rows > 1:
+            index = builder.op("ArgMax", scores, axis=1, keepdims=0)
+        else:
+            score = builder.op("Reshape", scores, builder.integers([-1]))
+            index = builder.cast(builder.op("Greater", score, builder.scalar(0.0, score)), ir.DataType.INT64)
+        if labels.size == 0 or np.array_equal(labels, np.arange(labels.size)):
+            return index
+        return builder.op("Gather", self._initializer(builder, f"{node.name}.classlabels", labels), index, axis=0)
+
+
+def _matrix(node: ir.Node, coefficients: np.ndarray, rows: int) -> np.ndarray:
+    if coefficients.size == 0 or coefficients.size % rows:
+        raise ModelError(f"{describe_node(node)} has {coefficients.size} coefficients, which do not make {rows} rows. {_AGAIN}")
+    value = node.inputs[0]
+    features = value.shape.dims[-1] if value is not None and value.shape is not None and len(value.shape) else None
+    columns = coefficients.size // rows
+    if isinstance(features, int) and features != columns:
+        raise ModelError(f"{describe_node(node)} reads {features} features, and has coefficients for {columns}. {_AGAIN}")
+    return coefficients.reshape(rows, columns)
+
+
+def _class_labels(node: ir.Node) -> np.ndarray:
+    texts = strings(node, "classlabels_strings")
+    return texts if texts.size else integers(node, "classlabels_ints")
+
+
+def _is_negated(rows: np.ndarray) -> bool:
+    """Whether the first of two rows is the second with the other sign, to the bit."""
+    return bool(np.array_equal(rows[0], -rows[1]))
+
+
+def _both_classes(node: ir.Node, builder: Builder, scores: Tensor, transform: str) -> Tensor:
+    """The scores of both classes [N, 2], from those of the second [N, 1]."""
+    if transform == "PROBIT":
+        raise UnsupportedOperatorError(
+            f"{describe_node(node)} is PROBIT of one row of coefficients for two classes, which runtimes compute differently: "
+            "export the model with a row for each class"
+        )
+    if transform == "LOGISTIC":
+        return builder.op("Sigmoid", builder.op("Concat", -scores, scores, axis=1))
+    return builder.op("Concat", 1.0 - scores, scores, axis=1)

@@ -1,0 +1,89 @@
+"""ZipMap, a dictionary for each row of a classifier's scores: left out when a file is read, put back when it is written.
+
+A graph of tensors cannot hold it, and nothing is computed in it. What reads the model in between finds the scores as a tensor,
+under the name of the output.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx
+
+from burnish.graph import Names
+from burnish.importer.classical.attributes import CLASSICAL_DOMAIN
+
+ZIP_MAPS = "burnish.zip_maps"
+"""The entry of a model's metadata that says which outputs were maps: JSON, {output: attributes of the ZipMap}."""
+
+
+def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a proto in which each ZipMap at the end passes its input on, and the metadata say what it was; the same where there
+    is none."""
+    if not any(map(_is_zip_map, proto.graph.node)):
+        return proto
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    outputs = {value.name: value for value in changed.graph.output}
+    maps: dict[str, dict[str, Any]] = {}
+    for node in changed.graph.node:
+        if not _is_zip_map(node) or node.output[0] not in outputs:
+            continue
+        attributes = {attribute.name: _texts(onnx.helper.get_attribute_value(attribute)) for attribute in node.attribute}
+        maps[node.output[0]] = attributes
+        node.op_type, node.domain = "Identity", ""
+        node.ClearField("attribute")
+        columns = max(map(len, attributes.values()), default=0)
+        kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [None, columns or None])
+        outputs[node.output[0]].type.CopyFrom(kind)
+    kept = [value for value in changed.graph.value_info if value.name not in maps]
+    changed.graph.ClearField("value_info")
+    changed.graph.value_info.extend(kept)
+    onnx.helper.set_model_props(changed, {**_metadata(changed), ZIP_MAPS: json.dumps(maps, ensure_ascii=False)})
+    return changed
+
+
+def restore_zip_maps(proto: onnx.ModelProto) -> None:
+    """Put, in place, back each ZipMap that ``without_zip_maps`` left out, and take the entry of the metadata away."""
+    metadata = _metadata(proto)
+    if ZIP_MAPS not in metadata:
+        return
+    maps = json.loads(metadata.pop(ZIP_MAPS))
+    onnx.helper.set_model_props(proto, metadata)
+    graph = proto.graph
+    values = (name for node in graph.node for name in (*node.input, *node.output))
+    names, node_names = Names([*values, *(value.name for value in graph.output)]), Names(node.name for node in graph.node)
+    restored = False
+    for output in graph.output:
+        if output.name not in maps or output.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+            continue
+        scores = names.take(f"{output.name}:scores")
+        for node in graph.node:
+            for field in (node.input, node.output):
+                field[:] = [scores if name == output.name else name for name in field]
+        attributes = maps[output.name]
+        graph.node.append(
+            onnx.helper.make_node(
+                "ZipMap", [scores], [output.name], name=node_names.take("ZipMap"), domain=CLASSICAL_DOMAIN, **attributes
+            )
+        )
+        key = onnx.TensorProto.STRING if "classlabels_strings" in attributes else onnx.TensorProto.INT64
+        entry = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+        output.type.CopyFrom(onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(key, entry)))
+        restored = True
+    if restored and not any(imported.domain == CLASSICAL_DOMAIN for imported in proto.opset_import):
+        proto.opset_import.append(onnx.helper.make_opsetid(CLASSICAL_DOMAIN, 1))
+
+
+def _is_zip_map(node: onnx.NodeProto) -> bool:
+    return node.op_type == "ZipMap" and node.domain == CLASSICAL_DOMAIN
+
+
+def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
+
+
+def _texts(value: Any) -> Any:
+    """The values of an attribute as JSON has them: texts are bytes in the file."""
+    return [item.decode() if isinstance(item, bytes) else item for item in value]
