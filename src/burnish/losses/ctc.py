@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.graph import Tensor
 from burnish.losses.base import (
     Activation,
     Compared,
@@ -24,7 +24,7 @@ from burnish.losses.base import (
     samples_of,
     sum_of,
 )
-from burnish.ops.alignment import NEVER
+from burnish.ops.alignment import ALIGNMENT_LIKELIHOOD, NEVER
 from burnish.settings import is_whole
 
 FRAME_CLASS_AXIS = 2
@@ -136,20 +136,10 @@ class ConnectionistTemporalClassification(LossBase):
         is_final = builder.op("Or", builder.op("Equal", position, last), builder.op("Equal", position, last - 1))
         shape = builder.op("Concat", builder.op("Shape", log_p, start=0, end=1), builder.op("Shape", states), axis=0)
         index = builder.op("Expand", states, shape)
-        emission = builder.op("GatherElements", log_p, index, axis=FRAME_CLASS_AXIS)
-        batch = None if log_p.shape is None else [log_p.shape.dims[1]]
-        likelihood, forward = builder.op(
-            "AlignmentLikelihood",
-            emission,
-            may_skip,
-            builder.op("Unsqueeze", frames, builder.integers([2])),
-            is_final,
-            domain=BURNISH_DOMAIN,
-            outputs=2,
-            dtype=log_p.dtype,
-            shape=batch,
-        )
-        forward.value.type, forward.value.shape = emission.value.type, emission.shape
+        emitted = None if log_p.shape is None else [*log_p.shape.dims[:2], None]
+        emission = builder.op("GatherElements", log_p, index, axis=FRAME_CLASS_AXIS, dtype=log_p.dtype, shape=emitted)
+        is_live = builder.op("Unsqueeze", frames, builder.integers([2]))
+        likelihood, _ = ALIGNMENT_LIKELIHOOD.emit(emission, may_skip, is_live, is_final)
         return likelihood
 
 

@@ -6,12 +6,15 @@ import math
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Tensor
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.graph import Tensor
+from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
 
 SELU_ALPHA = 1.67326319217681884765625
 SELU_GAMMA = 1.05070102214813232421875
 
+RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"))
+CLIP_GRAD = SemanticOperator("ClipGrad", ("dy", "y", "low", "high"), ("dx",), like("dy"))
 
 SINGULAR_AT_ZERO = frozenset({"Div", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt"})
 
@@ -31,10 +34,10 @@ def _masked(condition: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
 @gradient("Relu")
 def relu(op: Operation, dy: Tensor) -> Tensor:
     """The output tells where the input was positive; the input need not be kept."""
-    return op.builder.op("ReluGrad", dy, op.output, domain=BURNISH_DOMAIN, like=dy)
+    return RELU_GRAD(dy, op.output)
 
 
-@lowering("ReluGrad")
+@RELU_GRAD.lowering
 def lower_relu_grad(op: Operation) -> Tensor:
     """Inputs dY, Y; output dX = dY where Y > 0, else 0."""
     dy, y = op.required(0), op.required(1)
@@ -51,7 +54,7 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     if not (op.wants(1) or op.wants(2)):
         if low is None and high is None:
             return (dy,)
-        return (builder.op("ClipGrad", dy, y, low, high, domain=BURNISH_DOMAIN, like=dy),)
+        return (CLIP_GRAD(dy, y, low, high),)
     below = builder.op("Less", x, low) if low is not None and (op.wants(0) or op.wants(1)) else None
     above = builder.op("Greater", x, high) if high is not None and (op.wants(0) or op.wants(2)) else None
     if low is not None and high is not None:
@@ -69,7 +72,7 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-@lowering("ClipGrad")
+@CLIP_GRAD.lowering
 def lower_clip_grad(op: Operation) -> Tensor:
     """Inputs dY, Y and the bounds, one of which may be absent; output dX = dY where Y lies between them, else 0."""
     builder, dy, y, low, high = op.builder, op.required(0), op.required(1), op.optional(2), op.optional(3)

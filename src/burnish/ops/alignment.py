@@ -16,30 +16,42 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.graph import Builder, Tensor
+from burnish.ops.registry import Operation
+from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
 from burnish.ops.time_loop import Tensors, scan
 
 NEVER = -1e30
 """The logarithm of a probability of 0: finite, so that no difference of two is NaN, and smaller than any real one."""
 
 
-@gradient("AlignmentLikelihood", domain=BURNISH_DOMAIN)
+def _likelihood_and_forward(operands: Operands) -> list[OutputType]:
+    emission = operands["emission"]
+    batch = None if emission.shape is None else ir.Shape([emission.shape.dims[1]])
+    return [OutputType(emission.dtype, batch), OutputType.of(emission)]
+
+
+ALIGNMENT_LIKELIHOOD = SemanticOperator(
+    "AlignmentLikelihood", ("emission", "may_skip", "is_live", "is_final"), ("likelihood", "forward"), _likelihood_and_forward
+)
+ALIGNMENT_LIKELIHOOD_GRAD = SemanticOperator(
+    "AlignmentLikelihoodGrad",
+    ("dy", "emission", "may_skip", "is_live", "is_final", "likelihood", "forward"),
+    ("d_emission",),
+    like("emission"),
+)
+
+
+@ALIGNMENT_LIKELIHOOD.gradient
 def alignment_likelihood(op: Operation, dy: Tensor | None, d_forward: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """d likelihood / d emission is the probability of state s at frame t, given that the alignment spells the labels."""
     assert dy is not None
     assert d_forward is None, "the forward variables are there for the gradient only"
-    emission = op.required(0)
     inputs = [op.required(index) for index in range(4)]
-    return (
-        op.builder.op("AlignmentLikelihoodGrad", dy, *inputs, *op.outputs, domain=BURNISH_DOMAIN, like=emission),
-        None,
-        None,
-        None,
-    )
+    return ALIGNMENT_LIKELIHOOD_GRAD(dy, *inputs, *op.outputs), None, None, None
 
 
-@lowering("AlignmentLikelihood")
+@ALIGNMENT_LIKELIHOOD.lowering
 def lower_alignment_likelihood(op: Operation) -> tuple[Tensor, Tensor]:
     emission, may_skip, is_live, is_final = (op.required(index) for index in range(4))
     builder = op.builder
@@ -63,7 +75,7 @@ def lower_alignment_likelihood(op: Operation) -> tuple[Tensor, Tensor]:
     return builder.op("Squeeze", largest, axis) + builder.op("Log", total), forward
 
 
-@lowering("AlignmentLikelihoodGrad")
+@ALIGNMENT_LIKELIHOOD_GRAD.lowering
 def lower_alignment_likelihood_grad(op: Operation) -> Tensor:
     dy, emission, may_skip, is_live, is_final, likelihood, forward = (op.required(index) for index in range(7))
     builder = op.builder

@@ -26,17 +26,97 @@ gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Tensor
-from burnish.ops.registry import Operation, gradient, lowering
+import onnx_ir as ir
 
-MARKS = frozenset({"AllReduce", "AllReduceWhere", "PartsOf", "SampleShare", "ShardCount", "ShardMean"})
-"""What a training graph says of several workers; alone, each is its operand."""
+from burnish.graph import Builder, Tensor, static_shape
+from burnish.ops.registry import Operation
+from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
+
 Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples"]
 """What a collective is for: what is divided by; what is reported; gradients of parameters; running statistics; statistics of a
 layer in forward and backward; how many samples each worker has."""
+
+
+def _exchanged(operands: Operands) -> tuple[Tensor, ...]:
+    """The operands without what says how many samples a worker has (``counted``) or whether to exchange (``conditional``)."""
+    beside = (operands.attributes.get("counted") or 0) + (operands.attributes.get("conditional") or 0)
+    tensors = [tensor for tensor in operands.tensors if tensor is not None]
+    return tuple(tensors[: len(tensors) - beside])
+
+
+def _like_exchanged(operands: Operands) -> list[OutputType]:
+    return [OutputType.of(tensor) for tensor in _exchanged(operands)]
+
+
+def _like_finished(operands: Operands) -> list[OutputType]:
+    return [OutputType.of(tensor) for tensor in operands.tensors[1:] if tensor is not None]
+
+
+def _gathered(operands: Operands) -> list[OutputType]:
+    workers = operands.attributes.get("group") or operands.attributes["workers"]
+    return [
+        OutputType(tensor.dtype, ir.Shape([workers, *([] if tensor.shape is None else tensor.shape.dims)]))
+        for tensor in _exchanged(operands)
+    ]
+
+
+def _buffer(operands: Operands) -> list[OutputType]:
+    """A vector of all that is exchanged; of a size that is not known where not all of it may be."""
+    tensors = _exchanged(operands)
+    extents = [static_shape(tensor.value) for tensor in tensors]
+    whole = "owners" not in operands.attributes and not operands.attributes.get("conditional") and None not in extents
+    size = sum(math.prod(shape or ()) for shape in extents) if whole else None
+    return [OutputType(tensors[0].dtype, ir.Shape([size]))]
+
+
+ALL_REDUCE = SemanticOperator("AllReduce", ("x...",), ("y...",), _like_exchanged, repeatable=False)
+ALL_GATHER = SemanticOperator("AllGather", ("x...",), ("y...",), _gathered, repeatable=False)
+ALL_REDUCE_WHERE = SemanticOperator("AllReduceWhere", ("x", "when"), ("y",), like("x"))
+PARTS_OF = SemanticOperator("PartsOf", ("x",), ("y",), like("x"))
+ALL_REDUCE_START = SemanticOperator("AllReduceStart", ("x...",), ("buffer",), _buffer, repeatable=False)
+ALL_REDUCE_FINISH = SemanticOperator(
+    "AllReduceFinish", ("buffer", "x..."), ("y...",), _like_finished, shares_memory={"y...": "buffer"}, repeatable=False
+)
+REDUCE_SCATTER_START = SemanticOperator("ReduceScatterStart", ("x...",), ("buffer",), _buffer, repeatable=False)
+REDUCE_SCATTER_FINISH = SemanticOperator(
+    "ReduceScatterFinish",
+    ("buffer", "x..."),
+    ("y...",),
+    lambda operands: [*_like_finished(operands), OutputType(operands["buffer"].dtype, ir.Shape([0]))],
+    shares_memory={"y...": "buffer"},
+    repeatable=False,
+)
+OWN_GRADIENTS = SemanticOperator(
+    "OwnGradients", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
+)
+GATHER_OWNED = SemanticOperator(
+    "GatherOwned", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
+)
+SAMPLE_SHARE = SemanticOperator("SampleShare", ("x",), ("y",), like("x"))
+SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like("count"))
+SHARD_MEAN = SemanticOperator("ShardMean", ("mean", "variance", "weight"), ("mean", "variance"), like("mean", "variance"))
+WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [OutputType(ir.DataType.INT64, ir.Shape([]))])
+
+MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
+"""What a training graph says of several workers; alone, each is its operand."""
+EXCHANGES = frozenset(
+    {
+        ALL_REDUCE,
+        ALL_REDUCE_START,
+        ALL_REDUCE_FINISH,
+        REDUCE_SCATTER_START,
+        REDUCE_SCATTER_FINISH,
+        ALL_GATHER,
+        GATHER_OWNED,
+        OWN_GRADIENTS,
+        WORKER_RANK,
+    }
+)
+"""What a graph of several workers holds: an engine without other workers has no use for it."""
 
 
 def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) -> tuple[Tensor, ...]:
@@ -47,29 +127,12 @@ def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) ->
         purpose: what for.
         group: add up over groups of this many consecutive ranks; 0: over all.
     """
-    builder = tensors[0].builder
-    results = builder.op("AllReduce", *tensors, domain=BURNISH_DOMAIN, outputs=len(tensors), purpose=purpose, group=group or None)
-    results = results if isinstance(results, tuple) else (results,)
-    for result, tensor in zip(results, tensors, strict=True):
-        result.value.type, result.value.shape = tensor.value.type, tensor.value.shape
-    _mark(results[0])
-    return results
+    return ALL_REDUCE.emit(*tensors, purpose=purpose, group=group or None)
 
 
 def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -> Tensor:
     """Emit what each worker has, [workers, ...] in the order of the ranks; ``group`` as for ``all_reduce``."""
-    dims = [] if tensor.shape is None else list(tensor.shape.dims)
-    gathered = tensor.builder.op(
-        "AllGather",
-        tensor,
-        domain=BURNISH_DOMAIN,
-        purpose=purpose,
-        group=group or None,
-        shape=[group or workers, *dims],
-        dtype=tensor.dtype,
-    )
-    _mark(gathered)
-    return gathered
+    return ALL_GATHER(tensor, purpose=purpose, group=group or None, workers=workers)
 
 
 def all_reduce_where(tensor: Tensor, when: Tensor, parameter: str) -> Tensor:
@@ -78,12 +141,12 @@ def all_reduce_where(tensor: Tensor, when: Tensor, parameter: str) -> Tensor:
     What the graph makes of it in other steps differs between workers, and must not get into what it returns. ``parameter`` says
     the gradient of which initializer the value is.
     """
-    return tensor.builder.op("AllReduceWhere", tensor, when, domain=BURNISH_DOMAIN, like=tensor, parameter=parameter)
+    return ALL_REDUCE_WHERE(tensor, when, parameter=parameter)
 
 
 def parts_of(tensor: Tensor) -> Tensor:
     """Emit the sum over the workers of a figure of gradients, where each worker has those of its part alone when it is taken."""
-    return tensor.builder.op("PartsOf", tensor, domain=BURNISH_DOMAIN, like=tensor)
+    return PARTS_OF(tensor)
 
 
 def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -95,32 +158,23 @@ def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tenso
         when: a boolean scalar that is the same on all workers: where it is false, nothing is exchanged, and each worker keeps
             what it gave.
     """
-    builder = tensors[0].builder
     beside = () if when is None else (when,)
-    found = builder.op(
-        "GatherOwned",
-        *tensors,
-        *beside,
-        domain=BURNISH_DOMAIN,
-        outputs=len(tensors),
-        owners=list(owners),
-        conditional=None if when is None else 1,
-    )
-    results = found if isinstance(found, tuple) else (found,)
-    for result, tensor in zip(results, tensors, strict=True):
-        result.value.type, result.value.shape = tensor.value.type, tensor.value.shape
-    _mark(results[0])
-    return results
+    return GATHER_OWNED.emit(*tensors, *beside, owners=list(owners), conditional=None if when is None else 1)
+
+
+def worker_rank(builder: Builder) -> Tensor:
+    """Emit the rank of this worker, an int64 scalar."""
+    return WORKER_RANK(builder=builder)
 
 
 def sample_share(tensor: Tensor) -> Tensor:
     """Emit a value times the part of the batch's samples that this worker has: for what is the same on every worker."""
-    return tensor.builder.op("SampleShare", tensor, domain=BURNISH_DOMAIN, like=tensor)
+    return SAMPLE_SHARE(tensor)
 
 
 def shard_count(count: Tensor, mean: Tensor) -> Tensor:
     """Emit how many elements the statistics are of that ``mean`` belongs to; ``count`` is that of this worker's part."""
-    return count.builder.op("ShardCount", count, mean, domain=BURNISH_DOMAIN, like=count)
+    return SHARD_COUNT(count, mean)
 
 
 def shard_mean(mean: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,24 +184,23 @@ def shard_mean(mean: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, 
         mean, variance: of this worker's part.
         weight: the number of elements that they are of, a scalar.
     """
-    averages = mean.builder.op("ShardMean", mean, variance, weight, domain=BURNISH_DOMAIN, outputs=2, like=mean)
-    averages[1].value.type, averages[1].value.shape = variance.value.type, variance.value.shape
-    return averages[0], averages[1]
+    average_mean, average_variance = SHARD_MEAN.emit(mean, variance, weight)
+    return average_mean, average_variance
 
 
-@gradient("AllReduce", domain=BURNISH_DOMAIN)
+@ALL_REDUCE.gradient
 def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """Each worker's part enters the sum on every worker: its gradient is the sum of theirs."""
     purpose, group = op.attribute("purpose"), op.attribute("group", 0)
     return tuple(None if dy is None else all_reduce((dy,), purpose, group)[0] for dy in cotangents)
 
 
-@gradient("SampleShare", domain=BURNISH_DOMAIN)
+@SAMPLE_SHARE.gradient
 def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
     return sample_share(dy)
 
 
-@gradient("ShardMean", domain=BURNISH_DOMAIN)
+@SHARD_MEAN.gradient
 def shard_mean_gradient(
     op: Operation, d_mean: Tensor | None, d_variance: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, None]:
@@ -160,25 +213,19 @@ def shard_mean_gradient(
     return d_mean, d_variance, None
 
 
-@lowering("AllReduce")
+@ALL_REDUCE.lowering
 def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
     return tuple(op.required(index) for index in range(len(op.inputs)))
 
 
-@lowering("AllReduceWhere")
-@lowering("PartsOf")
-@lowering("SampleShare")
-@lowering("ShardCount")
+@ALL_REDUCE_WHERE.lowering
+@PARTS_OF.lowering
+@SAMPLE_SHARE.lowering
+@SHARD_COUNT.lowering
 def lower_share(op: Operation) -> Tensor:
     return op.required(0)
 
 
-@lowering("ShardMean")
+@SHARD_MEAN.lowering
 def lower_shard_mean(op: Operation) -> tuple[Tensor, Tensor]:
     return op.required(0), op.required(1)
-
-
-def _mark(result: Tensor) -> None:
-    producer = result.value.producer()
-    assert producer is not None
-    producer.metadata_props[NEVER_REPEATED_METADATA] = ""

@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Tensor, same_padding, split_padding
+from burnish.graph import Tensor, same_padding, split_padding
 from burnish.ops.convolution_lowering import lower_input_gradient, lower_weight_gradient
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
+
+CONV_INPUT_GRAD = SemanticOperator("ConvInputGrad", ("dy", "w", "x"), ("dx",), like("x"))
+CONV_WEIGHT_GRAD = SemanticOperator("ConvWeightGrad", ("dy", "x", "w"), ("dw",), like("w"))
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def transposed_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ..
     return dx, dw, db
 
 
-@gradient("ConvInputGrad", domain=BURNISH_DOMAIN)
+@CONV_INPUT_GRAD.gradient
 def convolution_input_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None, ...]:
     dy, w = op.required(0), op.required(1)
     attributes = _carried(op)
@@ -169,7 +173,7 @@ def convolution_input_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None,
     return d_dy, _weight_gradient(dy, g, w, attributes) if op.wants(1) else None, None
 
 
-@gradient("ConvWeightGrad", domain=BURNISH_DOMAIN)
+@CONV_WEIGHT_GRAD.gradient
 def convolution_weight_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None, ...]:
     dy, x = op.required(0), op.required(1)
     attributes = _carried(op)
@@ -177,12 +181,12 @@ def convolution_weight_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None
     return d_dy, _input_gradient(dy, g, x, attributes) if op.wants(1) else None, None
 
 
-@lowering("ConvInputGrad")
+@CONV_INPUT_GRAD.lowering
 def lower_convolution_input_gradient(op: Operation) -> Tensor:
     return lower_input_gradient(op)
 
 
-@lowering("ConvWeightGrad")
+@CONV_WEIGHT_GRAD.lowering
 def lower_convolution_weight_gradient(op: Operation) -> Tensor:
     return lower_weight_gradient(op)
 
@@ -193,11 +197,11 @@ def _carried(op: Operation) -> ConvolutionAttributes:
 
 
 def _input_gradient(dy: Tensor, w: Tensor, x: Tensor, attributes: ConvolutionAttributes) -> Tensor:
-    return dy.builder.op("ConvInputGrad", dy, w, x, domain=BURNISH_DOMAIN, like=x, **attributes.as_attributes())
+    return CONV_INPUT_GRAD(dy, w, x, **attributes.as_attributes())
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, w: Tensor, attributes: ConvolutionAttributes) -> Tensor:
-    return dy.builder.op("ConvWeightGrad", dy, x, w, domain=BURNISH_DOMAIN, like=w, **attributes.as_attributes())
+    return CONV_WEIGHT_GRAD(dy, x, w, **attributes.as_attributes())
 
 
 def _bias_gradient(op: Operation, dy: Tensor) -> Tensor | None:

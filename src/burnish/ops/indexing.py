@@ -6,19 +6,22 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import BURNISH_DOMAIN, Tensor, zeros_like
+from burnish.graph import Tensor, zeros_like
 from burnish.ops.positions import add_at_positions, count, extent, flat_positions, scatter_add
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
+
+GATHER_GRAD = SemanticOperator("GatherGrad", ("dy", "indices", "data"), ("d_data",), like("data"))
 
 
 @gradient("Gather")
 def gather(op: Operation, dy: Tensor) -> tuple[Tensor]:
     data, indices = op.required(0), op.required(1)
     axis = op.attribute("axis", 0)
-    return (op.builder.op("GatherGrad", dy, indices, data, domain=BURNISH_DOMAIN, like=data, axis=axis),)
+    return (GATHER_GRAD(dy, indices, data, axis=axis),)
 
 
-@lowering("GatherGrad")
+@GATHER_GRAD.lowering
 def lower_gather_grad(op: Operation) -> Tensor:
     """Zeros like data, with dy added at the slices the indices name; a repeated index adds up.
 

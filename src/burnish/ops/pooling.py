@@ -17,10 +17,14 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import BURNISH_DOMAIN, Tensor, zeros_like
+from burnish.graph import Tensor, zeros_like
 from burnish.ops.pooling_windows import Windows, counts, spread
 from burnish.ops.positions import add_at_positions, count, flat_positions, reshape_as
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
+
+MAX_POOL_GRAD = SemanticOperator("MaxPoolGrad", ("dy", "indices", "x"), ("dx",), like("x"))
+AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), like("x"))
 
 
 @gradient("MaxPool")
@@ -37,10 +41,10 @@ def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | No
     x = op.input
     indices = op.with_output(1, ir.DataType.INT64, op.output)
     windows = Windows.of(op)
-    return op.builder.op("MaxPoolGrad", dy, indices, x, domain=BURNISH_DOMAIN, like=x, **windows.attributes())
+    return MAX_POOL_GRAD(dy, indices, x, **windows.attributes())
 
 
-@lowering("MaxPoolGrad")
+@MAX_POOL_GRAD.lowering
 def lower_max_pool_grad(op: Operation) -> Tensor:
     """Each element of dy is added where its maximum was."""
     return add_at_positions(op.required(0), op.required(1), op.required(2))
@@ -49,19 +53,16 @@ def lower_max_pool_grad(op: Operation) -> Tensor:
 @gradient("AveragePool")
 def average_pool(op: Operation, dy: Tensor) -> Tensor:
     windows = Windows.of(op)
-    return op.builder.op(
-        "AveragePoolGrad",
+    return AVERAGE_POOL_GRAD(
         dy,
         op.input,
-        domain=BURNISH_DOMAIN,
-        like=op.input,
         count_include_pad=op.attribute("count_include_pad", 0),
         ceil_mode=op.attribute("ceil_mode", 0),
         **windows.attributes(),
     )
 
 
-@lowering("AveragePoolGrad")
+@AVERAGE_POOL_GRAD.lowering
 def lower_average_pool_grad(op: Operation) -> Tensor:
     """dy divided by what each average divided by, spread over its window."""
     dy, x = op.required(0), op.required(1)

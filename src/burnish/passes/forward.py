@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
 from burnish.ops import semantic_operators
+from burnish.ops.collectives import ALL_REDUCE
 from burnish.passes.memory_plan import Task, peak_of, read_by
 
 NEGLIGIBLE_SHARE = 16
@@ -197,7 +198,8 @@ class Forward:
 def _before_exchange(loss: ir.Value) -> ir.Value:
     """What a worker adds to a loss that is summed over the workers: the sum itself may be taken at the end of the step."""
     producer = loss.producer()
-    while producer is not None and producer.domain == BURNISH_DOMAIN and producer.op_type == "AllReduce":
+    while ALL_REDUCE.is_of(producer):
+        assert producer is not None
         own = producer.inputs[list(producer.outputs).index(loss)]
         assert own is not None
         loss, producer = own, own.producer()

@@ -16,11 +16,10 @@ import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, bodies, has_long_vectors, model_proto
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
+from burnish.ops.semantic import semantic_operator
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
-CENTERED = 4
-"""The output of ``BatchNormTraining`` of which either is kept for the gradient, it or x."""
 
 RECOMPUTES_METADATA = "burnish.recomputes"
 """Where a node says whose outputs its own outputs are once more: the names of those values, one per line; none where it only
@@ -129,8 +128,9 @@ def _memory_taken_over(
     if not task.inputs:
         return None
     if task.node.domain == BURNISH_DOMAIN:
-        shares = task.node.op_type == "AllReduceFinish" or (task.node.op_type == "BatchNormTraining" and position == CENTERED)
-        return task.inputs[0] if shares and task.inputs[0] in block else None
+        operator = semantic_operator(task.node)
+        index = None if operator is None else operator.shared_input(position)
+        return task.inputs[index] if index is not None and task.inputs[index] in block else None
     if position or task.node.domain not in ("", "ai.onnx"):
         return None
     if task.node.op_type in SHARES_MEMORY:

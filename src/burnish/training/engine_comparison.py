@@ -181,7 +181,7 @@ class _Run:
         self.engines = engines
         self.locator = locator
         self.own_state = own_state
-        self.graphs = program.kernel_graphs(semantic_operators() - MARKS)
+        self.graphs = program.kernel_graphs(semantic_operators() - {mark.name for mark in MARKS})
         self.first = next(iter(engines))
         self.signature = program.signature["step"]
         self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT))

@@ -13,15 +13,24 @@ import onnx_ir as ir
 from burnish import optim
 from burnish.distributed.graphs.replication import check_replicated
 from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor, attribute_value, replace_node
-from burnish.ops.collectives import all_reduce
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.ops.collectives import (
+    ALL_REDUCE,
+    ALL_REDUCE_FINISH,
+    ALL_REDUCE_START,
+    ALL_REDUCE_WHERE,
+    OWN_GRADIENTS,
+    PARTS_OF,
+    all_reduce,
+)
+from burnish.ops.semantic import SemanticOperator
 from burnish.optim.accumulate import ACCUMULATED, COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
 from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
 from burnish.program.signature import Entry
 
-MARKS = ("AllReduceWhere", "PartsOf")
+MARKS = (ALL_REDUCE_WHERE, PARTS_OF)
 COUNT_ENTRY = f"opt/{COUNT}"
 
 
@@ -49,7 +58,7 @@ def exchanging_for_updates(program: Program) -> WorkerProgram:
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
     accumulated = set(accumulated_entries(program))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
-    return rewritten(program, lambda model: exchange_accumulated(model, own, outputs), MARKS)
+    return rewritten(program, lambda model: exchange_accumulated(model, own, outputs), [mark.name for mark in MARKS])
 
 
 def exchange_accumulated(model: ir.Model, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
@@ -63,12 +72,12 @@ def exchange_accumulated(model: ir.Model, own: Collection[str], outputs: Mapping
         outputs: what is the same on every worker, by name.
     """
     graph = model.graph
-    for node in _nodes(graph, "PartsOf"):
+    for node in _nodes(graph, PARTS_OF):
         assert node.inputs[0] is not None
         builder = Builder(graph, before=node)
         replace_node(node, all_reduce((builder.tensor(node.inputs[0]),), "count"))
-    marks = _nodes(graph, "AllReduceWhere")
-    buckets = _nodes(graph, "OwnGradients")
+    marks = _nodes(graph, ALL_REDUCE_WHERE)
+    buckets = _nodes(graph, OWN_GRADIENTS)
     needed = {mark: _behind(mark, buckets) for mark in marks}
     for bucket in buckets:
         members = [mark for mark in marks if bucket in needed[mark]]
@@ -78,8 +87,8 @@ def exchange_accumulated(model: ir.Model, own: Collection[str], outputs: Mapping
     check_replicated(graph, own, outputs)
 
 
-def _nodes(graph: ir.Graph, kind: str) -> list[ir.Node]:
-    return [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type == kind]
+def _nodes(graph: ir.Graph, operator: SemanticOperator) -> list[ir.Node]:
+    return [node for node in graph if operator.is_of(node)]
 
 
 def _behind(mark: ir.Node, buckets: Sequence[ir.Node]) -> set[ir.Node]:
@@ -106,26 +115,17 @@ def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed
     builder = Builder(graph, before=following)
     means = [builder.tensor(mark.inputs[0]) for mark in marks if mark.inputs[0] is not None]
     assert marks[0].inputs[1] is not None
-    buffer = builder.op(
-        "AllReduceStart",
+    buffer = ALL_REDUCE_START(
         *means,
         builder.tensor(marks[0].inputs[1]),
-        domain=BURNISH_DOMAIN,
-        dtype=means[0].dtype,
-        shape=[None],
         purpose="gradient",
         conditional=1,
         parameters=[f"param/{attribute_value(mark, 'parameter', '')}" for mark in marks],
         order=attribute_value(bucket, "order", 0),
     )
     builder = Builder(graph, before=max(marks, key=position.__getitem__))
-    given = [builder.tensor(tensor.value) for tensor in (buffer, *means)]
-    found = builder.op("AllReduceFinish", *given, domain=BURNISH_DOMAIN, outputs=len(means))
-    results = found if isinstance(found, tuple) else (found,)
-    for tensor in (buffer, results[0]):
-        _never_repeat(tensor)
-    for mark, mean, result in zip(marks, means, results, strict=True):
-        result.value.type, result.value.shape = mean.value.type, mean.value.shape
+    results = ALL_REDUCE_FINISH.emit(*(builder.tensor(tensor.value) for tensor in (buffer, *means)))
+    for mark, result in zip(marks, results, strict=True):
         replace_node(mark, result)
 
 
@@ -134,13 +134,7 @@ def _number(graph: ir.Graph, buckets: Sequence[ir.Node]) -> None:
     for bucket in buckets:
         bucket.attributes.pop("order", None)
     numbers = [attribute_value(node, "order", -1) for node in graph if node.domain == BURNISH_DOMAIN]
-    for node in _nodes(graph, "AllReduce"):
+    for node in _nodes(graph, ALL_REDUCE):
         if "order" not in node.attributes:
             numbers.append(max(numbers) + 1)
             node.attributes["order"] = ir.AttrInt64("order", numbers[-1])
-
-
-def _never_repeat(tensor: Tensor) -> None:
-    producer = tensor.value.producer()
-    assert producer is not None
-    producer.metadata_props[NEVER_REPEATED_METADATA] = ""

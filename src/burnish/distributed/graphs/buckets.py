@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from burnish.graph import (
     BURNISH_DOMAIN,
-    NEVER_REPEATED_METADATA,
     Builder,
     Tensor,
     attribute_value,
@@ -21,6 +20,7 @@ from burnish.graph import (
     replace_uses,
     static_shape,
 )
+from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int, later: bool = False) -> None:
@@ -67,30 +67,15 @@ def _start(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> ir.Value:
     counted = attribute_value(bucket[0], "counted", 0)
     gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
     samples = [builder.tensor(value) for value in bucket[0].inputs[1:] if value is not None]
-    extents = [static_shape(tensor.value) for tensor in gradients]
-    buffer = builder.op(
-        "AllReduceStart",
-        *gradients,
-        *samples,
-        domain=BURNISH_DOMAIN,
-        dtype=gradients[0].dtype,
-        shape=[None if None in extents else sum(math.prod(shape or ()) for shape in extents)],
-        purpose="gradient",
-        counted=counted or None,
-    )
-    _mark(buffer)
-    return buffer.value
+    return ALL_REDUCE_START(*gradients, *samples, purpose="gradient", counted=counted or None).value
 
 
 def _finish(graph: ir.Graph, bucket: list[ir.Node], last: ir.Node, buffer: ir.Value) -> None:
     """Wait for a bucket where the last of its gradients was exchanged."""
     builder = Builder(graph, before=last)
     gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
-    found = builder.op("AllReduceFinish", builder.tensor(buffer), *gradients, domain=BURNISH_DOMAIN, outputs=len(gradients))
-    results = found if isinstance(found, tuple) else (found,)
-    _mark(results[0])
-    for node, gradient, result in zip(bucket, gradients, results, strict=True):
-        result.value.type, result.value.shape = gradient.value.type, gradient.value.shape
+    results = ALL_REDUCE_FINISH.emit(builder.tensor(buffer), *gradients)
+    for node, result in zip(bucket, results, strict=True):
         output = node.outputs[0]
         name, is_output = output.name, output.is_graph_output()
         replace_uses(output, result.value)
@@ -100,23 +85,10 @@ def _finish(graph: ir.Graph, bucket: list[ir.Node], last: ir.Node, buffer: ir.Va
         remove_node(node)
 
 
-def _mark(result: Tensor) -> None:
-    producer = result.value.producer()
-    assert producer is not None
-    producer.metadata_props[NEVER_REPEATED_METADATA] = ""
-
-
 def _leave_own(graph: ir.Graph, bucket: list[ir.Node], behind: ir.Node) -> tuple[Tensor, ...]:
     """Emit what this worker has of the gradients of a bucket, zeros where it has no samples, before the node ``behind``."""
     builder = Builder(graph, before=behind)
     gradients = [builder.tensor(node.inputs[0]) for node in bucket if node.inputs[0] is not None]
     samples = [builder.tensor(value) for value in bucket[0].inputs[1:] if value is not None]
     counted = attribute_value(bucket[0], "counted", 0)
-    found = builder.op(
-        "OwnGradients", *gradients, *samples, domain=BURNISH_DOMAIN, outputs=len(gradients), counted=counted or None
-    )
-    results = found if isinstance(found, tuple) else (found,)
-    _mark(results[0])
-    for gradient, result in zip(gradients, results, strict=True):
-        result.value.type, result.value.shape = gradient.value.type, gradient.value.shape
-    return results
+    return OWN_GRADIENTS.emit(*gradients, *samples, counted=counted or None)

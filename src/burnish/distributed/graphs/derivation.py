@@ -25,7 +25,7 @@ from burnish.distributed.graphs.synchronization import (
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norm_policies import NormPolicy
-from burnish.ops.collectives import all_reduce
+from burnish.ops.collectives import ALL_REDUCE, PARTS_OF, all_reduce
 from burnish.passes import remove_unused
 from burnish.program import Program, Role
 from burnish.program.signature import Entry, Signature
@@ -55,7 +55,7 @@ def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int
             "again, or load it from a folder that Program.save wrote"
         )
     model = program.semantic["grad"].clone()
-    if not any(node.op_type == "AllReduce" and node.domain == BURNISH_DOMAIN for node in model.graph):
+    if not any(ALL_REDUCE.is_of(node) for node in model.graph):
         raise ConfigurationError(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
@@ -106,7 +106,7 @@ def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: Norm
 
 def join_parts(graph: ir.Graph, later: bool) -> None:
     """Exchange, in place, figures of gradients where these are each worker's own; leave those of whole gradients alone."""
-    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type == "PartsOf"]:
+    for node in [node for node in graph if PARTS_OF.is_of(node)]:
         assert node.inputs[0] is not None
         tensor = Builder(graph, before=node).tensor(node.inputs[0])
         replace_node(node, all_reduce((tensor,), "count") if later else tensor)

@@ -7,11 +7,14 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, attribute_value
+from burnish.graph import attribute_value
+from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_FINISH, GATHER_OWNED, WORKER_RANK
+from burnish.ops.semantic import semantic_operator
 from burnish.program import Role
 from burnish.program.signature import Entry
 
-JOINING = frozenset({"AllReduce", "AllReduceFinish", "AllGather", "GatherOwned"})
+JOINING = frozenset({ALL_REDUCE, ALL_REDUCE_FINISH, ALL_GATHER, GATHER_OWNED})
+"""What is the same on every worker behind it."""
 
 
 def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
@@ -24,10 +27,9 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
     """
     differing = {value for value in graph.inputs if value.name in own}
     for node in graph:
-        if node.domain == BURNISH_DOMAIN and node.op_type in JOINING and not attribute_value(node, "group", 0):
+        if semantic_operator(node) in JOINING and not attribute_value(node, "group", 0):
             continue
-        is_rank = node.domain == BURNISH_DOMAIN and node.op_type == "WorkerRank"
-        if is_rank or any(value in differing for value in read_by(node)):
+        if WORKER_RANK.is_of(node) or any(value in differing for value in read_by(node)):
             differing.update(node.outputs)
     for value in graph.outputs:
         entry = outputs.get(value.name or "")

@@ -12,9 +12,9 @@ from functools import cached_property
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Builder, Names, Tensor, describe_node, replace_node, source_of
+from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.modes import DRAWING
-from burnish.ops.collectives import all_gather
+from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, SAMPLE_SHARE, all_gather, worker_rank
 from burnish.program.signature import Entry, Role
 from burnish.random import Places
 from burnish.sample_axes import sample_inputs
@@ -94,7 +94,7 @@ class Samples:
 
         def emit() -> Tensor:
             builder = self._builder
-            rank = builder.op("WorkerRank", domain=BURNISH_DOMAIN, shape=[], dtype=INT64)
+            rank = worker_rank(builder)
             before = builder.cast(builder.op("Less", builder.integers(range(self._workers)), rank), INT64)
             return self._sum(self._counts(name) * before)
 
@@ -149,12 +149,12 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
     samples = Samples(graph, data, workers)
     _refuse_other_draws(graph, workers)
     for node in list(graph):
-        if node.domain == BURNISH_DOMAIN and node.op_type == "SampleShare":
+        if SAMPLE_SHARE.is_of(node):
             _put_share(graph, node, samples, workers)
         elif (places := Places.read(node)) is not None and samples.is_known and workers > 1:
             _shift_places(graph, node, places, samples)
     for node in list(graph):
-        if samples.entry is not None and node.domain == BURNISH_DOMAIN and node.op_type in ("AllReduce", "AllGather"):
+        if samples.entry is not None and (ALL_REDUCE.is_of(node) or ALL_GATHER.is_of(node)):
             _guard(node, samples)
     return samples.entry
 

@@ -19,14 +19,19 @@ from burnish.distributed.graphs.replication import read_by
 from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
 from burnish.graph import (
     BURNISH_DOMAIN,
-    NEVER_REPEATED_METADATA,
     Builder,
     attribute_value,
     constant_array,
     remove_node,
     static_shape,
 )
-from burnish.ops.collectives import gather_owned
+from burnish.ops.collectives import (
+    ALL_REDUCE_FINISH,
+    GATHER_OWNED,
+    REDUCE_SCATTER_FINISH,
+    REDUCE_SCATTER_START,
+    gather_owned,
+)
 from burnish.optim.average import AVERAGE
 from burnish.passes import remove_unused
 from burnish.program import Program
@@ -121,12 +126,12 @@ def name_gradients(graph: ir.Graph) -> None:
             if value in seen or producer is None:
                 continue
             seen.add(value)
-            if producer.op_type == "AllReduceFinish":
+            if ALL_REDUCE_FINISH.is_of(producer):
                 names[value] = f"param/{(output.name or '').removeprefix(GRADIENT)}"
             else:
                 pending.extend(operand for operand in producer.inputs if operand is not None)
     for node in graph:
-        if node.op_type == "AllReduceFinish":
+        if ALL_REDUCE_FINISH.is_of(node):
             start = node.inputs[0].producer()  # type: ignore[union-attr]
             assert start is not None
             start.attributes["parameters"] = ir.AttrStrings("parameters", [names.get(value, "") for value in node.outputs])
@@ -188,7 +193,7 @@ class _Plan:
 
     def scatter(self) -> None:
         """Let each gradient be added up on the worker that updates its parameter; one that nobody needs is not exchanged."""
-        for finish in [node for node in self._graph if node.op_type == "AllReduceFinish"]:
+        for finish in [node for node in self._graph if ALL_REDUCE_FINISH.is_of(node)]:
             start = finish.inputs[0].producer()  # type: ignore[union-attr]
             assert start is not None
             names = attribute_value(start, "parameters", ())
@@ -207,25 +212,12 @@ class _Plan:
         gradients = [builder.tensor(value) for index in kept if (value := start.inputs[index]) is not None]
         beside = [builder.tensor(value) for value in start.inputs[count:] if value is not None]
         settings = {name: attribute.value for name, attribute in start.attributes.items() if name != "parameters"}
-        buffer = builder.op(
-            "ReduceScatterStart",
-            *gradients,
-            *beside,
-            domain=BURNISH_DOMAIN,
-            dtype=gradients[0].dtype,
-            shape=[None],
-            owners=list(owners),
-            **settings,
-        )
+        buffer = REDUCE_SCATTER_START(*gradients, *beside, owners=list(owners), **settings)
         builder = Builder(self._graph, before=finish)
         terms = [builder.tensor(tensor.value) for tensor in (buffer, *gradients)]
-        sums = builder.op("ReduceScatterFinish", *terms, domain=BURNISH_DOMAIN, outputs=len(gradients) + 1, owners=list(owners))
-        for node in (buffer.value.producer(), sums[0].value.producer()):
-            assert node is not None
-            node.metadata_props[NEVER_REPEATED_METADATA] = ""
+        sums = REDUCE_SCATTER_FINISH.emit(*terms, owners=list(owners))
         for index, owner, total in zip(kept, owners, sums[:-1], strict=True):
             output = finish.outputs[index]
-            total.value.type, total.value.shape = output.type, output.shape
             self._wanted[total.value] = self._wanted[output]
             self._places[total.value] = owner
             output.replace_all_uses_with(total.value)
@@ -373,12 +365,12 @@ def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
     graph.outputs.clear()
     graph.outputs.extend(kept)
     inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
-    gathers = [node for node in graph if node.op_type == "GatherOwned"]
+    gathers = [node for node in graph if GATHER_OWNED.is_of(node)]
     for node in gathers:
         for index, owner in enumerate(attribute_value(node, "owners", ())):
             if owner != rank:
                 node.replace_input_with(index, _shape_giver(graph, node, node.outputs[index], inputs))
-    ends = [_finish_own(graph, node, rank) for node in list(graph) if node.op_type == "ReduceScatterFinish"]
+    ends = [_finish_own(graph, node, rank) for node in list(graph) if REDUCE_SCATTER_FINISH.is_of(node)]
     # A worker takes part in exchanges of which it reads nothing.
     last = max(gathers, key=lambda node: attribute_value(node, "order", 0))
     last.resize_inputs(len(last.inputs) + len(ends))
@@ -392,18 +384,11 @@ def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
     own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
     builder = Builder(graph, before=node)
     given = [builder.tensor(value) for index in (0, *(1 + index for index in own)) if (value := node.inputs[index]) is not None]
-    found = builder.op("ReduceScatterFinish", *given, domain=BURNISH_DOMAIN, outputs=len(own) + 1)
-    results = found if isinstance(found, tuple) else (found,)
+    results = REDUCE_SCATTER_FINISH.emit(*given)
     for index, result in zip(own, results[:-1], strict=True):
         output = node.outputs[index]
-        result.value.type, result.value.shape = output.type, output.shape
         output.replace_all_uses_with(result.value)
-    producer = results[0].value.producer()
-    assert producer is not None
-    producer.metadata_props[NEVER_REPEATED_METADATA] = ""
-    end = results[-1].value
-    end.type, end.shape = node.inputs[0].type, ir.Shape([0])  # type: ignore[union-attr]
-    return end
+    return results[-1].value
 
 
 def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mapping[str, ir.Value]) -> ir.Value:

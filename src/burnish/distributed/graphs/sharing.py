@@ -12,10 +12,13 @@ from collections.abc import Hashable, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, attribute_value, remove_node, replace_uses
+from burnish.graph import Builder, attribute_value, remove_node, replace_uses
+from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_START, OWN_GRADIENTS
+from burnish.ops.semantic import semantic_operator
 
 LATE = frozenset({"figure", "average"})
-EXCHANGES = frozenset({"AllReduce", "AllGather", "AllReduceStart"})
+BEGINNING = frozenset({ALL_REDUCE, ALL_GATHER, ALL_REDUCE_START})
+"""What begins an exchange."""
 
 
 def share_exchanges(graph: ir.Graph) -> None:
@@ -40,37 +43,29 @@ def share_exchanges(graph: ir.Graph) -> None:
 
 
 def is_exchange(node: ir.Node) -> bool:
-    return node.domain == BURNISH_DOMAIN and node.op_type in EXCHANGES
+    return semantic_operator(node) in BEGINNING
 
 
 def number_exchanges(graph: ir.Graph) -> None:
     """Give every exchange, now or of what is made of ``OwnGradients``, its place in the one order of all workers, in place."""
-    for order, node in enumerate(node for node in graph if is_exchange(node) or node.op_type == "OwnGradients"):
+    for order, node in enumerate(node for node in graph if is_exchange(node) or OWN_GRADIENTS.is_of(node)):
         node.attributes["order"] = ir.AttrInt64("order", order)
 
 
 def _merge(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     """One exchange of all that these exchange, where the last of them stands."""
     last = nodes[-1]
-    builder = Builder(graph, before=last)
+    operator, builder = semantic_operator(last), Builder(graph, before=last)
+    assert operator is not None
     counted = attribute_value(last, "counted", 0)
     operands = [value for node in nodes for value in node.inputs[: len(node.inputs) - counted]]
     operands += last.inputs[len(last.inputs) - counted :] if counted else []
-    results = builder.op(
-        last.op_type,
+    results = operator.emit(
         *(None if value is None else builder.tensor(value) for value in operands),
-        domain=BURNISH_DOMAIN,
-        outputs=len(operands) - counted,
-        purpose=attribute_value(last, "purpose", ""),
-        group=attribute_value(last, "group", None),
-        counted=counted or None,
+        **{name: attribute_value(last, name, None) for name in ("purpose", "group", "workers", "counted")},
     )
-    producer = results[0].value.producer()
-    assert producer is not None
-    producer.metadata_props[NEVER_REPEATED_METADATA] = ""
     outputs = [output for node in nodes for output in node.outputs]
     for output, result in zip(outputs, results, strict=True):
-        result.value.type, result.value.shape = output.type, output.shape
         name, is_output = output.name, output.is_graph_output()
         replace_uses(output, result.value)
         if is_output:

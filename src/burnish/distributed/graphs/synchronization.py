@@ -13,16 +13,18 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, remove_node, replace_node
+from burnish.graph import Builder, Tensor, remove_node, replace_node
 from burnish.norm_policies import NormPolicy, Renorm, Sync, Train, get
 from burnish.norm_policies.training import LAYER_METADATA, POLICY_METADATA
 from burnish.ops import Operation
-from burnish.ops.collectives import all_gather, all_reduce
+from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, all_gather, all_reduce
 from burnish.ops.normalization import synchronized
-from burnish.ops.normalization.renorm import correction
+from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.ops.normalization.renorm import BATCH_RENORM_TRAINING, correction
+from burnish.ops.semantic import semantic_operator
 
 DOUBLE = ir.DataType.DOUBLE
-LAYERS = ("BatchNormTraining", "BatchRenormTraining")
+LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
 
 
 def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[str, NormPolicy]:
@@ -90,7 +92,7 @@ def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: in
         How many elements the whole batch has in each layer that takes its statistics, float64 [1].
     """
     counts = []
-    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in LAYERS]:
+    for node in [node for node in graph if semantic_operator(node) in LAYERS]:
         if POLICY_METADATA not in node.metadata_props:
             continue  # groups of samples within a worker's part
         group = group_of(node, policies, workers)
@@ -105,24 +107,24 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int,
     builder = Builder(graph, before=node)
     op = Operation(node, builder)
     x, scale, bias = (op.required(index) for index in range(3))
-    moments, pivot = synchronized.moments_of(x, scale)
+    moments, pivot = synchronized.moments_of(x)
     gathered = all_gather(moments, workers, "moments", group)
     statistics = synchronized.merged(gathered, scale, op.attribute("epsilon"))
     gain = statistics.gain
-    if node.op_type == "BatchRenormTraining":
+    if BATCH_RENORM_TRAINING.is_of(node):
         r, d = correction(op, statistics.mean, statistics.inverse_std)
         gain, bias = gain * r, bias + scale * d
     y = synchronized.applied(x, pivot, statistics.center, gain, bias)
     layer = _Layer(scale, pivot, statistics)
     for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
-        if user.op_type != "BatchNormGrad" or user.domain != BURNISH_DOMAIN:
+        if not BATCH_NORM_GRAD.is_of(user):
             raise ConfigurationError(
                 f"norm: the statistics of batch normalization '{node.metadata_props[LAYER_METADATA]}' are read by {user.op_type} "
                 f"'{user.name}', which cannot be synchronized: freeze the layer, norm={{...: 'frozen'}}, or train with one worker"
             )
         _synchronize_gradient(graph, user, layer, group, spare)
     for user, _ in list(node.outputs[1].uses()):
-        if user.op_type == "ShardCount":
+        if SHARD_COUNT.is_of(user):
             number = builder.op("Reshape", statistics.count, builder.integers([]), shape=[])
             user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or scale.dtype).value)
             remove_node(user)
@@ -155,12 +157,7 @@ def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: 
 def _spare_exchange(own: ir.Value, whole: Tensor) -> None:
     """Let the sum over all workers stand where this worker's part was to be exchanged, and is read by nothing else."""
     users = list(own.uses())
-    if (
-        len(users) != 1
-        or users[0][0].op_type != "AllReduce"
-        or users[0][0].domain != BURNISH_DOMAIN
-        or len(users[0][0].inputs) != 1
-    ):
+    if len(users) != 1 or not ALL_REDUCE.is_of(users[0][0]) or len(users[0][0].inputs) != 1:
         return
     replace_node(users[0][0], whole)
 
@@ -172,9 +169,9 @@ def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], work
         The number of elements that each average is of, float64 [1].
     """
     counts = []
-    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type in ("ShardMean", "ShardCount")]:
+    for node in [node for node in graph if SHARD_MEAN.is_of(node) or SHARD_COUNT.is_of(node)]:
         builder = Builder(graph, before=node)
-        if node.op_type == "ShardCount":
+        if SHARD_COUNT.is_of(node):
             assert node.inputs[0] is not None
             replace_node(node, builder.tensor(node.inputs[0]))
             continue

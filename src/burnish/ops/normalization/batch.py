@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph import Builder, Tensor
 from burnish.ops.normalization.statistics import (
     channel_affine,
     channel_axes,
@@ -26,7 +26,22 @@ from burnish.ops.normalization.statistics import (
     has_short_runs,
     per_channel,
 )
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
+
+BATCH_NORM_TRAINING = SemanticOperator(
+    "BatchNormTraining",
+    ("x", "scale", "bias"),
+    ("y", "mean", "inverse_std", "variance", "centered", "shift"),
+    like("x", "scale", "scale", "scale", "x", "scale"),
+    shares_memory={"centered": "x"},
+)
+BATCH_NORM_GRAD = SemanticOperator(
+    "BatchNormGrad",
+    ("dy", "x", "scale", "mean", "inverse_std", "centered", "shift"),
+    ("dx", "dscale", "dbias"),
+    like("x", "scale", "scale"),
+)
 
 
 def batch_norm_training(
@@ -39,16 +54,11 @@ def batch_norm_training(
         ``y = scale * (x - mean) * inverse_std + bias`` with ``inverse_std = 1 / sqrt(variance + epsilon)``
         (Ioffe and Szegedy 2015; ONNX BatchNormalization-15 with training_mode=1).
     """
-    y, mean, inverse_std, variance, centered, shift = builder.op(
-        "BatchNormTraining", x, scale, bias, domain=BURNISH_DOMAIN, outputs=6, like=x, epsilon=epsilon
-    )
-    for statistic in (mean, inverse_std, variance, shift):
-        statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
-    centered.value.type, centered.value.shape = x.value.type, x.value.shape
+    y, mean, inverse_std, variance, *_ = BATCH_NORM_TRAINING.emit(x, scale, bias, builder=builder, epsilon=epsilon)
     return y, mean, inverse_std, variance
 
 
-@gradient("BatchNormTraining", domain=BURNISH_DOMAIN)
+@BATCH_NORM_TRAINING.gradient
 def batch_norm_training_gradient(
     op: Operation,
     dy: Tensor | None,
@@ -65,11 +75,7 @@ def batch_norm_training_gradient(
     dscale: Tensor | None = None
     dbias: Tensor | None = None
     if dy is not None:
-        dx, dscale, dbias = builder.op(
-            "BatchNormGrad", dy, x, scale, mean, inverse_std, centered, shift, domain=BURNISH_DOMAIN, outputs=3, like=x
-        )
-        for parameter_gradient in (dscale, dbias):
-            parameter_gradient.value.type, parameter_gradient.value.shape = scale.value.type, scale.value.shape
+        dx, dscale, dbias = BATCH_NORM_GRAD.emit(dy, x, scale, mean, inverse_std, centered, shift)
     if d_mean is None and d_inverse_std is None and d_variance is None:
         return dx, dscale, dbias
     count = elements_per_channel(x)
@@ -120,7 +126,7 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
     return tuple(None if d is None else op.builder.cast(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True))
 
 
-@lowering("BatchNormTraining")
+@BATCH_NORM_TRAINING.lowering
 def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
     """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
@@ -172,7 +178,7 @@ def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
     return y, mean + shift, inverse_std, variance, centered, shift
 
 
-@lowering("BatchNormGrad")
+@BATCH_NORM_GRAD.lowering
 def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
     """With r the inverse std and means over the N elements of a channel (Ioffe and Szegedy 2015, section 3):
 

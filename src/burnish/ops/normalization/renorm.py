@@ -13,10 +13,18 @@ from copy import copy
 
 import numpy as np
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
-from burnish.ops.normalization.batch import batch_norm_training, batch_norm_training_gradient
+from burnish.graph import Builder, Tensor
+from burnish.ops.normalization.batch import BATCH_NORM_TRAINING, batch_norm_training, batch_norm_training_gradient
 from burnish.ops.normalization.statistics import channel_affine
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation
+from burnish.ops.semantic import SemanticOperator
+
+BATCH_RENORM_TRAINING = SemanticOperator(
+    "BatchRenormTraining",
+    ("x", "scale", "bias", "running_mean", "running_variance", "r_max", "d_max"),
+    BATCH_NORM_TRAINING.outputs,
+    BATCH_NORM_TRAINING.infer,
+)
 
 
 def batch_renorm_training(
@@ -35,22 +43,12 @@ def batch_renorm_training(
     Returns:
         y like x; mean, inverse standard deviation and population variance of the batch, each [C].
     """
-    outputs = builder.op(
-        "BatchRenormTraining",
-        *(x, scale, bias, running_mean, running_variance, r_max, d_max),
-        domain=BURNISH_DOMAIN,
-        outputs=6,
-        like=x,
-        epsilon=epsilon,
-    )
-    y, mean, inverse_std, variance, centered, shift = outputs
-    for statistic in (mean, inverse_std, variance, shift):
-        statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
-    centered.value.type, centered.value.shape = x.value.type, x.value.shape
+    operands = (x, scale, bias, running_mean, running_variance, r_max, d_max)
+    y, mean, inverse_std, variance, *_ = BATCH_RENORM_TRAINING.emit(*operands, builder=builder, epsilon=epsilon)
     return y, mean, inverse_std, variance
 
 
-@gradient("BatchRenormTraining", domain=BURNISH_DOMAIN)
+@BATCH_RENORM_TRAINING.gradient
 def batch_renorm_training_gradient(op: Operation, dy: Tensor | None, *statistics: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradient of batch normalization with the scale ``scale r``, and dscale = r Σ dy x̂ + d Σ dy."""
     r, d = correction(op, op.outputs[1], op.outputs[2])
@@ -61,7 +59,7 @@ def batch_renorm_training_gradient(op: Operation, dy: Tensor | None, *statistics
     return dx, dscale, dbias
 
 
-@lowering("BatchRenormTraining")
+@BATCH_RENORM_TRAINING.lowering
 def lower_batch_renorm_training(op: Operation) -> tuple[Tensor, ...]:
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     builder = op.builder

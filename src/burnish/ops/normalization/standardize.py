@@ -14,10 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ModelError, UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.graph import Tensor
 from burnish.ops.normalization.statistics import blocked_sum
 from burnish.ops.positions import count, extents
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation
+from burnish.ops.semantic import Inference, Operands, OutputType, SemanticOperator, like
 
 LONGEST_KERNEL_ROW = 4096
 """The longest row whose sums ONNX Runtime's LayerNormalization kernel keeps to 2e-7."""
@@ -27,6 +28,24 @@ LONGEST_BLOCK = 512
 SHORTEST_BLOCK = 8
 SHORT_ROW = 16
 """Up to this length the gradient of a root-mean-square normalization is computed in float64."""
+
+
+def _with_statistics(number: int) -> Inference:
+    """An output like x, and so many statistics, with the normalized axes as 1."""
+
+    def infer(operands: Operands) -> list[OutputType]:
+        x, axis = operands["x"], operands.attributes["axis"]
+        shape = None if x.shape is None else ir.Shape([*x.shape.dims[:axis], *[1] * -axis])
+        return [OutputType.of(x), *[OutputType(x.dtype, shape)] * number]
+
+    return infer
+
+
+STANDARDIZE = SemanticOperator("Standardize", ("x",), ("normalized", "mean", "inverse_std"), _with_statistics(2))
+ROOT_MEAN_SQUARE_NORMALIZE = SemanticOperator(
+    "RootMeanSquareNormalize", ("x",), ("normalized", "inverse_rms"), _with_statistics(1)
+)
+STANDARDIZE_GRAD = SemanticOperator("StandardizeGrad", ("dy", "y", "inverse"), ("dx",), like("dy"))
 
 
 def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,10 +61,8 @@ def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tu
         (x - mean) * inverse_std like x, mean, and inverse_std = 1 / (sqrt(variance + epsilon) + offset), both with the
         normalized axes as 1. Where that denominator is 0 (a constant row, no epsilon), inverse_std is 0.
     """
-    normalized, mean, inverse_std = x.builder.op(
-        "Standardize", x, domain=BURNISH_DOMAIN, outputs=3, like=x, axis=axis, epsilon=epsilon, offset=offset
-    )
-    return normalized, _as_statistic(mean, x, axis), _as_statistic(inverse_std, x, axis)
+    normalized, mean, inverse_std = STANDARDIZE.emit(x, axis=axis, epsilon=epsilon, offset=offset)
+    return normalized, mean, inverse_std
 
 
 def root_mean_square_normalize(x: Tensor, axis: int, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -54,10 +71,8 @@ def root_mean_square_normalize(x: Tensor, axis: int, epsilon: float) -> tuple[Te
     Returns:
         x * inverse_rms like x, and inverse_rms = 1 / sqrt(mean(x²) + epsilon) with the normalized axes as 1.
     """
-    normalized, inverse_rms = x.builder.op(
-        "RootMeanSquareNormalize", x, domain=BURNISH_DOMAIN, outputs=2, like=x, axis=axis, epsilon=epsilon
-    )
-    return normalized, _as_statistic(inverse_rms, x, axis)
+    normalized, inverse_rms = ROOT_MEAN_SQUARE_NORMALIZE.emit(x, axis=axis, epsilon=epsilon)
+    return normalized, inverse_rms
 
 
 def staged(x: Tensor) -> Tensor:
@@ -153,7 +168,7 @@ def trailing_count(x: Tensor, axis: int) -> Tensor:
     return x.builder.cast(count(x, axis), x.dtype)
 
 
-@gradient("Standardize", domain=BURNISH_DOMAIN)
+@STANDARDIZE.gradient
 def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None, d_inverse_std: Tensor | None) -> Tensor | None:
     """With r the inverse std and y the output: r (dy - mean(dy) - k y mean(dy y)) + d_mean / N - k r² y d_r / N.
 
@@ -163,7 +178,7 @@ def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None
     return _normalization_gradient(op, y, inverse_std, dy, d_mean, d_inverse_std, centered=True)
 
 
-@gradient("RootMeanSquareNormalize", domain=BURNISH_DOMAIN)
+@ROOT_MEAN_SQUARE_NORMALIZE.gradient
 def root_mean_square_normalize_gradient(op: Operation, dy: Tensor | None, d_inverse_rms: Tensor | None) -> Tensor | None:
     """With r the inverse rms and y the output: r (dy - y mean(dy y)) - r² y d_r / N."""
     x, (y, inverse_rms) = op.input, op.outputs
@@ -210,9 +225,7 @@ def _normalization_gradient(
 
 
 def _project(dy: Tensor, y: Tensor, inverse: Tensor, axis: int, offset: float, centered: bool) -> Tensor:
-    return dy.builder.op(
-        "StandardizeGrad", dy, y, inverse, domain=BURNISH_DOMAIN, like=dy, axis=axis, offset=offset, centered=int(centered)
-    )
+    return STANDARDIZE_GRAD(dy, y, inverse, axis=axis, offset=offset, centered=int(centered))
 
 
 def _slope_by_std(weight: Tensor, inverse: Tensor, offset: float) -> Tensor:
@@ -225,7 +238,7 @@ def _slope_by_std(weight: Tensor, inverse: Tensor, offset: float) -> Tensor:
     return builder.op("Where", constant, builder.scalar(0, weight), weight / builder.op("Where", constant, 1 + share, share))
 
 
-@gradient("StandardizeGrad", domain=BURNISH_DOMAIN)
+@STANDARDIZE_GRAD.gradient
 def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
     """dx = r (P q - k y A) with A = mean(q y), P the centering: linear in q and its own adjoint there.
 
@@ -250,7 +263,7 @@ def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None
     return dq, dy, dr
 
 
-@lowering("Standardize")
+@STANDARDIZE.lowering
 def lower_standardize(op: Operation) -> tuple[Tensor, ...]:
     """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
@@ -291,14 +304,14 @@ def _pilot(x: Tensor, mean: Tensor, axis: int) -> Tensor:
     return builder.op("Where", close, first, mean)
 
 
-@lowering("RootMeanSquareNormalize")
+@ROOT_MEAN_SQUARE_NORMALIZE.lowering
 def lower_root_mean_square_normalize(op: Operation) -> tuple[Tensor, ...]:
     x = op.input
     inverse_rms = _inverse(trailing_mean(x, op.attribute("axis"), squares=True), op.attribute("epsilon"), 0.0)
     return x * inverse_rms, inverse_rms
 
 
-@lowering("StandardizeGrad")
+@STANDARDIZE_GRAD.lowering
 def lower_standardize_gradient(op: Operation) -> Tensor:
     """r (q - mean(q) - k y mean(q y)): y is centered to the last bits, so that nothing has to be corrected."""
     q, y, r = (op.required(index) for index in range(3))
@@ -340,10 +353,3 @@ def _blocks(length: int) -> list[int] | None:
         remaining //= factors[-1]
     factors = sorted([*factors, remaining])
     return factors if factors[-1] <= LONGEST_BLOCK and factors[-2] >= SHORTEST_BLOCK else None
-
-
-def _as_statistic(statistic: Tensor, x: Tensor, axis: int) -> Tensor:
-    statistic.value.type = x.value.type
-    if x.shape is not None:
-        statistic.value.shape = ir.Shape([*x.shape.dims[:axis], *[1] * -axis])
-    return statistic

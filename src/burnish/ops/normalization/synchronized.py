@@ -23,25 +23,59 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Tensor
+from burnish.graph import Tensor
 from burnish.ops.normalization.statistics import channel_affine, channel_sum, elements_per_channel, per_channel
-from burnish.ops.registry import Operation, lowering
+from burnish.ops.registry import Operation
+from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
 
 DOUBLE = ir.DataType.DOUBLE
 
 
-def moments_of(x: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit the moments of ``x`` [N, C, ...] and the pivot [C]; ``channels`` is any value of shape [C]."""
-    extent = channels.dimension(0)
-    moments, pivot = x.builder.op(
-        "BatchNormMoments",
-        x,
-        domain=BURNISH_DOMAIN,
-        outputs=2,
-        dtype=DOUBLE,
-        shape=[None if extent is None else 1 + 2 * extent],
-    )
-    pivot.value.type, pivot.value.shape = channels.value.type, channels.value.shape
+def _sums(channels: int | None, ahead: int = 0) -> OutputType:
+    """A float64 vector of two blocks [C], and as many numbers ahead of them."""
+    return OutputType(DOUBLE, ir.Shape([None if channels is None else ahead + 2 * channels]))
+
+
+def _moments(operands: Operands) -> list[OutputType]:
+    x = operands["x"]
+    channels = ir.Shape([None if x.shape is None else x.shape.dims[1]])
+    return [_sums(x.dimension(1), ahead=1), OutputType(x.dtype, channels)]
+
+
+def _merged(operands: Operands) -> list[OutputType]:
+    scale = OutputType.of(operands["scale"])
+    wide = OutputType(DOUBLE, scale.shape)
+    return [OutputType(DOUBLE, ir.Shape([1])), wide, wide, scale, scale, scale, scale]
+
+
+BATCH_NORM_MOMENTS = SemanticOperator("BatchNormMoments", ("x",), ("moments", "pivot"), _moments)
+BATCH_NORM_MERGE = SemanticOperator(
+    "BatchNormMerge",
+    ("gathered", "scale"),
+    ("count", "center", "precise", "mean", "inverse_std", "variance", "gain"),
+    _merged,
+)
+BATCH_NORM_APPLY = SemanticOperator("BatchNormApply", ("x", "pivot", "center", "gain", "bias"), ("y",), like("x"))
+BATCH_NORM_GRAD_SUMS = SemanticOperator(
+    "BatchNormGradSums",
+    ("dy", "x", "pivot", "center"),
+    ("sums",),
+    lambda operands: [_sums(operands["pivot"].dimension(0))],
+)
+BATCH_NORM_GRAD_MERGE = SemanticOperator(
+    "BatchNormGradMerge",
+    ("total", "count", "precise", "scale"),
+    ("slope", "offset", "dscale", "dbias"),
+    like("scale", "scale", "scale", "scale"),
+)
+BATCH_NORM_GRAD_APPLY = SemanticOperator(
+    "BatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset"), ("dx",), like("dy")
+)
+
+
+def moments_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit the moments of ``x`` [N, C, ...] and the pivot [C]."""
+    moments, pivot = BATCH_NORM_MOMENTS.emit(x)
     return moments, pivot
 
 
@@ -73,29 +107,17 @@ def merged(gathered: Tensor, scale: Tensor, epsilon: float) -> Statistics:
         scale: [C].
         epsilon: of the layer.
     """
-    outputs = gathered.builder.op(
-        "BatchNormMerge", gathered, scale, domain=BURNISH_DOMAIN, outputs=7, like=scale, epsilon=epsilon
-    )
-    for output, shape in zip(outputs[:3], (ir.Shape([1]), scale.shape, scale.shape), strict=True):
-        output.value.type, output.value.shape = ir.TensorType(DOUBLE), shape
-    return Statistics(*outputs)
+    return Statistics(*BATCH_NORM_MERGE.emit(gathered, scale, epsilon=epsilon))
 
 
 def applied(x: Tensor, pivot: Tensor, center: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     """Emit ``(x - center) gain + bias``; vectors are [C]."""
-    return x.builder.op("BatchNormApply", x, pivot, center, gain, bias, domain=BURNISH_DOMAIN, like=x)
+    return BATCH_NORM_APPLY(x, pivot, center, gain, bias)
 
 
 def gradient_sums(dy: Tensor, x: Tensor, pivot: Tensor, center: Tensor) -> Tensor:
     """Emit ``Σ dy`` and, behind it, ``Σ dy (x - center)``, float64 [2 C]."""
-    extent = pivot.dimension(0)
-    return dy.builder.op(
-        "BatchNormGradSums",
-        *(dy, x, pivot, center),
-        domain=BURNISH_DOMAIN,
-        dtype=DOUBLE,
-        shape=[None if extent is None else 2 * extent],
-    )
+    return BATCH_NORM_GRAD_SUMS(dy, x, pivot, center)
 
 
 def halves(sums: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,18 +134,16 @@ def merged_gradient(total: Tensor, count: Tensor, precise: Tensor, scale: Tensor
     With r the inverse deviation, w the scale, S1 = Σ dy and S2 = Σ dy (x - mean) over n elements: ``slope = -w r³ S2 / n``,
     ``offset = -w r S1 / n``, ``dscale = r S2``, ``dbias = S1`` (Ioffe and Szegedy 2015, section 3).
     """
-    slope, offset, dscale, dbias = total.builder.op(
-        "BatchNormGradMerge", total, count, precise, scale, domain=BURNISH_DOMAIN, outputs=4, like=scale
-    )
+    slope, offset, dscale, dbias = BATCH_NORM_GRAD_MERGE.emit(total, count, precise, scale)
     return slope, offset, dscale, dbias
 
 
 def applied_gradient(dy: Tensor, x: Tensor, pivot: Tensor, center: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
     """Emit ``dy gain + (x - center) slope + offset``; vectors are [C]."""
-    return dy.builder.op("BatchNormGradApply", dy, x, pivot, center, gain, slope, offset, domain=BURNISH_DOMAIN, like=dy)
+    return BATCH_NORM_GRAD_APPLY(dy, x, pivot, center, gain, slope, offset)
 
 
-@lowering("BatchNormMoments")
+@BATCH_NORM_MOMENTS.lowering
 def lower_moments(op: Operation) -> tuple[Tensor, Tensor]:
     x = op.required(0)
     builder = op.builder
@@ -138,7 +158,7 @@ def lower_moments(op: Operation) -> tuple[Tensor, Tensor]:
     return builder.op("Concat", number, mean, builder.cast(squares, DOUBLE), axis=0), pivot
 
 
-@lowering("BatchNormMerge")
+@BATCH_NORM_MERGE.lowering
 def lower_merged(op: Operation) -> tuple[Tensor, ...]:
     """The formulas of Chan, Golub and LeVeque 1983 for all parts at once: ``mean = Σ n_r mean_r / n`` and
     ``M2 = Σ M2_r + n_r (mean_r - mean)²``."""
@@ -162,13 +182,13 @@ def lower_merged(op: Operation) -> tuple[Tensor, ...]:
     return count, mean, precise, *(builder.cast(tensor, scale.dtype) for tensor in narrow)
 
 
-@lowering("BatchNormApply")
+@BATCH_NORM_APPLY.lowering
 def lower_applied(op: Operation) -> Tensor:
     x, pivot, center, gain, bias = (op.required(index) for index in range(5))
     return channel_affine(x - per_channel(pivot, x), gain, bias - _from_pivot(center, pivot) * gain)
 
 
-@lowering("BatchNormGradSums")
+@BATCH_NORM_GRAD_SUMS.lowering
 def lower_gradient_sums(op: Operation) -> Tensor:
     dy, x, pivot, center = (op.required(index) for index in range(4))
     builder = op.builder
@@ -177,7 +197,7 @@ def lower_gradient_sums(op: Operation) -> Tensor:
     return builder.op("Concat", total, products - (center - builder.cast(pivot, DOUBLE)) * total, axis=0)
 
 
-@lowering("BatchNormGradMerge")
+@BATCH_NORM_GRAD_MERGE.lowering
 def lower_merged_gradient(op: Operation) -> tuple[Tensor, ...]:
     total, count, precise, scale = (op.required(index) for index in range(4))
     builder = op.builder
@@ -188,7 +208,7 @@ def lower_merged_gradient(op: Operation) -> tuple[Tensor, ...]:
     return tuple(builder.cast(tensor, scale.dtype) for tensor in results)
 
 
-@lowering("BatchNormGradApply")
+@BATCH_NORM_GRAD_APPLY.lowering
 def lower_applied_gradient(op: Operation) -> Tensor:
     dy, x, pivot, center, gain, slope, offset = (op.required(index) for index in range(7))
     offset = offset - slope * _from_pivot(center, pivot)

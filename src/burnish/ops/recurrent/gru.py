@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph import Builder, Tensor
 from burnish.ops.recurrent.layer import (
     Direction,
     Recurrence,
     before,
-    emit,
     given_or_zeros,
+    hidden_states,
     recurrent_layer,
     refused,
     split,
@@ -23,10 +23,35 @@ from burnish.ops.recurrent.layer import (
     weight_gradient,
     where_live,
 )
-from burnish.ops.registry import Operation, gradient, lowering, training_form
+from burnish.ops.registry import Operation, gradient, training_form
+from burnish.ops.semantic import Inference, Operands, OutputType, SemanticOperator
 from burnish.ops.time_loop import Tensors, scan
 
 GRU = Recurrence(3, (5,), None, ("sigmoid", "tanh"), (("sigmoid",), ("tanh",)))
+
+
+def _last_if_linear(infer: Inference) -> Inference:
+    """The last output is there with ``linear_before_reset`` alone."""
+
+    def of_operands(operands: Operands) -> list[OutputType]:
+        types = list(infer(operands))
+        return types if operands.attributes["linear_before_reset"] else types[:-1]
+
+    return of_operands
+
+
+GRU_STEPS = SemanticOperator(
+    "GRUSteps",
+    ("z", "r", "initial_h", "bias", "live"),
+    ("h", "last_h", "update_reset", "candidate", "inside"),
+    _last_if_linear(hidden_states(("z", 1), ("initial_h", 1), ("z", 2), ("z", 1), ("z", 1))),
+)
+GRU_STEPS_GRAD = SemanticOperator(
+    "GRUStepsGrad",
+    ("r", "initial_h", "h", "update_reset", "candidate", "inside", "dh", "d_last_h", "live"),
+    ("dz", "d_initial_h", "d_inside"),
+    _last_if_linear(hidden_states(("h", 3), ("initial_h", 1), ("h", 1))),
+)
 
 
 @training_form("GRU", since=7)
@@ -42,10 +67,8 @@ def gru(op: Operation) -> tuple[Tensor | None, ...] | None:
                 outside = op.builder.op("Pad", outside, op.builder.integers([0, hidden]))
             z, bias = z + outside, inside
         operands = (z, direction.r, h, bias, direction.live)
-        likes = [(z, hidden), (h, hidden), (z, 2 * hidden), (z, hidden), *([(z, hidden)] if linear else [])]
-        attributes = {"reverse": int(direction.reverse), "hidden_size": hidden, "linear_before_reset": linear}
-        h_and_kept = emit(op.builder, "GRUSteps", operands, likes, **attributes)
-        return h_and_kept[:2]
+        reverse = int(direction.reverse)
+        return GRU_STEPS.emit(*operands, reverse=reverse, hidden_size=hidden, linear_before_reset=linear)[:2]
 
     return recurrent_layer(op, GRU, run)
 
@@ -55,17 +78,16 @@ def gru_gradient(op: Operation, *_: Tensor | None) -> NoReturn:
     raise refused(op, GRU)
 
 
-@gradient("GRUSteps", domain=BURNISH_DOMAIN)
+@GRU_STEPS.gradient
 def gru_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     builder = op.builder
-    z, r, initial_h = (op.required(index) for index in range(3))
+    r, initial_h = op.required(1), op.required(2)
     bias, live = op.optional(3), op.optional(4)
     h, update_reset, n = (op.outputs[index] for index in (0, 2, 3))
     attributes = {name: op.attribute(name) for name in ("reverse", "hidden_size", "linear_before_reset")}
     hidden, linear = attributes["hidden_size"], attributes["linear_before_reset"]
-    likes = [(z, 3 * hidden), (initial_h, hidden), *([(z, hidden)] if linear else [])]
     operands = (r, initial_h, h, update_reset, n, op.outputs[4] if linear else None, dh, d_last_h, live)
-    dz, d_initial_h, *d_inside = emit(builder, "GRUStepsGrad", operands, likes, **attributes)
+    dz, d_initial_h, *d_inside = GRU_STEPS_GRAD.emit(*operands, **attributes)
     dr = None
     if op.wants(1):
         previous = before(h, initial_h, attributes["reverse"])
@@ -80,7 +102,7 @@ def gru_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None
     return dz, dr, d_initial_h, d_bias, None
 
 
-@lowering("GRUSteps")
+@GRU_STEPS.lowering
 def lower_gru_steps(op: Operation) -> tuple[Tensor, ...]:
     z, r, initial_h = (op.required(index) for index in range(3))
     bias, live = op.optional(3), op.optional(4)
@@ -107,7 +129,7 @@ def lower_gru_steps(op: Operation) -> tuple[Tensor, ...]:
     return h, last_h, *kept
 
 
-@lowering("GRUStepsGrad")
+@GRU_STEPS_GRAD.lowering
 def lower_gru_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     """Every cotangent of a gate is that of h times what is known of the gates; without linear_before_reset, but for that of r."""
     builder = op.builder

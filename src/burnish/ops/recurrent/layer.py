@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import BURNISH_DOMAIN, SIXTEEN_BIT, Builder, Tensor, attribute_value, zeros_like
+from burnish.graph import SIXTEEN_BIT, Tensor, attribute_value, zeros_like
 from burnish.ops.positions import extent, joined
 from burnish.ops.registry import Operation
+from burnish.ops.semantic import Inference, Operands, OutputType
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 """For each value of ``direction``, which of the layer's directions go from the last frame to the first."""
@@ -254,16 +254,19 @@ def _shape(x: Tensor, last: int) -> ir.Shape | None:
     return None if x.shape is None else ir.Shape([*x.shape.dims[:2], last])
 
 
-def emit(
-    builder: Builder, op_type: str, inputs: Sequence[Tensor | None], likes: Sequence[tuple[Tensor, int]], **attributes: Any
-) -> tuple[Tensor, ...]:
-    """Emit a semantic operator; ``likes`` holds for each output a tensor of its dtype and leading extents, and its last one."""
-    outputs = builder.op(op_type, *inputs, domain=BURNISH_DOMAIN, outputs=len(likes), **attributes)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    for output, (like, last) in zip(outputs, likes, strict=True):
-        output.value.type = ir.TensorType(like.dtype)
-        output.value.shape = None if like.shape is None else ir.Shape([*like.shape.dims[:-1], last])
-    return outputs
+def hidden_states(*outputs: tuple[str, int]) -> Inference:
+    """Each output is like an input, by its name, and its last extent is a multiple of the hidden size."""
+
+    def infer(operands: Operands) -> list[OutputType]:
+        types = []
+        for name, multiple in outputs:
+            tensor = operands[name]
+            last = multiple * operands.attributes["hidden_size"]
+            shape = None if tensor.shape is None else ir.Shape([*tensor.shape.dims[:-1], last])
+            types.append(OutputType(tensor.dtype, shape))
+        return types
+
+    return infer
 
 
 def split(tensor: Tensor, *sizes: int) -> tuple[Tensor, ...]:

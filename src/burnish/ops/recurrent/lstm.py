@@ -9,24 +9,37 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph import Builder, Tensor
 from burnish.ops.recurrent.layer import (
     Direction,
     Recurrence,
     before,
     dead,
-    emit,
     given_or_zeros,
+    hidden_states,
     recurrent_layer,
     refused,
     split,
     weight_gradient,
     where_live,
 )
-from burnish.ops.registry import Operation, gradient, lowering, training_form
+from burnish.ops.registry import Operation, gradient, training_form
+from burnish.ops.semantic import SemanticOperator
 from burnish.ops.time_loop import Tensors, scan
 
 LSTM = Recurrence(4, (5, 6), 7, ("sigmoid", "tanh", "tanh"), (("sigmoid",), ("tanh",), ("tanh",)))
+LSTM_STEPS = SemanticOperator(
+    "LSTMSteps",
+    ("z", "r", "initial_h", "initial_c", "live", "peepholes"),
+    ("h", "last_h", "last_c", "c", "iof", "g"),
+    hidden_states(("z", 1), ("initial_h", 1), ("initial_c", 1), ("z", 1), ("z", 3), ("z", 1)),
+)
+LSTM_STEPS_GRAD = SemanticOperator(
+    "LSTMStepsGrad",
+    ("r", "initial_c", "c", "iof", "g", "dh", "d_last_h", "d_last_c", "live", "peepholes"),
+    ("dz", "d_initial_h", "d_initial_c"),
+    hidden_states(("c", 4), ("initial_c", 1), ("initial_c", 1)),
+)
 
 
 @training_form("LSTM", since=7)
@@ -37,8 +50,7 @@ def lstm(op: Operation) -> tuple[Tensor | None, ...] | None:
             z = z + direction.recurrent_bias
         hidden = direction.hidden
         operands = (z, direction.r, h, c, direction.live, direction.peepholes)
-        likes = [(z, hidden), (h, hidden), (h, hidden), (z, hidden), (z, 3 * hidden), (z, hidden)]
-        return emit(op.builder, "LSTMSteps", operands, likes, reverse=int(direction.reverse), hidden_size=hidden)[:3]
+        return LSTM_STEPS.emit(*operands, reverse=int(direction.reverse), hidden_size=hidden)[:3]
 
     return recurrent_layer(op, LSTM, run)
 
@@ -48,22 +60,16 @@ def lstm_gradient(op: Operation, *_: Tensor | None) -> NoReturn:
     raise refused(op, LSTM)
 
 
-@gradient("LSTMSteps", domain=BURNISH_DOMAIN)
+@LSTM_STEPS.gradient
 def lstm_steps_gradient(
     op: Operation, dh: Tensor | None, d_last_h: Tensor | None, d_last_c: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    z, r, initial_h, initial_c = (op.required(index) for index in range(4))
+    r, initial_h, initial_c = (op.required(index) for index in range(1, 4))
     live, p = op.optional(4), op.optional(5)
     h, c, iof, g = (op.outputs[index] for index in (0, 3, 4, 5))
     hidden, reverse = op.attribute("hidden_size"), op.attribute("reverse")
-    dz, d_initial_h, d_initial_c = emit(
-        op.builder,
-        "LSTMStepsGrad",
-        (r, initial_c, c, iof, g, dh, d_last_h, d_last_c, live, p),
-        [(z, 4 * hidden), (initial_h, hidden), (initial_c, hidden)],
-        reverse=reverse,
-        hidden_size=hidden,
-    )
+    operands = (r, initial_c, c, iof, g, dh, d_last_h, d_last_c, live, p)
+    dz, d_initial_h, d_initial_c = LSTM_STEPS_GRAD.emit(*operands, reverse=reverse, hidden_size=hidden)
     dr = weight_gradient(dz, before(h, initial_h, reverse), r) if op.wants(1) else None
     dp = None
     if p is not None and op.wants(5):
@@ -74,7 +80,7 @@ def lstm_steps_gradient(
     return dz, dr, d_initial_h, d_initial_c, None, dp
 
 
-@lowering("LSTMSteps")
+@LSTM_STEPS.lowering
 def lower_lstm_steps(op: Operation) -> tuple[Tensor, ...]:
     z, r, initial_h, initial_c = (op.required(index) for index in range(4))
     live, p = op.optional(4), op.optional(5)
@@ -111,7 +117,7 @@ def lower_lstm_steps(op: Operation) -> tuple[Tensor, ...]:
     return h, last_h, last_c, c, iof, g
 
 
-@lowering("LSTMStepsGrad")
+@LSTM_STEPS_GRAD.lowering
 def lower_lstm_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     """dc += dh o (1 - tanh² c), and dz = (dc, dh, dc, dc) times what is known of the gates."""
     builder = op.builder

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph import Builder, Tensor
 from burnish.ops.recurrent.layer import (
     Direction,
     Recurrence,
     before,
     dead,
-    emit,
     given_or_zeros,
+    hidden_states,
     recurrent_layer,
     refused,
     weight_gradient,
     where_live,
 )
-from burnish.ops.registry import Operation, gradient, lowering, training_form
+from burnish.ops.registry import Operation, gradient, training_form
+from burnish.ops.semantic import SemanticOperator
 from burnish.ops.time_loop import Tensors, scan
 
 RNN = Recurrence(1, (5,), None, ("tanh",), (("tanh", "relu", "sigmoid"),))
+RNN_STEPS = SemanticOperator(
+    "RNNSteps", ("z", "r", "initial_h", "live"), ("h", "last_h"), hidden_states(("z", 1), ("initial_h", 1))
+)
+RNN_STEPS_GRAD = SemanticOperator(
+    "RNNStepsGrad",
+    ("r", "initial_h", "h", "dh", "d_last_h", "live"),
+    ("dz", "d_initial_h"),
+    hidden_states(("h", 1), ("initial_h", 1)),
+)
 
 
 @training_form("RNN", since=7)
@@ -34,7 +44,7 @@ def rnn(op: Operation) -> tuple[Tensor | None, ...] | None:
             "hidden_size": hidden,
             "activation": direction.activations[0].capitalize(),
         }
-        return emit(op.builder, "RNNSteps", (z, direction.r, h, direction.live), [(z, hidden), (h, hidden)], **attributes)
+        return RNN_STEPS.emit(z, direction.r, h, direction.live, **attributes)
 
     return recurrent_layer(op, RNN, run)
 
@@ -44,18 +54,17 @@ def rnn_gradient(op: Operation, *_: Tensor | None) -> NoReturn:
     raise refused(op, RNN)
 
 
-@gradient("RNNSteps", domain=BURNISH_DOMAIN)
+@RNN_STEPS.gradient
 def rnn_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None) -> tuple[Tensor | None, ...]:
-    z, r, initial_h = (op.required(index) for index in range(3))
+    r, initial_h = op.required(1), op.required(2)
     attributes = {name: op.attribute(name) for name in ("reverse", "hidden_size", "activation")}
     h = op.output
-    likes = [(like, attributes["hidden_size"]) for like in (z, initial_h)]
-    dz, d_initial_h = emit(op.builder, "RNNStepsGrad", (r, initial_h, h, dh, d_last_h, op.optional(3)), likes, **attributes)
+    dz, d_initial_h = RNN_STEPS_GRAD.emit(r, initial_h, h, dh, d_last_h, op.optional(3), **attributes)
     dr = weight_gradient(dz, before(h, initial_h, attributes["reverse"]), r) if op.wants(1) else None
     return dz, dr, d_initial_h, None
 
 
-@lowering("RNNSteps")
+@RNN_STEPS.lowering
 def lower_rnn_steps(op: Operation) -> tuple[Tensor, ...]:
     z, r, initial_h = (op.required(index) for index in range(3))
     live = op.optional(3)
@@ -72,7 +81,7 @@ def lower_rnn_steps(op: Operation) -> tuple[Tensor, ...]:
     return h, last_h
 
 
-@lowering("RNNStepsGrad")
+@RNN_STEPS_GRAD.lowering
 def lower_rnn_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     builder = op.builder
     r, initial_h, h = (op.required(index) for index in range(3))
