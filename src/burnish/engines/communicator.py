@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-COLLECTIVES = frozenset(
-    {
-        "AllReduce",
-        "AllReduceStart",
-        "AllReduceFinish",
-        "ReduceScatterStart",
-        "ReduceScatterFinish",
-        "AllGather",
-        "GatherOwned",
-        "OwnGradients",
-        "WorkerRank",
-    }
-)
+from burnish.ops.collectives import EXCHANGES
+
+COLLECTIVES = frozenset(operator.name for operator in EXCHANGES)
 """The semantic operators that a graph of several workers holds; an engine without a communicator lowers them."""
 
 GRADIENTS = "gradients"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -94,6 +95,11 @@ class SemanticOperator:
             raise ValueError(f"the semantic operator {self.name} is declared twice: give one of the two another name")
         _operators[self.name] = self
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its domain and name, as a node has them."""
+        return BURNISH_DOMAIN, self.name
+
     def __call__(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> Tensor:
         """Emit a node that has one output, and return it; arguments as for ``emit``."""
         (result,) = self.emit(*operands, builder=builder, **attributes)
@@ -146,6 +152,11 @@ class SemanticOperator:
 _operators: dict[str, SemanticOperator] = {}
 
 
-def semantic_operator(node: ir.Node) -> SemanticOperator | None:
+def semantic_operator(node: ir.Node | None) -> SemanticOperator | None:
     """Return the semantic operator that a node is of, or None for a node of another domain."""
-    return _operators.get(node.op_type) if node.domain == BURNISH_DOMAIN else None
+    return _operators.get(node.op_type) if node is not None and node.domain == BURNISH_DOMAIN else None
+
+
+def declared_operators() -> Mapping[str, SemanticOperator]:
+    """Return every semantic operator, by name."""
+    return MappingProxyType(_operators)

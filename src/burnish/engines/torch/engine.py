@@ -41,6 +41,7 @@ from burnish.engines.torch.tensor_float import tensor_float
 from burnish.engines.torch.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
+from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
 from burnish.passes import run_in_order, wait_by_selection
 from burnish.settings import is_whole
 
@@ -410,7 +411,7 @@ class TorchRunner:
 def _kernels_of_layers(program: Program) -> tuple[str, ...]:
     """Of the kernels that a program will call those that take longest to compile; its translated graphs tell all of them."""
     grad = program.semantic.get("grad")
-    if grad is None or not any(node.op_type == "BatchNormTraining" for node in grad.graph):
+    if grad is None or not any(BATCH_NORM_TRAINING.is_of(node) for node in grad.graph):
         return ()
     suffix = "_bfloat16" if program.options.get("precision") == "bfloat16" else ""
     return f"batch_norm_gradient{suffix}", f"batch_norm{suffix}"

@@ -18,6 +18,7 @@ from burnish.engines.torch.dtypes import torch_dtype
 from burnish.engines.torch.host import Host, Number
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, describe_node
+from burnish.ops.semantic import SemanticOperator
 
 Result = fx.Proxy | Host | None
 Rule = Callable[["Call"], Any]
@@ -25,12 +26,12 @@ Rule = Callable[["Call"], Any]
 _RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 
 
-def translates(*op_types: str, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
-    """Register a rule for operators; ``since`` is the first version of the operator's domain that it holds for."""
+def translates(*operators: str | SemanticOperator, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
+    """Register a rule for operators: semantic ones, or those of a domain by name, from a version of the domain on."""
 
     def register(rule: Rule) -> Rule:
-        for op_type in op_types:
-            entries = _RULES.setdefault((domain, op_type), [])
+        for operator in operators:
+            entries = _RULES.setdefault((domain, operator) if isinstance(operator, str) else operator.key, [])
             entries.append((since, rule))
             entries.sort(key=lambda entry: -entry[0])
         return rule

@@ -20,6 +20,8 @@ import torch
 from burnish.engines.base import NOTHING
 from burnish.engines.torch.dtypes import tensor_of
 from burnish.graph import BURNISH_DOMAIN, attribute_value, bodies, constant_array
+from burnish.ops.collectives import ALL_REDUCE_FINISH, REDUCE_SCATTER_FINISH
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.program.signature import Entry
 
 Tensors = MutableMapping[str, torch.Tensor]
@@ -31,9 +33,9 @@ MOST_COPIED = 1024
 # Operators whose results always have memory of their own; others may give a view, or what they were given.
 OWN_RESULTS = {
     BURNISH_DOMAIN: {
-        "ConvInputGrad",
+        CONV_INPUT_GRAD.name,
         "ConvInputGradNarrow",
-        "ConvWeightGrad",
+        CONV_WEIGHT_GRAD.name,
         "ConvWeightGradNarrow",
         "ConvWeightGradProducts",
         "FusedBatchNorm",
@@ -239,7 +241,7 @@ def may_share(graph: ir.Graph, names: list[str], written: Collection[str]) -> li
 
 def lent(graph: ir.Graph, names: list[str]) -> list[str]:
     """The outputs, by their ``names``, that may lie in a buffer of an exchange, which the next step writes over."""
-    finishing = [node for node in graph if node.op_type in ("AllReduceFinish", "ReduceScatterFinish")]
+    finishing = [node for node in graph if ALL_REDUCE_FINISH.is_of(node) or REDUCE_SCATTER_FINISH.is_of(node)]
     return _lying_in(graph, names, {value for node in finishing for value in node.outputs})
 
 

@@ -28,8 +28,9 @@ from burnish.engines.torch.fusions.widened_products import CONVOLUTIONS, PRODUCT
 from burnish.engines.torch.fusions.winograd import use_winograd
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
+from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = frozenset({"BatchNormTraining", "BatchNormGrad"}) | SYNCHRONIZED | STANDARDIZED
+FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED
 """The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
 
 

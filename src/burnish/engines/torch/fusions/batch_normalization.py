@@ -9,12 +9,13 @@ import onnx_ir as ir
 
 from burnish.engines.torch.fusions.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, remove_node, replace_uses
+from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
 
 def fuse_batch_normalization(graph: ir.Graph) -> None:
     """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
     for node in list(graph):
-        if node.domain == BURNISH_DOMAIN and node.op_type == "BatchNormTraining":
+        if BATCH_NORM_TRAINING.is_of(node):
             _fuse_batch_norm(graph, node)
 
 
@@ -26,7 +27,7 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
         return  # with the casts around it: what it is lowered to would compute its statistics in bfloat16 without them
     y, mean, inverse_std, variance, centered, shift = node.outputs
     gradients = {user for value in (centered, shift) for user, _ in value.uses()}
-    if any(user.op_type != "BatchNormGrad" for user in gradients) or centered.is_graph_output() or shift.is_graph_output():
+    if any(not BATCH_NORM_GRAD.is_of(user) for user in gradients) or centered.is_graph_output() or shift.is_graph_output():
         return
     _take_in_casts(graph, node, gradients)
     x = node.inputs[0]

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.fusions.convolutions import kernel_place
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
-LEAST_CHANNELS = {"Conv": 16, "ConvInputGrad": 16, "ConvWeightGrad": 64}
+LEAST_CHANNELS = {"Conv": 16, CONV_INPUT_GRAD.name: 16, CONV_WEIGHT_GRAD.name: 64}
 """Of inputs and outputs: with fewer, a product leaves most of a vector empty. A gradient of kernels with few adds up over large
 maps, where oneDNN is as fast or faster; together with the other gradient it takes ``LEAST_CHANNELS_OF_BOTH``."""
 
 LEAST_CHANNELS_OF_BOTH = 16
-
-_WEIGHT = {("", "Conv"): 1, (BURNISH_DOMAIN, "ConvInputGrad"): 1, (BURNISH_DOMAIN, "ConvWeightGrad"): 2}
-"""Where an operator has the convolution's kernels."""
 
 
 def use_products(graph: ir.Graph) -> None:
@@ -37,7 +36,7 @@ def use_products(graph: ir.Graph) -> None:
         extents, strides, padding = window
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in node.inputs]
-        if node.op_type == "ConvWeightGrad":
+        if CONV_WEIGHT_GRAD.is_of(node):
             # Of the third operand the shape is read, which follows from the others and the extents.
             result = builder.op(
                 "ConvWeightGradProducts",
@@ -63,8 +62,9 @@ def _join_gradients(graph: ir.Graph) -> None:
     of_input: dict[tuple[ir.Value | None, ir.Value | None], ir.Node] = {}
     of_weight = []
     for node in graph:
-        if node.domain == BURNISH_DOMAIN and node.op_type in LEAST_CHANNELS and _window(node, least) == ([1, 1], [1, 1], [0, 0]):
-            if node.op_type == "ConvInputGrad":
+        is_gradient = CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node)
+        if is_gradient and _window(node, least) == ([1, 1], [1, 1], [0, 0]):
+            if CONV_INPUT_GRAD.is_of(node):
                 of_input[node.inputs[0], node.inputs[1]] = node
             else:
                 of_weight.append(node)
@@ -82,7 +82,7 @@ def _join_gradients(graph: ir.Graph) -> None:
 
 def _window(node: ir.Node, least: dict[str, int]) -> tuple[list[int], list[int], list[int]] | None:
     """Extents of the kernels, strides and padding; None for what no product is made of."""
-    place = _WEIGHT.get((node.domain, node.op_type))
+    place = kernel_place(node)
     weight = None if place is None else node.inputs[place]
     if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT or weight.shape is None or len(weight.shape) != 4:
         return None

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 LEAST_CHANNELS = 16
 KERNELS = (3, 5)
@@ -30,13 +31,13 @@ def fuse_depthwise(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type == "Conv" and node.domain == "":
             _fuse_forward(graph, node)
-        elif node.domain == BURNISH_DOMAIN and node.op_type in ("ConvInputGrad", "ConvWeightGrad"):
+        elif CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node):
             operands = _operands(node)
             window = _window(node, *operands[1:])
             if window is None:
                 continue
             found = gradients.setdefault((*operands, window), _Gradients(window))
-            if node.op_type == "ConvInputGrad":
+            if CONV_INPUT_GRAD.is_of(node):
                 found.of_input = found.of_input or node
             else:
                 found.of_weight = found.of_weight or node
@@ -85,7 +86,7 @@ class _Gradients:
 def _operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
     """dy, x and the weight of a ConvInputGrad or a ConvWeightGrad."""
     dy, second, third = node.inputs
-    return (dy, third, second) if node.op_type == "ConvInputGrad" else (dy, second, third)
+    return (dy, third, second) if CONV_INPUT_GRAD.is_of(node) else (dy, second, third)
 
 
 def _fuse_forward(graph: ir.Graph, node: ir.Node) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array
+from burnish.ops.activation import RELU_GRAD
 
 DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.BOOL})
 """What the kernel reads and writes; it computes in float32."""
@@ -43,7 +44,7 @@ OPERATIONS = {
     "Or": 23,
     "Not": 24,
     "Where": 25,
-    "ReluGrad": 26,
+    RELU_GRAD.name: 26,
     "NotZero": 27,
     "MulAdd": 28,
     "MulSub": 29,
@@ -280,7 +281,7 @@ class Program:
 
 def is_supported(node: ir.Node) -> bool:
     """Whether a node is elementwise arithmetic that the kernel computes, by operator and element types; no shape is read."""
-    if node.domain not in ("", BURNISH_DOMAIN) or (node.domain == BURNISH_DOMAIN) != (node.op_type == "ReluGrad"):
+    if node.domain not in ("", BURNISH_DOMAIN) or (node.domain == BURNISH_DOMAIN) != RELU_GRAD.is_of(node):
         return False
     if node.op_type not in OPERATIONS.keys() | _SPECIAL.keys() or node.op_type in ("Copy", "NotZero", "Normal"):
         return False

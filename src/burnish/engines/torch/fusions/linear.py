@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_node
+from burnish.ops.activation import RELU_GRAD
 
 SWAPPED = [1, 0]
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
@@ -120,7 +121,7 @@ class _Gradients(NamedTuple):
         users = [user for user, _ in dy.uses() if user.graph is node.graph]
         sums = next((user for user in users if _sums_rows(user)), None)
         product = next((user for user in users if _is_plain_product(user, dy)), None)
-        relu = None if product is None else _only_user(product.outputs[0], "ReluGrad", BURNISH_DOMAIN)
+        relu = None if product is None else _only_user(product.outputs[0], RELU_GRAD.name, BURNISH_DOMAIN)
         if product is not None and relu is not None and (relu.inputs[0] is not product.outputs[0] or relu.inputs[1] is not x):
             relu = None
         return cls(dy, x, swapped, node, sums, product, relu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.ops.pooling import MAX_POOL_GRAD
 
 
 def fuse_max_pooling(graph: ir.Graph) -> None:
@@ -19,7 +20,7 @@ def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:
         return
     indices = node.outputs[1]
     users = {user for user, _ in indices.uses()}
-    if not users or indices.is_graph_output() or any(user.op_type != "MaxPoolGrad" for user in users):
+    if not users or indices.is_graph_output() or any(not MAX_POOL_GRAD.is_of(user) for user in users):
         return
     pads = list(attribute_value(node, "pads", [0] * 4))
     kernel = list(node.attributes["kernel_shape"].as_ints())

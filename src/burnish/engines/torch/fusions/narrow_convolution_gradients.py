@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.fusions.convolutions import kernel_place
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
-
-_WEIGHT = {"ConvInputGrad": 1, "ConvWeightGrad": 2}
-"""Where an operator has the convolution's kernels."""
+from burnish.ops.convolution import CONV_INPUT_GRAD
 
 
 def use_narrow_gradients(graph: ir.Graph) -> None:
@@ -22,7 +21,7 @@ def use_narrow_gradients(graph: ir.Graph) -> None:
         if window is None:
             continue
         extents, strides, pads = window
-        if node.op_type == "ConvInputGrad" and (extents != [1, 1] or any(pads) or strides == [1, 1]):
+        if CONV_INPUT_GRAD.is_of(node) and (extents != [1, 1] or any(pads) or strides == [1, 1]):
             continue
         builder = Builder(graph, before=node)
         operands = [builder.tensor(value) for value in node.inputs if value is not None]
@@ -34,7 +33,7 @@ def use_narrow_gradients(graph: ir.Graph) -> None:
 
 def _window(node: ir.Node) -> tuple[list[int], list[int], list[int]] | None:
     """Extents of the kernels, strides and pads; None for what is not taken."""
-    place = _WEIGHT.get(node.op_type) if node.domain == BURNISH_DOMAIN else None
+    place = kernel_place(node) if node.domain == BURNISH_DOMAIN else None
     if place is None or node.outputs[0].dtype != ir.DataType.BFLOAT16:
         return None
     if any(value is None or value.dtype != ir.DataType.BFLOAT16 for value in node.inputs[:2]):  # of a third the shape is read

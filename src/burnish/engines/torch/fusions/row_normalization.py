@@ -8,8 +8,9 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_uses
+from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 
-STANDARDIZED = frozenset({"Standardize", "StandardizeGrad", "RootMeanSquareNormalize"})
+STANDARDIZED = frozenset(operator.name for operator in (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE))
 """The semantic operators that become kernels here."""
 
 
@@ -28,10 +29,10 @@ def fuse_normalization(graph: ir.Graph) -> None:
     What is not float32 stays. The caller sorts the graph: a gradient may stand before what it waits for.
     """
     for node in list(graph):
-        if node.domain == BURNISH_DOMAIN and node.op_type in ("Standardize", "RootMeanSquareNormalize") and _is_single(node):
+        if (STANDARDIZE.is_of(node) or ROOT_MEAN_SQUARE_NORMALIZE.is_of(node)) and _is_single(node):
             _fuse_layer(graph, node)
     for node in list(graph):
-        if node.domain == BURNISH_DOMAIN and node.op_type == "StandardizeGrad" and _is_single(node):
+        if STANDARDIZE_GRAD.is_of(node) and _is_single(node):
             _replace_projection(graph, node)
 
 
@@ -41,7 +42,7 @@ def _is_single(node: ir.Node) -> bool:
 
 
 def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
-    centered = node.op_type == "Standardize"
+    centered = STANDARDIZE.is_of(node)
     rows, inverse = node.outputs[0], node.outputs[-1]
     axis = int(node.attributes["axis"].as_int())
     found = _layer(rows, inverse, axis)
@@ -88,7 +89,7 @@ def _layer(rows: ir.Value, inverse: ir.Value, axis: int) -> Layer | None:
     if rows.is_graph_output() or rows.shape is None:
         return None
     for user, position in rows.uses():
-        if user.op_type == "StandardizeGrad" and user.domain == BURNISH_DOMAIN and position == 1 and user.inputs[2] is inverse:
+        if STANDARDIZE_GRAD.is_of(user) and position == 1 and user.inputs[2] is inverse:
             projections.append(user)
             continue
         if user.op_type != "Mul" or user.domain != "":

@@ -11,10 +11,19 @@ import onnx_ir as ir
 
 from burnish.engines.torch.fusions.batch_norm_surroundings import Following, following, preceding, remove_preceding, replace_layer
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
-
-SYNCHRONIZED = frozenset(
-    {"BatchNormMoments", "BatchNormMerge", "BatchNormApply", "BatchNormGradSums", "BatchNormGradMerge", "BatchNormGradApply"}
+from burnish.ops.normalization.synchronized import (
+    BATCH_NORM_APPLY,
+    BATCH_NORM_GRAD_APPLY,
+    BATCH_NORM_GRAD_MERGE,
+    BATCH_NORM_GRAD_SUMS,
+    BATCH_NORM_MERGE,
+    BATCH_NORM_MOMENTS,
 )
+
+RENAMED = (BATCH_NORM_MOMENTS, BATCH_NORM_MERGE, BATCH_NORM_GRAD_MERGE)
+"""Each is a kernel of the same operands and results."""
+
+SYNCHRONIZED = frozenset(operator.name for operator in (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRAD_APPLY))
 """The semantic operators that become kernels here."""
 
 
@@ -27,9 +36,9 @@ def fuse_synchronized(graph: ir.Graph) -> None:
     for node in reversed(list(graph)):
         if node.domain != BURNISH_DOMAIN or node.op_type not in SYNCHRONIZED or not _is_single(node.inputs[-1]):
             continue
-        if node.op_type == "BatchNormApply" and _is_single(node.inputs[0]):
+        if BATCH_NORM_APPLY.is_of(node) and _is_single(node.inputs[0]):
             _fuse_layer(graph, node)
-        elif node.op_type in ("BatchNormMoments", "BatchNormMerge", "BatchNormGradMerge"):
+        elif any(operator.is_of(node) for operator in RENAMED):
             _rename(graph, node)
 
 
@@ -58,7 +67,7 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
     result = builder.op("FusedBatchNormApply", *operands, domain=BURNISH_DOMAIN, activation=behind.activation, limit=behind.limit)
     result.value.type, result.value.shape = y.type, y.shape
     for user in dict.fromkeys(user for user, _ in pivot.uses()):
-        if user.op_type == "BatchNormGradSums" and user.domain == BURNISH_DOMAIN:
+        if BATCH_NORM_GRAD_SUMS.is_of(user):
             _fuse_gradient(graph, user, node, behind, result.value)
     replace_layer(graph, node, behind, result)
 
@@ -72,7 +81,7 @@ def _fuse_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, behind: Follo
     applications = [
         user
         for user in dict.fromkeys(user for user, _ in pivot.uses())
-        if user.op_type == "BatchNormGradApply" and user.domain == BURNISH_DOMAIN and user.inputs[0] is flow
+        if BATCH_NORM_GRAD_APPLY.is_of(user) and user.inputs[0] is flow
     ]
     before = preceding(flow, behind, (sums, *applications))
     activation, limit = (0, 0.0) if before is None else (behind.activation, behind.limit)

@@ -17,17 +17,16 @@ import onnx_ir as ir
 import torch
 
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, replace_node
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
-CONVOLUTIONS = frozenset(
-    {("", "Conv"), ("", "ConvTranspose"), (BURNISH_DOMAIN, "ConvInputGrad"), (BURNISH_DOMAIN, "ConvWeightGrad")}
-)
+CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvTranspose"), CONV_INPUT_GRAD.key, CONV_WEIGHT_GRAD.key})
 PRODUCTS = frozenset(
     {("", name) for name in ("MatMul", "Gemm", "Einsum")}
     | {(BURNISH_DOMAIN, name) for name in ("FusedLinear", "FusedLinearWeightGrad", "FusedBatchedProduct")}
 )
 """What is widened, by domain and operator."""
 
-READ = {"ConvInputGrad": 2, "ConvWeightGrad": 2}
+READ = {CONV_INPUT_GRAD.name: 2, CONV_WEIGHT_GRAD.name: 2}
 """How many operands are read where not all of them are: of a third the shape is all that matters."""
 
 NEAR = 8

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.fusions.convolutions import kernel_place
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
-
-_WEIGHT = {("", "Conv"): 1, (BURNISH_DOMAIN, "ConvInputGrad"): 1, (BURNISH_DOMAIN, "ConvWeightGrad"): 2}
-"""Where an operator has the convolution's kernels."""
 
 
 def use_winograd(graph: ir.Graph) -> None:
@@ -33,7 +31,7 @@ def use_winograd(graph: ir.Graph) -> None:
 
 def _padding(node: ir.Node) -> list[int] | None:
     """The padding of the height and of the width; None for what the kernels do not take."""
-    weight = _WEIGHT.get((node.domain, node.op_type))
+    weight = kernel_place(node)
     if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     kernels = node.inputs[weight]

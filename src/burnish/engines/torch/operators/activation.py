@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+from burnish.ops.activation import RELU_GRAD
 
 
 @translates("Relu")
@@ -16,7 +16,7 @@ def relu(op: Call) -> Any:
     return torch.relu(op.tensor())
 
 
-@translates("ReluGrad", domain=BURNISH_DOMAIN)
+@translates(RELU_GRAD)
 def relu_gradient(op: Call) -> Any:
     return torch.ops.aten.threshold_backward.default(op.tensor(0), op.tensor(1), 0)
 

@@ -15,7 +15,18 @@ import torch
 from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums, SharedBuffer, SharedRows
 from burnish.engines.torch.rules import Call, translates
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN, describe_node
+from burnish.graph import describe_node
+from burnish.ops.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCE_FINISH,
+    ALL_REDUCE_START,
+    GATHER_OWNED,
+    OWN_GRADIENTS,
+    REDUCE_SCATTER_FINISH,
+    REDUCE_SCATTER_START,
+    WORKER_RANK,
+)
 
 ALIGNMENT = 64
 """Tensors begin at multiples of so many bytes where they travel as bytes."""
@@ -307,20 +318,20 @@ def _operands(op: Call) -> list[Any]:
     return [op.value(index) for index in range(len(op))]
 
 
-@translates("AllReduce", domain=BURNISH_DOMAIN)
+@translates(ALL_REDUCE)
 def all_reduce(op: Call) -> Any:
     results = op.module(AllReduce(*_exchange(op)), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("AllReduceStart", domain=BURNISH_DOMAIN)
+@translates(ALL_REDUCE_START)
 def all_reduce_start(op: Call) -> Any:
     started = AllReduceStart(*_exchange(op), conditional=bool(op.attribute("conditional", 0)))
     op.started[op.node.outputs[0]] = started
     return op.module(started, _operands(op))
 
 
-@translates("AllReduceFinish", domain=BURNISH_DOMAIN)
+@translates(ALL_REDUCE_FINISH)
 def all_reduce_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, AllReduceStart)
@@ -328,20 +339,20 @@ def all_reduce_finish(op: Call) -> Any:
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("OwnGradients", domain=BURNISH_DOMAIN)
+@translates(OWN_GRADIENTS)
 def own_gradients(op: Call) -> Any:
     results = op.module(OwnGradients(len(op) - int(op.attribute("counted", 0))), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("AllGather", domain=BURNISH_DOMAIN)
+@translates(ALL_GATHER)
 def all_gather(op: Call) -> Any:
     communicator, count, group, _ = _exchange(op)
     results = op.module(AllGather(communicator, count, group), _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("ReduceScatterStart", domain=BURNISH_DOMAIN)
+@translates(REDUCE_SCATTER_START)
 def reduce_scatter_start(op: Call) -> Any:
     conditional = bool(op.attribute("conditional", 0))
     started = ReduceScatterStart(*_exchange(op), owners=op.attribute("owners"), conditional=conditional)
@@ -349,7 +360,7 @@ def reduce_scatter_start(op: Call) -> Any:
     return op.module(started, _operands(op))
 
 
-@translates("ReduceScatterFinish", domain=BURNISH_DOMAIN)
+@translates(REDUCE_SCATTER_FINISH)
 def reduce_scatter_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, ReduceScatterStart)
@@ -357,13 +368,13 @@ def reduce_scatter_finish(op: Call) -> Any:
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("GatherOwned", domain=BURNISH_DOMAIN)
+@translates(GATHER_OWNED)
 def gather_owned(op: Call) -> Any:
     gather = GatherOwned(_communicator(op), op.attribute("owners"), bool(op.attribute("conditional", 0)))
     results = op.module(gather, _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("WorkerRank", domain=BURNISH_DOMAIN)
+@translates(WORKER_RANK)
 def worker_rank(op: Call) -> Any:
     return torch.tensor(_communicator(op).rank, dtype=torch.int64, device=op.device)

@@ -13,6 +13,7 @@ from burnish.engines.torch import convolution_gradients
 from burnish.engines.torch.processor import has_narrow_vectors
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN, same_padding, split_padding
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 LARGEST_MAP = 7 * 7
 """Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
@@ -151,7 +152,7 @@ def _transposed(
     return function(op.tensor(0), op.tensor(1), bias, strides, padding, extra, group, dilations)
 
 
-@translates("ConvInputGrad", domain=BURNISH_DOMAIN)
+@translates(CONV_INPUT_GRAD)
 def convolution_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
     if _is_product(op, 2, 1, LARGEST_MAP):
@@ -159,7 +160,7 @@ def convolution_input_gradient(op: Call) -> Any:
     return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), weight_index=1, wanted=0)
 
 
-@translates("ConvWeightGrad", domain=BURNISH_DOMAIN)
+@translates(CONV_WEIGHT_GRAD)
 def convolution_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
     if _is_product(op, 1, 2, convolution_gradients.LARGEST_MAP):

@@ -11,6 +11,7 @@ from burnish.engines.torch import attention, products
 from burnish.engines.torch.dtypes import TORCH_DTYPES
 from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
+from burnish.ops.activation import CLIP_GRAD
 
 
 def _of_elements(op: Call, name: str) -> Any:
@@ -169,7 +170,7 @@ def max_pool_gradient(op: Call) -> Any:
     return torch.ops.aten.max_pool2d_with_indices_backward.default(dy, x, *_window(op), places)
 
 
-@translates("ClipGrad", domain=BURNISH_DOMAIN)
+@translates(CLIP_GRAD)
 def clip_gradient(op: Call) -> Any:
     low, high = (op.operand(index) if op.has(index) else None for index in (2, 3))
     if isinstance(low, int | float) and isinstance(high, int | float):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
-from burnish.graph import BURNISH_DOMAIN
+from burnish.ops.indexing import GATHER_GRAD
 
 
 def wrapped(indices: Any, extent: Any, known: Any) -> Any:
@@ -31,7 +31,7 @@ def gather(op: Call) -> Any:
     return torch.reshape(rows, [*extents[:axis], *op.extents(1), *extents[axis + 1 :]])
 
 
-@translates("GatherGrad", domain=BURNISH_DOMAIN)
+@translates(GATHER_GRAD)
 def gather_gradient(op: Call) -> Any:
     """The sum, at every place of x along the axis, of the rows of dy that were read from there."""
     dy, axis = op.tensor(0), op.attribute("axis", 0) % op.rank(2)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from burnish.engines.torch.operators.convolution import explicit_pads
 from burnish.engines.torch.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+from burnish.ops.pooling import AVERAGE_POOL_GRAD, MAX_POOL_GRAD
 
 MAX_POOL = {
     1: functional.max_pool1d_with_indices,
@@ -100,7 +100,7 @@ def _flat_positions(op: Call, indices: Any, padded: list[Any] | None) -> Any:
     return indices + images * area
 
 
-@translates("MaxPoolGrad", domain=BURNISH_DOMAIN)
+@translates(MAX_POOL_GRAD)
 def max_pool_gradient(op: Call) -> Any:
     """dy is added where its maximum was; indices are flat over the whole of x."""
     flat = torch.zeros([torch.numel(op.tensor(2))], dtype=op.torch_dtype(0), device=op.device)
@@ -176,7 +176,7 @@ def _window_sums(op: Call, x: Any, kernel: list[int], strides: list[int], dilati
     return torch.unflatten(torch.squeeze(sums, 1), 0, [batch, channels])
 
 
-@translates("AveragePoolGrad", domain=BURNISH_DOMAIN)
+@translates(AVERAGE_POOL_GRAD)
 def average_pool_gradient(op: Call) -> Any:
     """(dy, x) -> dx; of x the shape is read."""
     kernel, strides, dilations, pads = _window(op)
