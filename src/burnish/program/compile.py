@@ -40,7 +40,7 @@ from burnish.passes import (
 )
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program.dependence import reasons_together
+from burnish.program.dependence import held_in_bodies, reasons_together
 from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.export import ROUNDED
 from burnish.program.inference import Inference
@@ -88,6 +88,7 @@ def compile(
     recompute: RecomputeOption = None,
     hold_rows: HoldRows = None,
     batch: str | None = None,
+    bind: Bind = None,
     target: str = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
@@ -122,6 +123,8 @@ def compile(
             optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
         batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
+        bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
+            ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
         target: the runtime that the graphs are lowered for.
 
     Returns:
@@ -141,7 +144,7 @@ def compile(
     """
     if not isinstance(target, str) or target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
-    in_file = recognize_normalization(load(source, batch=batch))
+    in_file = recognize_normalization(load(source, batch=batch, bind=bind))
     refuse_gradients(in_file, "burnish.compile")
     model = compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
     if output is not None:
@@ -185,6 +188,7 @@ def compile(
         recompute=recompute_request(recompute),
         held_rows=held,
         batch=batch,
+        bind=described_bindings(bind or {}),
         in_file=in_file,
         rounded=rounded,
     )
@@ -245,6 +249,7 @@ def compile_inference(
         held_rows={},
         batch=None,
         in_file=in_file,
+        bind={},
         rounded={},
     )
     graphs: dict[str, ir.Model] = {}
@@ -329,6 +334,7 @@ class _Compilation:
     held_rows: dict[str, list[int]]
     batch: str | None
     in_file: ir.Model
+    bind: dict[str, Any]
     """The model with the dtypes of its file; ``model`` computes the same in float32 at least."""
     rounded: dict[str, str]
     """Weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32."""
@@ -360,6 +366,7 @@ class _Compilation:
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
             **({"batch": self.batch} if self.batch else {}),
             "norm": self.norm,
+            **({"bind": self.bind} if self.bind else {}),
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
             **({ROUNDED: self.rounded} if self.rounded else {}),
@@ -456,6 +463,9 @@ class _Compilation:
         builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
         is_scaled = self.precision is not None and self.precision.initial_scale is not None
+        state = [values[entry.name] for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
+        held = held_in_bodies(builder.graph, [loss.value], state)
+        wrt = {name: value for name, value in wrt.items() if value not in held}
         scale = draft.add_input(SCALE) if is_scaled else None
         cotangent = builder.scalar(1.0, loss) if scale is None else builder.cast(scale, loss.dtype)
         try:
