@@ -13,7 +13,7 @@ from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import Tensor, garbage_kept, name_sources
-from burnish.importer import Source, load, refuse_gradients
+from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norm_policies import (
@@ -248,8 +248,8 @@ def compile_inference(
         recompute=None,
         held_rows={},
         batch=None,
-        in_file=in_file,
         bind={},
+        in_file=in_file,
         rounded={},
     )
     graphs: dict[str, ir.Model] = {}
@@ -333,8 +333,8 @@ class _Compilation:
     recompute: Recompute | None
     held_rows: dict[str, list[int]]
     batch: str | None
-    in_file: ir.Model
     bind: dict[str, Any]
+    in_file: ir.Model
     """The model with the dtypes of its file; ``model`` computes the same in float32 at least."""
     rounded: dict[str, str]
     """Weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32."""
@@ -365,8 +365,8 @@ class _Compilation:
             "trainable": list(self.state.trainable),
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
             **({"batch": self.batch} if self.batch else {}),
-            "norm": self.norm,
             **({"bind": self.bind} if self.bind else {}),
+            "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
             **({ROUNDED: self.rounded} if self.rounded else {}),
@@ -462,10 +462,10 @@ class _Compilation:
         scaled loss, whether they are finite."""
         builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
-        is_scaled = self.precision is not None and self.precision.initial_scale is not None
         state = [values[entry.name] for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
         held = held_in_bodies(builder.graph, [loss.value], state)
         wrt = {name: value for name, value in wrt.items() if value not in held}
+        is_scaled = self.precision is not None and self.precision.initial_scale is not None
         scale = draft.add_input(SCALE) if is_scaled else None
         cotangent = builder.scalar(1.0, loss) if scale is None else builder.cast(scale, loss.dtype)
         try:
