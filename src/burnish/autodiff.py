@@ -119,5 +119,6 @@ def _no_rule(node: ir.Node, value: ir.Value) -> str:
 def _inside_body(node: ir.Node, value: ir.Value) -> str:
     return (
         f"{describe_node(node)} reads '{value.name}' in a branch or loop body, where no gradient flows. Differentiate only what "
-        "comes after it, an output that avoids it, or a model exported without control flow, such as with Where in its place"
+        "comes after it, an output that avoids it, or a model exported without control flow, such as with Where in its place. "
+        "Where an input or an open dimension decides the branch, fix that (bind)"
     )

@@ -90,3 +90,24 @@ def test_a_branch_in_a_branch_and_its_weights() -> None:
     before, after = (onnxruntime_outputs(each, {"x": x}) for each in (proto, loaded))
     for name in ("y", "z"):
         np.testing.assert_array_equal(after[name], before[name])
+
+
+TWO_NETWORKS = """g (float[N, 2] x{inputs}) => (float[N, 2] y)
+<{condition}float[2] first = {{1, 2}}, float[2] second = {{3, 4}}> {{
+    y = If (c) <
+        then_branch = one () => (u) <float[2, 2] w = {{1, 2, 3, 4}}> {{ p = MatMul (x, w) u = Add (p, first) }},
+        else_branch = two () => (v) <float[2, 2] w = {{5, 6, 7, 8}}> {{ p = MatMul (x, w) v = Add (p, second) }}
+    >
+}}"""
+
+
+@pytest.mark.parametrize(("condition", "elements", "other"), [(1, [1, 2, 3, 4], "first"), (0, [5, 6, 7, 8], "second")])
+def test_weights_of_the_other_branch_go_with_it(condition: int, elements: list[int], other: str) -> None:
+    """Those of the branch that is taken have their names, also where both have a weight of one name."""
+    loaded = load(onnx.parser.parse_model(HEADER + TWO_NETWORKS.format(inputs="", condition=f"bool c = {{{condition}}}, ")))
+    assert {name for name, value in loaded.graph.initializers.items() if value.dtype == ir.DataType.FLOAT} == {"w", other}
+    weight = loaded.graph.initializers["w"].const_value
+    assert weight is not None
+    assert weight.numpy().ravel().tolist() == elements
+    undecided = load(onnx.parser.parse_model(HEADER + TWO_NETWORKS.format(inputs=", bool c", condition="")))
+    assert set(undecided.graph.initializers) == {"w", "w_1", "first", "second"}

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from burnish import engines
 from oracles.batches import assert_as_alone
 
 CLASSES, SAMPLES, TOKENS = 3, 4, 5
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
 
 class Convolutions(nn.Module):
@@ -218,13 +220,25 @@ def test_batch_normalization_takes_statistics_of_the_whole_batch(folder):
     np.testing.assert_allclose(session.state()["stat/layers.1.running_mean"], norm.running_mean.numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda path: path.stem)
+def test_every_model_of_the_onnx_package_opens(path):
+    """They were exported at batch 1, which most of them write into the target of a Reshape."""
+    single, opened = burnish.load(path), burnish.load(path, batch="open")
+    values = [(*model.graph.inputs, *model.graph.outputs) for model in (single, opened)]
+    for before, after in zip(*values, strict=True):
+        assert after.name == before.name
+        assert list(before.shape) == [1, *list(after.shape)[1:]]
+        assert str(after.shape[0]) == "batch"
+
+
+def test_the_onnx_package_has_nine_models_of_batch_1():
+    assert len(list(LIGHT.glob("*.onnx"))) == 9
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_a_model_of_the_onnx_package_trains_at_batch_4(engine):
     """Its weights are written by their shapes alone; classes stand along the second of four axes."""
-    import onnx
-
-    light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
-    program = burnish.compile(light, optimizer=burnish.optim.sgd(lr=0.001), batch="open")
+    program = burnish.compile(LIGHT / "light_squeezenet.onnx", optimizer=burnish.optim.sgd(lr=0.001), batch="open")
     assert len(program.options["trainable"]) == 52
     session = burnish.Session(program, engine=engine, state=program.initial_state(seed=0, reinitialize="kaiming"))
     x = np.random.default_rng(0).standard_normal((4, 3, 224, 224)).astype(np.float32)

@@ -15,7 +15,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import CheckpointError
 from burnish.graph import Builder
 from burnish.program import GRAPH_NAMES, Program, Signature, persistence
-from burnish.program.state import write_state_file
+from burnish.program.state_file import write_state_file
 from oracles.tiny_program import tiny_batch, tiny_program
 
 FILES = {*(f"{name}.onnx" for name in GRAPH_NAMES), "program.json", "state.safetensors"}

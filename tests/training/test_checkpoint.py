@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.program import state as state_module
+from burnish.program.state_file import read_state_file
 from burnish.training import Session, read_checkpoint
 from oracles.tiny_program import tiny_batch, tiny_program
 
@@ -168,7 +168,7 @@ def test_foreign_weights_are_not_a_checkpoint(session, tmp_path):
 
 def rewritten(path, state=None, **header):
     """Write a checkpoint again with another header, or with another state and no checksum."""
-    checkpoint, metadata = state_module.read_state_file(path, "checkpoint")
+    checkpoint, metadata = read_state_file(path, "checkpoint")
     if state is not None:
         del metadata["checksum"]
     save_file(state if state is not None else checkpoint, path, {**metadata, **header})

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from burnish.cli.console import counted, output
-from burnish.cli.options import BatchOption, read_batch, read_outputs
+from burnish.cli.options import BatchOption, BindOption, read_batch, read_bind, read_outputs
 
 CONSTANTS_SHOWN = 10
 CLASSES_SHOWN = 20
@@ -31,6 +31,7 @@ def inspect(
         ),
     ] = None,
     batch: BatchOption = None,
+    bind: BindOption = None,
 ) -> None:
     """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
     from burnish.cli.summary import program_at, summarize, summarize_program
@@ -40,7 +41,12 @@ def inspect(
         raise typer.BadParameter(f"--outputs is for a model, and '{model}' is a program, compiled with its own: leave it out")
     if program is not None and batch is not None:
         raise typer.BadParameter(f"--batch is for a model, and '{model}' is a program, compiled with its own: leave it out")
-    summary = summarize(model, read_outputs(outputs), read_batch(batch)) if program is None else summarize_program(program)
+    if program is not None and bind:
+        raise typer.BadParameter(f"--bind is for a model, and '{model}' is a program, compiled with its own: leave it out")
+    if program is None:
+        summary = summarize(model, read_outputs(outputs), read_batch(batch), read_bind(bind or []))
+    else:
+        summary = summarize_program(program)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))
     elif program is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,6 +140,16 @@ BatchOption = Annotated[
         rich_help_panel=COMPILATION,
     ),
 ]
+BindOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bind",
+        metavar="NAME=VALUE",
+        help="Fix an input to a value, such as 'sr=16000' or 'state=0', and with it the branches that it decides; or an open "
+        "dimension to an extent, such as 'sequence=576'; may be given again.",
+        rich_help_panel=COMPILATION,
+    ),
+]
 
 FoldOption = Annotated[
     bool,
@@ -178,6 +189,7 @@ class Compilation:
     precision: PrecisionOption = "float32"
     recompute: RecomputeOption = None
     batch: BatchOption = None
+    bind: BindOption = None
     given: tuple[str, ...] = ()
 
     def program(self, model: Path, batch_size: int | None = None) -> Program:
@@ -210,6 +222,7 @@ class Compilation:
                 recompute=read_recompute(self.recompute or [], batch_size),
                 hold_rows=read_held_rows(self.hold_rows or []),
                 batch=read_batch(self.batch),
+                bind=read_bind(self.bind or []),
             )
 
     def whole_optimizer(self) -> Optimizer:
@@ -324,6 +337,26 @@ def read_batch(given: str | None) -> str | None:
             "samples a batch of training has is --batch-size"
         )
     return given
+
+
+def read_bind(given: list[str]) -> dict[str, Any]:
+    """Return the values that inputs are fixed to: JSON where they can be read as such, else text.
+
+    Raises:
+        typer.BadParameter: what is no name with a value, or a name that is given twice.
+    """
+    bound: dict[str, Any] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name or not value:
+            raise typer.BadParameter(f"--bind {text}: write NAME=VALUE, such as 'sr=16000' or 'state=0'")
+        if name in bound:
+            raise typer.BadParameter(f"--bind {text}: '{name}' is fixed to a value already: give it once")
+        try:
+            bound[name] = json.loads(value.lower() if value.lower() in ("true", "false") else value)
+        except json.JSONDecodeError:
+            bound[name] = value
+    return bound
 
 
 def read_held_rows(given: list[str]) -> dict[str, list[int]]:

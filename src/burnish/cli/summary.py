@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,20 @@ from burnish.cli.train import what_trains
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
-from burnish.importer import InitializerKind, classify_initializers, load, perhaps_merged, read_proto, untrained_scalars
+from burnish.importer import (
+    Bind,
+    InitializerKind,
+    classify_initializers,
+    load,
+    perhaps_merged,
+    read_proto,
+    untrained_scalars,
+)
 from burnish.norms.folded import perhaps_folded
 from burnish.ops import has_gradient
 from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
-from burnish.program.dependence import unreached_weights
+from burnish.program.dependence import captured, reasons_together, unreached_weights
 from burnish.program.persistence import MANIFEST
 from burnish.program.predictions import Prediction, find_predictions
 from burnish.program.preparation import why_nothing_trains
@@ -30,18 +38,18 @@ from burnish.program.preparation import why_nothing_trains
 BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})
 
 
-def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | None = None) -> dict[str, Any]:
+def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | None = None, bind: Bind = None) -> dict[str, Any]:
     """Return, as JSON-compatible values, a model's signature, initializers by kind, operators, and what lacks a gradient.
 
     Args:
         path: an ONNX file.
         outputs: the output, or the outputs, that the loss reads; None where there is no choice, or none is made.
-        batch: as ``burnish.load`` takes it.
+        batch, bind: as ``burnish.load`` takes them.
 
     Raises:
         BurnishError: the model cannot be read, or has no such output, or its batch cannot be opened.
     """
-    model = recognize_probabilities(hold_group_normalization_constants(load(path, batch=batch)))
+    model = recognize_probabilities(hold_group_normalization_constants(load(path, batch=batch, bind=bind)))
     kinds = classify_initializers(model)
     initializers = model.graph.initializers
     operators = Counter(_operator(node) for node in model.graph)
@@ -53,7 +61,8 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
         return [_described(initializers[name]) for name, found in kinds.items() if found is kind and name not in unreached]
 
-    path_nodes = _between(model.graph, weights, targets)
+    trained = [value for value in weights if value.name not in unreached]
+    path_nodes = _between(model.graph, trained, targets)
     lacking = [node for node in path_nodes if not _differentiable(node, model.graph.opset_imports[""])]
     without = {_operator(node) for node in lacking}
     return {
@@ -77,7 +86,7 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
             for operator, count in sorted(operators.items())
         ],
         "lacking": [describe_node(node) for node in lacking],
-        "nothing_trains": None if weights else why_nothing_trains(model),
+        "nothing_trains": None if trained else _why_nothing_trains(model, weights, unreached),
     }
 
 
@@ -86,6 +95,13 @@ def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
     known = DataDescription.read(metadata)
     pixels = {} if known.preprocessing is None else {"pixels": known.preprocessing.text()}
     return {**pixels, **({} if known.classes is None else {"classes": list(known.classes)})}
+
+
+def _why_nothing_trains(model: ir.Model, weights: Sequence[ir.Value], unreached: Mapping[str, str]) -> str:
+    """Why no weight of a model trains; ``unreached`` are those that no gradient reaches, with the reasons."""
+    if not weights:
+        return why_nothing_trains(model)
+    return f"no gradient reaches {reasons_together({value.name or '': unreached[value.name or ''] for value in weights})}"
 
 
 def _described_prediction(prediction: Prediction) -> dict[str, str | None]:
@@ -175,12 +191,12 @@ def _between(graph: ir.Graph, weights: Iterable[ir.Value], targets: Iterable[ir.
     """Return the nodes through which a gradient flows from ``targets`` to ``weights``."""
     active = set(weights)
     for node in graph:
-        if any(value in active for value in node.inputs if value is not None):
+        if any(value in active for value in (*node.inputs, *captured(node)) if value is not None):
             active.update(output for output in node.outputs if output.dtype is None or output.dtype in FLOATING)
     needed = set(targets)
     path = []
     for node in reversed(list(graph)):
         if any(output in needed and output in active for output in node.outputs):
-            needed.update(value for value in node.inputs if value is not None)
+            needed.update(value for value in (*node.inputs, *captured(node)) if value is not None)
             path.append(node)
     return path[::-1]

@@ -161,7 +161,7 @@ class Builder:
         cacheable = array.size <= 1024
         if cacheable and key in self._constants:
             return self._constants[key]
-        held = ir.tensor(array) if array.dtype.kind in "OSU" else ir.Tensor(array)  # to find that out takes ir.tensor long
+        held = _text(array) if array.dtype.kind in "OSU" else ir.Tensor(array)
         node = ir.node("Constant", [], {"value": typed_attribute("value", held)})
         output = node.outputs[0]
         output.dtype = ir.DataType.from_numpy(array.dtype)
@@ -283,6 +283,11 @@ class Builder:
                 if key in self.before.metadata_props:
                     node.metadata_props.setdefault(key, self.before.metadata_props[key])
             self.graph.insert_before(self.before, node)
+
+
+def _text(array: np.ndarray) -> ir.StringTensor:
+    encoded = [item if isinstance(item, bytes) else str(item).encode() for item in array.flat]
+    return ir.StringTensor(encoded, shape=ir.Shape(array.shape))
 
 
 def zeros_like(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ parameters that an exporter merged are apart again; every node and value has a n
 the batch symbolic. What is done with the model afterwards (training or inference mode, losses, gradients) lives elsewhere.
 """
 
+from burnish.importer.bound_inputs import Bind, described_bindings
 from burnish.importer.classify import (
     InitializerKind,
     classify_initializers,
@@ -22,10 +23,12 @@ from burnish.importer.shape_constants import shape_reader
 from burnish.importer.tensors import load_external_data
 
 __all__ = [
+    "Bind",
     "FileTensor",
     "InitializerKind",
     "Source",
     "classify_initializers",
+    "described_bindings",
     "external_tensors",
     "load",
     "load_external_data",

@@ -1,18 +1,23 @@
 """An If whose condition is a constant becomes the branch that it takes.
 
 Exporters write an If where they do not know a shape: PyTorch's TorchScript exporter for ``squeeze(dim)`` of a value whose
-shape it has lost. Where shape inference decides it after all, the branch stands for it, and gradients flow through.
+shape it has lost. Where shape inference decides it after all, the branch stands for it, and gradients flow through. So it is
+with an If that hangs on an input which is fixed to a value (``bind_inputs``).
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import constant_array, remove_node, replace_value
+from burnish.graph import Names, constant_array, remove_node, replace_value
+from burnish.importer.initializers import NAME_IN_BODY
 
 
 def take_decided_branches(model: ir.Model) -> bool:
     """Replace, in place, every If of the main graph that has a constant condition by the nodes of its branch; whether any was.
+
+    Weights that only the other branch read go with it. Those that were called otherwise than in their branch, because the other
+    one had that name, have it back.
 
     Names have to be unique across graphs and bodies, as they are once everything has a name.
     """
@@ -24,8 +29,13 @@ def take_decided_branches(model: ir.Model) -> bool:
         condition = constant_array(node.inputs[0])
         if condition is None or condition.size != 1:
             continue
-        _inline(graph, node, node.attributes["then_branch" if condition.item() else "else_branch"].as_graph())
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        branch, other = branches if condition.item() else reversed(branches)
+        _inline(graph, node, branch)
+        _let_go(other)
         taken = True
+    if taken:
+        _restore_names(graph)
     return taken
 
 
@@ -41,3 +51,32 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     for output, result in zip(node.outputs, results, strict=True):
         replace_value(output, result)
     remove_node(node)
+
+
+def _let_go(branch: ir.Graph) -> None:
+    """Let a branch that is in no graph any more read nothing, and remove the initializers that nothing else reads."""
+    initializers: dict[ir.Value, None] = {}
+    for node in branch.all_nodes():
+        for index, value in enumerate(node.inputs):
+            if value is not None:
+                node.replace_input_with(index, None)
+                if value.is_initializer():
+                    initializers[value] = None
+    branch.outputs.clear()
+    for value in initializers:
+        graph = value.graph
+        if not value.uses() and not value.is_graph_output() and graph is not None:
+            del graph.initializers[value.name or ""]
+
+
+def _restore_names(graph: ir.Graph) -> None:
+    """Give weights out of bodies the names that they had there, where these are free now."""
+    renamed = [value for value in graph.initializers.values() if value.meta.get(NAME_IN_BODY, value.name) != value.name]
+    if not renamed:
+        return
+    names = Names.of(graph)
+    for value in renamed:
+        name = value.meta[NAME_IN_BODY]
+        if name not in names:
+            names.release(value.name)
+            value.name = names.take(name)

@@ -80,21 +80,26 @@ class _Elements:
     def __call__(self) -> ir.Tensor:
         array = self.array
         if array is None:
-            try:
-                array = np.empty(self._shape, self._dtype.numpy())
-                is_same = self.file.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
-            except (OSError, MemoryError) as error:
-                raise ModelError(
-                    f"the tensor '{self._name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there "
-                    "is memory for it"
-                ) from error
-            if not is_same:
-                raise ModelError(
-                    f"the tensor '{self._name}' is to be read from '{self.file.path}', and that file has been written to since "
-                    "the model was loaded: load or compile the model again, and write other models to files of their own"
-                )
+            array = self.read()
             array.flags.writeable = False
         return ir.Tensor(array, self._dtype, name=self._name)
+
+    def read(self) -> np.ndarray:
+        """Return a new array of what the file holds."""
+        try:
+            array = np.empty(self._shape, self._dtype.numpy())
+            is_same = self.file.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
+        except (OSError, MemoryError) as error:
+            raise ModelError(
+                f"the tensor '{self._name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there "
+                "is memory for it"
+            ) from error
+        if not is_same:
+            raise ModelError(
+                f"the tensor '{self._name}' is to be read from '{self.file.path}', and that file has been written to since "
+                "the model was loaded: load or compile the model again, and write other models to files of their own"
+            )
+        return array
 
 
 class FileTensor(ir.LazyTensor):
@@ -123,6 +128,15 @@ class FileTensor(ir.LazyTensor):
         """Another tensor of the same elements, which keeps those in memory that are there, whatever this one lets go."""
         elements = self._elements
         return FileTensor(elements.array, tuple(self.shape.numpy()), self.dtype, self.name, elements.file, elements.offset)
+
+    def own_array(self) -> np.ndarray:
+        """Return its elements in an array that no one else has.
+
+        Raises:
+            ModelError: they are to be read, and the file cannot be, or has been written to.
+        """
+        elements = self._elements
+        return elements.read() if elements.array is None else elements.array.copy()
 
     def release(self) -> None:
         """Let the memory go, where the file is as it was."""

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, Names, constant_array, remove_node
+from burnish.graph import FLOATING, Names, bodies, constant_array, remove_node
 from burnish.importer.operands import WEIGHT_OPERANDS
+from burnish.importer.shape_constants import COMPUTED
+
+NAME_IN_BODY = "burnish.name_in_body"
+"""What an initializer that was lifted out of a branch or loop body was called there."""
+
+ARRANGES = frozenset("Cast Concat Flatten Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+"""Operators that only put the elements of weights into the form in which a layer reads them."""
 
 
 def gather_initializers(model: ir.Model) -> None:
     """Make, in place, every weight an initializer of the main graph, and no initializer a graph input.
 
     An initializer that is also an input is a weight with a default a caller may override; in training it is state. Weights
-    that an exporter wrote as Constant nodes are lifted under the name of the node's output. The ones and zeros that stand for
-    the scale and bias that a normalization layer does not have stay constants: they were never weights.
+    that an exporter wrote as Constant nodes are lifted under the name of the node's output, also where the layer reads them
+    through nodes that only arrange their elements. The ones and zeros that stand for the scale and bias that a normalization
+    layer does not have stay constants: they were never weights.
+
+    Weights of either form in branches and loop bodies are lifted under their names too, and are read from there. Where several
+    have one name, the first keeps it and the others have a number behind it.
     """
     graph = model.graph
     weights = set(graph.initializers.values())
@@ -22,22 +35,36 @@ def gather_initializers(model: ir.Model) -> None:
     graph.inputs.clear()
     graph.inputs.extend(kept)
     subgraphs = [subgraph for subgraph in model.graphs() if subgraph is not graph]
-    if subgraphs:
-        values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
-        names = Names(value.name for value in values)
-        for subgraph in subgraphs:
-            _lift_from_subgraph(graph, subgraph, names)
+    # Values inside of bodies that are no weights get other names where theirs are taken.
+    values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
+    names = Names(value.name for value in values)
+    for subgraph in subgraphs:
+        _lift_from_subgraph(graph, subgraph, names)
     # An exporter that writes all weights as Constant nodes writes a fresh scale and bias so, too.
     has_initializers = any(
         value.dtype in FLOATING and value.shape is not None and len(value.shape) > 1 for value in graph.initializers.values()
     )
-    for node in list(graph):
-        for index in WEIGHT_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
-            operand = node.inputs[index] if index < len(node.inputs) else None
-            if operand is not None and not (has_initializers and _stands_for_nothing(node, index, operand)):
-                _lift(graph, operand)
-        if node.op_type == "Add" and node.domain == "":
-            _lift_bias(graph, node)
+    operands = [
+        operand for subgraph in (graph, *subgraphs) for node in subgraph for operand in _weight_operands(node, has_initializers)
+    ]
+    for constant in dict.fromkeys(constant for operand in operands for constant in _constants_of(operand)):
+        _lift(graph, constant, names)
+
+
+def _weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]:
+    """What a node reads as its weights, where that is constant."""
+    if node.domain != "":
+        return
+    for index in WEIGHT_OPERANDS.get(node.op_type, ()):
+        operand = node.inputs[index] if index < len(node.inputs) else None
+        if operand is not None and not (has_initializers and _stands_for_nothing(node, index, operand)):
+            yield operand
+    if node.op_type == "Add":
+        # The bias of a dense layer that is written as MatMul and Add.
+        for operand, other in (node.inputs, reversed(node.inputs)):
+            producer = None if other is None else other.producer()
+            if operand is not None and producer is not None and producer.op_type in ("MatMul", "Conv", "ConvTranspose", "Gemm"):
+                yield operand
 
 
 def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
@@ -48,29 +75,60 @@ def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
     return array is not None and bool(np.all(array == (1 if index == 1 else 0)))
 
 
+def _constants_of(value: ir.Value) -> list[ir.Value]:
+    """The outputs of Constant nodes that a value is arranged of; none where data or an initializer has a part in it.
+
+    What stands beside an initializer is what a layer lacks, such as the zeros of a second bias.
+    """
+    constants: list[ir.Value] = []
+    seen, pending = {value}, [value]
+    while pending:
+        current = pending.pop()
+        node = current.producer()
+        if node is None or node.domain != "":
+            return []
+        if node.op_type == "Constant":
+            constants.append(current)
+            continue
+        if node.op_type == "If":
+            operands = [body.outputs[current.index() or 0] for body in bodies(node)]
+        elif node.op_type in ARRANGES:
+            read = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+            operands = [operand for operand in read if operand is not None]
+        else:
+            return []
+        pending.extend(operand for operand in operands if operand not in seen)
+        seen.update(operands)
+    return constants
+
+
 def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph, names: Names) -> None:
     """Move the floating-point tensors of a branch or loop body; axes and shapes stay where inference sees them."""
     for name, value in list(subgraph.initializers.items()):
-        if value.dtype not in FLOATING or value.shape is None or len(value.shape) == 0:
+        if value.dtype not in FLOATING or value.shape is None or len(value.shape) == 0 or value.is_graph_input():
             continue
-        if value.is_graph_input() or value.is_graph_output():
-            continue
+        if value.is_graph_output():
+            _return_by_identity(subgraph, value)
         del subgraph.initializers[name]
         value.name = names.take(name)
+        value.meta[NAME_IN_BODY] = name
         graph.register_initializer(value)
 
 
-def _lift_bias(graph: ir.Graph, node: ir.Node) -> None:
-    """Lift the bias of a dense layer that is written as MatMul and Add."""
-    for operand, other in (node.inputs, reversed(node.inputs)):
-        producer = None if other is None else other.producer()
-        if operand is not None and producer is not None and producer.op_type in ("MatMul", "Conv", "ConvTranspose", "Gemm"):
-            _lift(graph, operand)
+def _return_by_identity(subgraph: ir.Graph, value: ir.Value) -> None:
+    """Let a body return what a node gives: a value of the graph around it can be none of its outputs."""
+    node = ir.node("Identity", [value])
+    subgraph.append(node)
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    for position, output in enumerate(subgraph.outputs):
+        if output is value:
+            subgraph.outputs[position] = node.outputs[0]
 
 
-def _lift(graph: ir.Graph, value: ir.Value) -> None:
+def _lift(graph: ir.Graph, value: ir.Value, names: Names) -> None:
     node = value.producer()
-    if node is None or node.op_type != "Constant" or node.graph is not graph or value.is_graph_output() or not value.name:
+    is_output = value.is_graph_output()
+    if node is None or not value.name or COMPUTED in node.metadata_props or (is_output and node.graph is graph):
         return
     array = constant_array(value)
     if array is None or array.ndim == 0:
@@ -79,7 +137,12 @@ def _lift(graph: ir.Graph, value: ir.Value) -> None:
     tensor = ir.Tensor(array) if attribute is None else attribute.as_tensor()
     if tensor.dtype not in FLOATING:
         return
+    is_inside = node.graph is not graph
+    if is_output:
+        assert isinstance(node.graph, ir.Graph)
+        _return_by_identity(node.graph, value)
     name, value.name = value.name, None
+    in_body, name = name, names.take(name) if is_inside else name
     lifted = ir.Value(
         name=name,
         type=ir.TensorType(tensor.dtype),
@@ -87,6 +150,8 @@ def _lift(graph: ir.Graph, value: ir.Value) -> None:
         const_value=tensor if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(array, tensor.dtype, name=name),
     )
     lifted.const_value.name = name  # type: ignore[union-attr]
+    if is_inside:
+        lifted.meta[NAME_IN_BODY] = in_body
     graph.register_initializer(lifted)
     value.replace_all_uses_with(lifted)
     remove_node(node)

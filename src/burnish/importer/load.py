@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 
 from burnish.errors import BurnishError, ConfigurationError, ModelError
 from burnish.graph import garbage_kept
+from burnish.importer.bound_inputs import Bind, bind_inputs
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.cast_like import resolve_cast_like
 from burnish.importer.classical import declare_outputs, hold_preprocessing, replace_classical_operators
@@ -47,7 +50,7 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 
 @garbage_kept()
-def load(source: Source, *, batch: str | None = None) -> ir.Model:
+def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.Model:
     """Return the canonical form of a model.
 
     Args:
@@ -59,9 +62,13 @@ def load(source: Source, *, batch: str | None = None) -> ir.Model:
             batches of any size. Each input holds samples along its first axis of extent 1; one without such an axis is the same
             for all samples. What the model computes of a sample does not depend on the others beside it, except that batch
             normalization in training takes statistics of all.
+        bind: {input: value}: inputs that are fixed to a value, a number or an array that broadcasts to the input's shape, and
+            that the model then no longer has: ``{"sr": 16000, "state": 0}``. What hangs on them alone is computed, and an If that
+            they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run time.
+            An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
 
     Raises:
-        ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1.
+        ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; or ``bind`` does not fit the inputs.
         ModelError: the source is missing, corrupt, not valid ONNX, of an opset before 7 or newer than the installed ``onnx``
             knows, or its external data is missing, too short or outside the model's folder.
         UnsupportedOperatorError: an operator in an old form that has no equivalent today (batch normalization with
@@ -71,7 +78,7 @@ def load(source: Source, *, batch: str | None = None) -> ir.Model:
         raise ConfigurationError(f"batch must be None or 'open', not {batch!r}")
     model = read_model(source)
     try:
-        _canonicalize(model)
+        _canonicalize(model, {} if bind is None else bind)
         if batch == "open":
             _fold_shapes(model, ROUNDS_BEFORE_OPENING)
             open_batch(model)
@@ -88,7 +95,7 @@ def load(source: Source, *, batch: str | None = None) -> ir.Model:
     return model
 
 
-def _canonicalize(model: ir.Model) -> None:
+def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     normalize_domains(model)
     check_opset(model)
     check_references(model)
@@ -113,13 +120,17 @@ def _canonicalize(model: ir.Model) -> None:
         name_everything(model)
         _settle_shapes(model)
     resolve_cast_like(model)
+    if bind:
+        bind_inputs(model, bind)
+        name_everything(model)
+        _settle_shapes(model)
     _fold_shapes(model)
     count_padding_as_data(model)
     require_dtypes(model)
 
 
 def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:
-    for _ in range(rounds):
+    while rounds:
         changed = fold_shape_constants(model)
         changed |= resolve_sequences(model)
         changed |= replace_embedding_bags(model)
@@ -127,7 +138,9 @@ def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:
         changed |= place_unpooled(model)
         if take_decided_branches(model):
             gather_initializers(model)
-        elif not changed:
+        elif changed:
+            rounds -= 1
+        else:
             break
         name_everything(model)
         _settle_shapes(model)

@@ -25,8 +25,9 @@ MOVES = {"Gather": (0,), "Slice": (0,), "Squeeze": (0,), "Unsqueeze": (0,), "Ide
 """Operators that move elements, and the inputs they take them from (None: all)."""
 
 COMPUTES = frozenset(
-    "Add And Ceil ConstantOfShape Div Equal Expand Floor Greater Less Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceProd "
-    "Reshape Split Sqrt Sub Transpose Where".split()
+    "Abs Add And Ceil ConstantOfShape Div Equal Expand Floor Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Neg Not "
+    "Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum Reshape Sign Size Split Sqrt Sub Sum Transpose Where "
+    "Xor".split()
 )
 """Operators that are evaluated when all their operands are known."""
 
@@ -38,6 +39,9 @@ LARGEST = 64
 
 SHAPE_READER = "burnish.shape_reader"
 """What says of an initializer which operator read its shape, which is a constant now."""
+
+COMPUTED = "burnish.computed"
+"""The key in ``metadata_props`` of a Constant that was computed when a model was read: it is no weight, in exports neither."""
 
 INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
@@ -237,6 +241,7 @@ def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Va
     output = constant.outputs[0]
     output.dtype = ir.DataType.from_numpy(array.dtype)
     output.shape = ir.Shape(array.shape)
+    constant.metadata_props[COMPUTED] = ""
     return output
 
 

@@ -26,6 +26,10 @@ NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?"
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
 
 
+UNNAMED_AXES = "burnish.unnamed_axes"
+"""What says of an input which of its axes had open dimensions without a name."""
+
+
 def name_input_dimensions(model: ir.Model) -> None:
     """Name, in place, the unnamed dimensions of the inputs: ``batch`` for the first of the first input.
 
@@ -42,6 +46,7 @@ def name_input_dimensions(model: ir.Model) -> None:
                 continue
             name = "batch" if position == 0 and axis == 0 and "batch" not in names else f"{value.name}_dim_{axis}"
             dims[axis] = ir.SymbolicDim(names.take(name))
+            value.meta.setdefault(UNNAMED_AXES, []).append(axis)
         value.shape = ir.Shape(dims)
 
 

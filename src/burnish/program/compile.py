@@ -13,7 +13,7 @@ from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import Tensor, garbage_kept, name_sources
-from burnish.importer import Source, load, refuse_gradients
+from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norm_policies import (
@@ -40,7 +40,7 @@ from burnish.passes import (
 )
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program.dependence import reasons_together
+from burnish.program.dependence import held_in_bodies, reasons_together
 from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.export import ROUNDED
 from burnish.program.inference import Inference
@@ -88,6 +88,7 @@ def compile(
     recompute: RecomputeOption = None,
     hold_rows: HoldRows = None,
     batch: str | None = None,
+    bind: Bind = None,
     target: str = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
@@ -122,6 +123,8 @@ def compile(
             optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
         batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
+        bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
+            ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
         target: the runtime that the graphs are lowered for.
 
     Returns:
@@ -141,7 +144,7 @@ def compile(
     """
     if not isinstance(target, str) or target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
-    in_file = recognize_normalization(load(source, batch=batch))
+    in_file = recognize_normalization(load(source, batch=batch, bind=bind))
     refuse_gradients(in_file, "burnish.compile")
     model = compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
     if output is not None:
@@ -185,6 +188,7 @@ def compile(
         recompute=recompute_request(recompute),
         held_rows=held,
         batch=batch,
+        bind=described_bindings(bind or {}),
         in_file=in_file,
         rounded=rounded,
     )
@@ -244,6 +248,7 @@ def compile_inference(
         recompute=None,
         held_rows={},
         batch=None,
+        bind={},
         in_file=in_file,
         rounded={},
     )
@@ -328,6 +333,7 @@ class _Compilation:
     recompute: Recompute | None
     held_rows: dict[str, list[int]]
     batch: str | None
+    bind: dict[str, Any]
     in_file: ir.Model
     """The model with the dtypes of its file; ``model`` computes the same in float32 at least."""
     rounded: dict[str, str]
@@ -359,6 +365,7 @@ class _Compilation:
             "trainable": list(self.state.trainable),
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
             **({"batch": self.batch} if self.batch else {}),
+            **({"bind": self.bind} if self.bind else {}),
             "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
@@ -455,6 +462,9 @@ class _Compilation:
         scaled loss, whether they are finite."""
         builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
+        state = [values[entry.name] for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
+        held = held_in_bodies(builder.graph, [loss.value], state)
+        wrt = {name: value for name, value in wrt.items() if value not in held}
         is_scaled = self.precision is not None and self.precision.initial_scale is not None
         scale = draft.add_input(SCALE) if is_scaled else None
         cotangent = builder.scalar(1.0, loss) if scale is None else builder.cast(scale, loss.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, describe_node
+from burnish.graph import FLOATING, bodies, describe_node
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
 from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
 
@@ -58,6 +58,7 @@ class Obstacles:
     def __init__(self, graph: ir.Graph, targets: Collection[ir.Value]):
         self._targets = targets
         self._place: dict[ir.Node, int] = {}
+        self._around: dict[ir.Node, ir.Node] = {}  # for each node in a body, the node of the graph that it belongs to
         self._returned_by: dict[ir.Value, list[ir.Node]] = {}  # for each output of a body, the nodes whose body it is
         self._needed = set(targets)
         inside: dict[ir.Node, list[ir.Node]] = {}
@@ -65,6 +66,7 @@ class Obstacles:
             inside[node] = []
             for owner, body in _bodies(node):
                 inside[node] += body
+                self._around |= dict.fromkeys(body, node)
                 for output in body.outputs:
                     self._returned_by.setdefault(output, []).append(owner)
             self._place |= dict.fromkeys((node, *inside[node]), index)
@@ -86,14 +88,18 @@ class Obstacles:
         stops = self._stops(value)
         if not stops:
             return f"its gradient from {_names(self._targets)} is zero"
-        node, index = min(stops, key=lambda stop: self._place[stop[0]])
+        # What a body takes in passes by others too, such as a Shape inside of it.
+        node, index = min(stops, key=lambda stop: (stop[1] is not None, self._place[stop[0]]))
+        if index is None:
+            return _read_in_body(node)
         if node.inputs[index] is value and index in _constant_operands(node):
             return f"{describe_node(node)} takes it as a constant"
         return f"{describe_node(node)} lets no gradient through"
 
-    def _stops(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """The operators that stop the gradient of what depends on ``value``, each with the input that it comes in by."""
-        stops: list[tuple[ir.Node, int]] = []
+    def _stops(self, value: ir.Value) -> list[tuple[ir.Node, int | None]]:
+        """The operators that stop the gradient of what depends on ``value``, each with the input that it comes in by, or None
+        where a body reads it."""
+        stops: list[tuple[ir.Node, int | None]] = []
         seen, pending = {value}, [value]
 
         def go_on(outputs: Sequence[ir.Value]) -> bool:
@@ -107,10 +113,11 @@ class Obstacles:
             for node, index in current.uses():
                 if not any(output in self._needed for output in node.outputs):
                     continue
-                if index in _constant_operands(node) or _is_cut(node) or not go_on(node.outputs):
+                if bodies(node) and current.dtype in FLOATING:
+                    stops.append((self._around.get(node, node), None))
+                elif index in _constant_operands(node) or _is_cut(node) or not go_on(node.outputs):
                     stops.append((node, index))
-            for owner in self._returned_by.get(current, ()):
-                go_on(owner.outputs)
+            stops += [(self._around.get(owner, owner), None) for owner in self._returned_by.get(current, ())]
         return stops
 
 
@@ -144,6 +151,7 @@ def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], tar
     """
     reached = reached_by_gradients(graph, targets)
     alike = candidates(graph, kinds)
+    reached -= held_in_bodies(graph, targets, list(graph.initializers.values()))
     obstacles = Obstacles(graph, targets)
     unreached = {}
     for name, kind in kinds.items():
@@ -151,6 +159,35 @@ def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], tar
         if name in alike or (kind is InitializerKind.WEIGHT and value not in reached):
             unreached[name] = obstacles.why(value)
     return unreached
+
+
+def held_in_bodies(graph: ir.Graph, targets: Collection[ir.Value], weights: Collection[ir.Value]) -> set[ir.Value]:
+    """Return those of ``weights`` that a branch or loop body reads, where no gradient flows, on the way to ``targets``.
+
+    They are read as they are, or as something that is computed of weights alone. Where other nodes read them too, what flows from
+    there would be a part of their gradient alone.
+
+    Args:
+        graph: the main graph.
+        targets: what is differentiated.
+        weights: inputs or initializers of the graph.
+    """
+    owners = [node for node in graph if bodies(node)]
+    if not owners:
+        return set()
+    reached = reached_by_gradients(graph, targets)
+    known = set(weights)
+    fed = {value for value in graph.inputs if value not in known}
+    for node in graph:
+        if any(value in fed for value in (*node.inputs, *captured(node))):
+            fed.update(node.outputs)
+    read: set[ir.Value] = set()
+    for node in owners:
+        if any(output in reached for output in node.outputs):
+            read.update(value for value in node.inputs if value is not None)
+            for body in bodies(node):
+                read |= reached_by_gradients(body, body.outputs)
+    return known & reached_by_gradients(graph, read - fed)
 
 
 def reasons(named: Sequence[tuple[str, str]]) -> str:
@@ -193,6 +230,46 @@ def _constant_operands(node: ir.Node) -> tuple[int, ...]:
     if node.domain != "":
         return ()
     return (*CONFIGURATION_OPERANDS.get(node.op_type, ()), *STATISTIC_OPERANDS.get(node.op_type, ()))
+
+
+def captured(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield what the bodies of a node read, of the graph around them among others."""
+    for body in bodies(node):
+        for inner in body.all_nodes():
+            yield from (value for value in inner.inputs if value is not None)
+        yield from body.outputs
+
+
+def _read_in_body(node: ir.Node) -> str:
+    """Say that a body of a node stops the gradient, and which inputs would decide a branch."""
+    if node.op_type != "If" or node.domain != "":
+        return f"{describe_node(node)} takes it into its body, where no gradient flows"
+    clause = f"{describe_node(node)} reads it in a branch, where no gradient flows"
+    deciding = _deciding_inputs(node)
+    if not deciding:
+        return clause
+    names = " and ".join(f"'{name}'" for name in deciding)
+    return f"{clause}: fix {names}, which {'decides' if len(deciding) == 1 else 'decide'} the branch (bind)"
+
+
+def _deciding_inputs(node: ir.Node) -> list[str]:
+    """The inputs of the graph that the condition of an If is computed of alone, where they are switches and no data."""
+    inputs: dict[str, None] = {}
+    seen, pending = set(), [node.inputs[0]]
+    while pending:
+        value = pending.pop()
+        producer = None if value is None else value.producer()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        if value.is_graph_input():
+            is_switch = value.shape is not None and (len(value.shape) == 0 or value.dtype not in FLOATING)
+            if not is_switch or value.graph is not node.graph:
+                return []
+            inputs[value.name or ""] = None
+        elif producer is not None:
+            pending += producer.inputs
+    return list(inputs)
 
 
 def _bodies(node: ir.Node) -> Iterator[tuple[ir.Node, ir.Graph]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,9 @@ from burnish.importer.classical import restore_zip_maps
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
 from burnish.program.inference import OBJECTIVE, objective_entry
 from burnish.program.persistence import ONE_FILE_LIMIT, TRAINING, constant_bytes
-from burnish.program.state import check_state, file_path, replacing
+from burnish.program.state import LazyArrays, check_state, chosen, file_path, replacing
+from burnish.program.state_file import blocks, encoded
+from burnish.program.transfer import Transfer
 
 if TYPE_CHECKING:
     from burnish.program.program import Program
@@ -43,7 +45,8 @@ def export_inference(
     Args:
         program: the program.
         state: arrays by state name; those that are neither ``param/...`` nor ``stat/...`` are not read. The model refers to
-            the arrays: pass copies if they change later.
+            the arrays: pass copies if they change later. Those that are made on request are asked for when the model is
+            written.
         fold_norm: compute weights under weight normalization once, and fold inference-mode batch normalization into the layers
             beside it.
         metadata: entries for ``metadata_props``, beside the source's and in place of those of the same key.
@@ -58,7 +61,7 @@ def export_inference(
             for the dtype of the source's file.
     """
     entries = [entry for entry in program.signature["predict"].inputs if entry.is_state]
-    needed = {entry.name: state[entry.name] for entry in entries if entry.name in state}
+    needed = chosen(state, (entry.name for entry in entries))
     check_state(entries, needed, CheckpointError, "The state", "Pass the state of a session of this program")
     model = program.predict.clone()
     model.metadata_props.pop(TRAINING, None)  # where the source was a program in one file, which this is not
@@ -77,10 +80,10 @@ def export_inference(
 
 def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None:
     """Make the inputs of these names initializers with these arrays, in place, called what is behind the ``/``."""
-    arrays = {name.partition("/")[2]: np.asarray(array, order="C") for name, array in state.items()}
+    tensors = {name.partition("/")[2]: _tensor(state, name) for name in state}
     others = (*graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
     # They took the names while the initializers were called ``param/<name>``.
-    if clashing := [other for other in others if other.name in arrays]:
+    if clashing := [other for other in others if other.name in tensors]:
         names = Names.of(graph)
         for other in clashing:
             other.name = names.take(f"{other.name}:value")
@@ -90,8 +93,22 @@ def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None
     for value in values:
         if value.name in state:
             value.name = (value.name or "").partition("/")[2]
-            value.const_value = ir.Tensor(arrays[value.name], name=value.name)
+            value.const_value = tensors[value.name]
             graph.register_initializer(value)
+
+
+def _tensor(state: Mapping[str, np.ndarray], name: str) -> ir.TensorProtocol:
+    """An array as a tensor; one that is made on request is made when the tensor's elements are asked for, each time."""
+    called = name.partition("/")[2]
+    if not isinstance(state, LazyArrays):
+        return ir.Tensor(np.asarray(state[name], order="C"), name=called)
+    dtype, shape = state.kind(name)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(np.asarray(state[name], order="C"), name=called),
+        ir.DataType.from_numpy(dtype),
+        ir.Shape(shape),
+        name=called,
+    )
 
 
 def _round(value: ir.Value, dtype: ir.DataType) -> None:
@@ -148,28 +165,44 @@ def _move_weights_out(model: ir.Model, path: Path) -> str:
     The name carries a hash of the content: the model that is there keeps the data it refers to until it is replaced.
     """
     values = [value for value in model.graph.initializers.values() if _is_large(value)]
+    transfer = Transfer(f"writing '{path}'", sum(value.const_value.nbytes for value in values if value.const_value is not None))
     digest = hashlib.sha256()
-    for value in values:
-        digest.update(value.const_value.tobytes())  # type: ignore[union-attr]
-    location = f"{path.name}-{digest.hexdigest()[:16]}.data"
-    offset = 0
-    with replacing(path.with_name(location)) as partial, partial.open("wb") as file:
+    offsets = {}
+
+    def location() -> str:
+        return f"{path.name}-{digest.hexdigest()[:16]}.data"
+
+    unnamed = path.with_name(f"{path.name}.data")
+    with replacing(unnamed, lambda: path.with_name(location())) as partial, partial.open("wb") as file:
         for value in values:
-            tensor = value.const_value
-            assert tensor is not None
-            content = tensor.tobytes()
-            file.write(content)
-            value.const_value = ir.ExternalTensor(
-                location,
-                offset,
-                len(content),
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=value.name or "",
-                base_dir=path.parent,
-            )
-            offset += len(content)
-    return location
+            assert value.const_value is not None
+            offsets[value] = file.tell()
+            for part in _parts(value.const_value):
+                digest.update(part)
+                file.write(part)
+                transfer.advance(len(part))
+    for value, offset in offsets.items():
+        tensor = value.const_value
+        assert tensor is not None
+        value.const_value = ir.ExternalTensor(
+            location(),
+            offset,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=value.name or "",
+            base_dir=path.parent,
+        )
+    return location()
+
+
+def _parts(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+    """The bytes of a tensor, as files have them, one part after the other."""
+    if tensor.dtype.bitwidth % 8:
+        yield tensor.tobytes()
+        return
+    for block in blocks(tensor.numpy()):
+        yield encoded(block)
 
 
 def _is_large(value: ir.Value) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
-from burnish.importer import Source, load, refuse_gradients
+from burnish.importer import Bind, Source, load, refuse_gradients
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
 from burnish.modes import bind_as_exported
 from burnish.passes import (
@@ -27,7 +27,9 @@ PREFIX = "grad:"
 
 
 @garbage_kept()
-def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, target: str = "onnxruntime") -> ir.Model:
+def grad(
+    source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None, target: str = "onnxruntime"
+) -> ir.Model:
     """Differentiate an output of a model with respect to inputs or initializers.
 
     Args:
@@ -35,6 +37,7 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
             exported in.
         wrt: names of floating-point inputs or initializers.
         of: name of the output; by default the only one.
+        bind: {input: value}: inputs that are fixed to a value, and that the gradient model does not have (``burnish.load``).
         target: the runtime that the graph is lowered for.
 
     Returns:
@@ -55,7 +58,7 @@ def grad(source: Source, wrt: str | Sequence[str], of: str | None = None, *, tar
     if target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     names = _names(wrt)
-    model = _load_recognized(source, names)
+    model = _load_recognized(source, names, bind)
     refuse_gradients(model, "burnish.grad")
     graph = model.graph
     output_names = [value.name or "" for value in graph.outputs]
@@ -95,11 +98,11 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
     return names
 
 
-def _load_recognized(source: Source, names: Sequence[str]) -> ir.Model:
-    model = recognize_training_normalization(recognize_normalization(load(source)))
+def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Model:
+    model = recognize_training_normalization(recognize_normalization(load(source, bind=bind)))
     known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     # A constant inside the pieces of a layer, such as an epsilon, is gone with them.
-    return _in_float32(model if known.issuperset(names) else load(source), names)
+    return _in_float32(model if known.issuperset(names) else load(source, bind=bind), names)
 
 
 def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from onnx.reference.op_run import OpRun
 
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node, model_proto
-from burnish.program.signature import Role
+from burnish.program.signature import Entry, Role
+from burnish.program.state import Kind, kind_of
+from burnish.program.transfer import Transfer
+from burnish.program.weights import Weights
 from burnish.random import check_seed
 
 if TYPE_CHECKING:
@@ -63,18 +67,29 @@ SCHEMES: dict[str, Scheme] = {
 def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict[str, np.ndarray]:
     """Return the initial state in the order of the signature; see ``Program.initial_state``."""
     check_seed(seed)
-    weights = dict(program.weights)
+    weights: Mapping[str, np.ndarray] = program.weights
     if reinitialize is not None:
-        weights = _reinitialized(program, weights, seed, reinitialize)
+        weights = _reinitialized(program, dict(weights), seed, reinitialize)
     computed = run_init(program, weights, seed)
     owners = Counter(map(id, computed.values()))
     own = {name for name, array in computed.items() if array.flags.owndata and array.flags.writeable and owners[id(array)] == 1}
-    state = {**weights, **computed}
-    # What the graph has made for one entry alone is not copied: an optimizer's slots are as large as the model.
-    return {
-        entry.name: np.array(state[entry.name], dtype=entry.numpy_dtype, copy=None if entry.name in own else True)
-        for entry in program.signature.state
-    }
+    transfer = Transfer("reading the weights", sum(_size(kind_of(weights, name)) for name in weights))
+
+    def taken(entry: Entry) -> np.ndarray:
+        name = entry.name
+        if name in computed:
+            # What the graph has made for one entry alone is not copied: an optimizer's slots are as large as the model.
+            return np.array(computed[name], dtype=entry.numpy_dtype, copy=None if name in own else True)
+        array = weights.take(name) if isinstance(weights, Weights) else np.array(weights[name], dtype=entry.numpy_dtype)
+        transfer.advance(array.nbytes)
+        return array
+
+    return {entry.name: taken(entry) for entry in program.signature.state}
+
+
+def _size(kind: Kind) -> int:
+    dtype, shape = kind
+    return dtype.itemsize * math.prod(shape)
 
 
 class ConstantOfShape(OpRun):
@@ -93,10 +108,16 @@ class ConstantOfShape(OpRun):
 def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine."""
     signature = program.signature["init"]
-    inputs = {
-        entry.name: np.asarray(seed, dtype=entry.numpy_dtype) if entry.role is Role.SEED else weights[entry.name]
-        for entry in signature.inputs
-    }
+    read = {value.name for value in program.init.graph.inputs if value.uses() or value.is_graph_output()}
+
+    def given(entry: Entry) -> np.ndarray:
+        if entry.role is Role.SEED:
+            return np.asarray(seed, dtype=entry.numpy_dtype)
+        if entry.name in read:
+            return weights[entry.name]
+        return np.broadcast_to(np.zeros((), entry.numpy_dtype), kind_of(weights, entry.name)[1])
+
+    inputs = {entry.name: given(entry) for entry in signature.inputs}
     with np.errstate(all="ignore"):
         results = ReferenceEvaluator(model_proto(program.init), new_ops=[ConstantOfShape]).run(
             [entry.name for entry in signature.outputs], inputs

@@ -19,7 +19,8 @@ from burnish.graph import model_proto, named_failures
 from burnish.importer import external_tensors, own_tensors
 from burnish.program.consistency import inconsistency
 from burnish.program.signature import GRAPH_NAMES, Role, Signature
-from burnish.program.state import check_state, flush_to_disk, partial_path, read_state_file, remove_left_behind, write_state_file
+from burnish.program.state import check_state, flush_to_disk, partial_path, remove_left_behind
+from burnish.program.state_file import read_state_file, write_state_file
 
 if TYPE_CHECKING:
     from burnish.program.program import Program

@@ -13,7 +13,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
 from burnish.importer import InitializerKind, classify_initializers
 from burnish.norm_policies import Auto, Frozen, NormPolicy, Train, layer_name
-from burnish.program.dependence import Obstacles, candidates, reasons, why_no_weight
+from burnish.program.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
 from burnish.settings import is_whole, matches_pattern, nearest
 
 HoldRows = Mapping[str, int | Iterable[int]] | None
@@ -249,7 +249,7 @@ def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, 
     if reached and not lost:
         return {name: obstacles.why(graph.initializers[name]) for name in state.unreached} | untrained
     names = [name for _, selected in lost for name in selected] if lost else missed
-    found = reasons([(name, obstacles.why(inputs[f"param/{name}"])) for name in names])
+    found = reasons_together({name: obstacles.why(inputs[f"param/{name}"]) for name in names})
     subject = f"trainable: '{lost[0][0]}' would not train" if lost else "nothing would train"
     names_read = " and ".join(f"'{value.name}'" for value in read)
     raise ConfigurationError(

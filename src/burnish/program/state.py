@@ -1,7 +1,7 @@
-"""State by name: whether it fits a program, and the file it is kept in.
+"""State by name: whether it fits a program; and files that are written whole or not at all.
 
-The file is a safetensors file with a metadata header. It is written under another name, flushed to the disk and renamed:
-a reader finds the earlier file or the new one, never a part of either. Nothing is unpickled.
+Such a file is written under another name, flushed to the disk and renamed: a reader finds the earlier file or the new one, never
+a part of either.
 """
 
 from __future__ import annotations
@@ -11,18 +11,94 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.optim.average import AVERAGE
 from burnish.program.signature import Entry, Signature
 
 Arrays = dict[str, np.ndarray]
+Kind = tuple[np.dtype, tuple[int, ...]]
+"""Dtype and shape of an array."""
+
+
+class LazyArrays(Mapping[str, np.ndarray]):
+    """Arrays by name, each of which is made when it is asked for: no two of them need memory at the same time."""
+
+    @abstractmethod
+    def kind(self, name: str) -> Kind:
+        """Return the dtype and the shape of an array, without making it."""
+
+
+class EntriesOnRequest(LazyArrays):
+    """State entries that are read, each when it is asked for, from what holds them.
+
+    Args:
+        entries: what there is to read.
+        read: returns an entry, by name.
+        instead: state entry -> the state entry, of its dtype and shape, that is read in its place.
+    """
+
+    def __init__(self, entries: Iterable[Entry], read: Callable[[str], np.ndarray], instead: Mapping[str, str] | None = None):
+        self._entries = {entry.name: entry for entry in entries}
+        self._read = read
+        self._instead = dict(instead or {})
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._entries:
+            raise KeyError(name)
+        return self._read(self._instead.get(name, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def kind(self, name: str) -> Kind:
+        entry = self._entries[name]
+        shape = tuple(extent for extent in entry.extents if isinstance(extent, int))
+        return entry.numpy_dtype, shape if len(shape) == len(entry.extents) else self[name].shape
+
+
+class _Chosen(LazyArrays):
+    """Some of the arrays that are made on request."""
+
+    def __init__(self, arrays: LazyArrays, names: Iterable[str]):
+        self._arrays = arrays
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def kind(self, name: str) -> Kind:
+        return self._arrays.kind(name)
+
+
+def chosen(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> Mapping[str, np.ndarray]:
+    """Return the arrays of these names, as far as they are there; those made on request are not made."""
+    present = [name for name in names if name in arrays]
+    return _Chosen(arrays, present) if isinstance(arrays, LazyArrays) else {name: arrays[name] for name in present}
+
+
+def kind_of(arrays: Mapping[str, np.ndarray], name: str) -> Kind:
+    """Return the dtype and the shape of an array; one that is made on request is not made."""
+    if isinstance(arrays, LazyArrays):
+        return arrays.kind(name)
+    array = np.asarray(arrays[name])
+    return array.dtype, array.shape
 
 
 def check_state(
@@ -56,13 +132,14 @@ def state_differences(entries: Iterable[Entry], state: Mapping[str, np.ndarray])
     for name, entry in expected.items():
         if name not in state:
             continue
-        array = state[name]
-        if not isinstance(array, np.ndarray | np.generic):
-            unfit.append(f"'{name}' is a {type(array).__name__}, not an array")
-        elif not shape_fits(array.shape, entry.extents):
-            unfit.append(f"'{name}' has shape {list(array.shape)}, expected {list(entry.extents)}")
-        elif array.dtype != entry.numpy_dtype:
-            unfit.append(f"'{name}' has dtype {array.dtype}, expected {entry.numpy_dtype}")
+        if not isinstance(state, LazyArrays) and not isinstance(state[name], np.ndarray | np.generic):
+            unfit.append(f"'{name}' is a {type(state[name]).__name__}, not an array")
+            continue
+        dtype, shape = kind_of(state, name)
+        if not shape_fits(shape, entry.extents):
+            unfit.append(f"'{name}' has shape {list(shape)}, expected {list(entry.extents)}")
+        elif dtype != entry.numpy_dtype:
+            unfit.append(f"'{name}' has dtype {dtype}, expected {entry.numpy_dtype}")
     return differences + unfit[:5] + ([f"and {len(unfit) - 5} more"] if len(unfit) > 5 else [])
 
 
@@ -111,22 +188,15 @@ def file_path(path: str | os.PathLike[str], example: str) -> Path:
     return found
 
 
-def write_state_file(path: Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays and a text header into one safetensors file, whole or not at all.
-
-    Raises:
-        CheckpointError: the file cannot be written; an earlier one is as it was.
-    """
-    arrays = {name: np.asarray(array, order="C") for name, array in state.items()}
-    with replacing(path) as partial:
-        save_file(arrays, partial, metadata=dict(metadata))
-
-
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[Path]:
     """Give a path to write to; what was written there then takes the place of ``path`` in one step.
 
     Partial files that earlier processes left when they were killed while writing ``path`` are removed then.
+
+    Args:
+        path: the file.
+        final: returns what the file is called in place of ``path``, where that is known only when it is written.
 
     Raises:
         CheckpointError: writing failed; ``path`` is as it was before.
@@ -135,10 +205,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         flush_to_disk(partial)
-        os.replace(partial, path)
+        os.replace(partial, path if final is None else final())
         flush_to_disk(path.parent)
         remove_left_behind(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"'{path}' could not be written: {error}. An earlier file there is untouched. "
             "Free space on the disk, or choose a folder you can write to"
@@ -173,26 +243,3 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_state_file(path: Path, kind: str) -> tuple[Arrays, dict[str, str]]:
-    """Read a safetensors file: arrays by name, and its text header. Sizes are checked before memory is taken.
-
-    Args:
-        path: the file.
-        kind: what it should be, for the message: ``checkpoint``.
-
-    Raises:
-        CheckpointError: the file is missing, truncated, or not a safetensors file.
-    """
-    if not path.is_file():
-        raise CheckpointError(f"There is no {kind} '{path}': check the path, or start without it")
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = dict(file.metadata() or {})
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"'{path}' is not a whole {kind}: it is truncated, damaged or another kind of file ({error}). "
-            "Use an earlier one, or start without it"
-        ) from error

@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.importer import FileTensor
+from burnish.program.state import Kind, LazyArrays
 
 
-class Weights(Mapping[str, np.ndarray]):
+class Weights(LazyArrays):
     """Arrays by state name; those that lie in a file too need no memory once it was let go, and are then read there.
 
     Args:
@@ -33,6 +34,19 @@ class Weights(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def kind(self, name: str) -> Kind:
+        tensor = self._tensors[name]
+        return self._dtypes[name].numpy(), tuple(tensor.shape.numpy())
+
+    def take(self, name: str) -> np.ndarray:
+        """Return an array that no one else has, and let the memory of its tensor go, where it can be read again."""
+        tensor = self._tensors[name]
+        if not isinstance(tensor, FileTensor):
+            return np.array(tensor.numpy(), dtype=self._dtypes[name].numpy())
+        array = np.array(tensor.own_array(), dtype=self._dtypes[name].numpy(), copy=None)
+        tensor.release()
+        return array
 
     def release(self) -> None:
         """Let the memory of arrays go that can be read again."""

@@ -6,10 +6,10 @@ what the caller adds (the position in the data). Nothing is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import numpy as np
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.program import Program
 from burnish.program.persistence import graph_hashes, program_hash
-from burnish.program.state import check_state, file_path, read_state_file, state_differences, write_state_file
+from burnish.program.state import check_state, file_path, state_differences
+from burnish.program.state_file import StateFile, write_state_file
 
 FORMAT = "burnish checkpoint"
 FORMAT_VERSION = 1
 EXAMPLE = "last.safetensors"
+CHECKSUM = "checksum"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Checkpoint:
     """What a checkpoint file holds.
 
     Attributes:
-        state: arrays by state name.
+        state: arrays by state name; of a checkpoint that is open, each is read when it is asked for.
         step: how many steps had been taken.
         identity: of the program that it was made with.
         engine: the name of the engine that it was made on.
@@ -51,7 +53,7 @@ class Checkpoint:
         metadata: entries for the ``metadata_props`` of an exported model.
     """
 
-    state: dict[str, np.ndarray]
+    state: Mapping[str, np.ndarray]
     step: int
     identity: ProgramIdentity
     engine: str
@@ -68,17 +70,19 @@ def write_checkpoint(
     engine: str,
     extra: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
+    check: Callable[[str, np.ndarray], None] | None = None,
 ) -> None:
     """Write a checkpoint, whole or not at all; an earlier file of this name is replaced only by a whole one.
 
     Args:
         path: a file name, by convention ending in ``.safetensors``.
-        state: arrays by state name.
+        state: arrays by state name; of those that are made on request, one is in memory at a time.
         step: how many steps have been taken.
         identity: of the program.
         engine: name of the engine.
         extra: JSON-compatible values that ``read_checkpoint`` gives back.
         metadata: entries for the ``metadata_props`` of an exported model.
+        check: as ``write_state_file`` takes it.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -102,11 +106,10 @@ def write_checkpoint(
         "program": identity.program,
         "graphs": json.dumps(identity.graphs),
         "engine": engine,
-        "checksum": _checksum(state),
         "extra": extra_text,
         **({"metadata": json.dumps(dict(metadata))} if metadata else {}),
     }
-    write_state_file(path, state, header)
+    write_state_file(path, state, header, checksum=CHECKSUM, check=check)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -115,8 +118,26 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         CheckpointError: the file is missing, truncated, damaged, not a checkpoint, or of a newer format.
     """
+    with open_checkpoint(path) as checkpoint:
+        return replace(checkpoint, state=dict(checkpoint.state))
+
+
+@contextlib.contextmanager
+def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
+    """Open a checkpoint, without comparing it with a program; the arrays of its state are read when they are asked for.
+
+    The file was read once before, and agrees with its checksum.
+
+    Raises:
+        CheckpointError: as ``read_checkpoint``; also from reading an array.
+    """
     path = file_path(path, EXAMPLE)
-    state, header = read_state_file(path, "checkpoint")
+    with StateFile(path, "checkpoint") as file:
+        yield _described(path, file)
+
+
+def _described(path: Path, file: StateFile) -> Checkpoint:
+    header = file.metadata
     if header.get("format") != FORMAT:
         raise CheckpointError(
             f"'{path}' is a safetensors file, but not a burnish checkpoint: give a file that save_checkpoint wrote. "
@@ -128,24 +149,15 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             raise CheckpointError(
                 f"'{path}' is of checkpoint format {version}, and this burnish reads up to {FORMAT_VERSION}: update burnish"
             )
-        if "checksum" in header and header["checksum"] != _checksum(state):
+        if CHECKSUM in header and header[CHECKSUM] != file.checksum():
             raise CheckpointError(f"'{path}' is damaged: its arrays are not those that were written. Use an earlier checkpoint")
         identity = ProgramIdentity(header["program"], dict(json.loads(header["graphs"])))
         metadata = {str(key): str(value) for key, value in json.loads(header.get("metadata", "{}")).items()}
-        return Checkpoint(state, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])), metadata)
+        return Checkpoint(file, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])), metadata)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"
         ) from error
-
-
-def _checksum(state: Mapping[str, np.ndarray]) -> str:
-    """CRC-32 of names and contents, in the order of the names: a file system may give back other bits than it was given."""
-    total = 0
-    for name in sorted(state):
-        content = np.ascontiguousarray(state[name]).reshape(-1).view(np.uint8)
-        total = zlib.crc32(content.data, zlib.crc32(name.encode(), total))
-    return f"{total:08x}"
 
 
 def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program, identity: ProgramIdentity) -> None:

@@ -17,15 +17,15 @@ from burnish.distributed import DataParallel
 from burnish.distributed.runners.local_steps import LocalSteps
 from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.base import HandedOver, first_non_finite
+from burnish.engines.base import NOTHING, HandedOver, first_non_finite
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import carry_over
 from burnish.program.export import export_inference, save_inference
-from burnish.program.state import averages, check_state
-from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
+from burnish.program.state import EntriesOnRequest, averages, check_state
+from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
 from burnish.training.objective import warn_of_probabilities
 from burnish.training.totals import Totals, figures, only_totals
@@ -275,22 +275,24 @@ class Session:
         Raises:
             CheckpointError: the file cannot be written, or the state holds NaN or infinite values; an earlier file is untouched.
         """
-        state = self.state()
         updated = self.program.signature["step"].updates
-        damaged = first_non_finite({name: array for name, array in state.items() if name in updated})
-        if damaged is not None:
-            raise CheckpointError(
-                f"No checkpoint was written to '{path}': '{damaged}' holds NaN or infinite values. An earlier file there is "
-                "untouched: restore it and lower the learning rate (lr), or clip the gradients"
-            )
+
+        def check(name: str, part: np.ndarray) -> None:
+            if name in updated and first_non_finite({name: part}) is not None:
+                raise CheckpointError(
+                    f"No checkpoint was written to '{path}': '{name}' holds NaN or infinite values. An earlier file there is "
+                    "untouched: restore it and lower the learning rate (lr), or clip the gradients"
+                )
+
         write_checkpoint(
             path,
-            state,
+            self._state_on_request(),
             step=self.step_count,
             identity=self._identity,
             engine=self.engine.name,
             extra=extra,
             metadata=self.metadata,
+            check=check,
         )
 
     @_one_at_a_time
@@ -310,12 +312,13 @@ class Session:
             CheckpointError: the file is missing, truncated, not a checkpoint or of a newer format; or, when strict, of another
                 program; or it has no parameter that this program has. The state is as it was.
         """
-        checkpoint = read_checkpoint(path)
         if strict:
-            check_checkpoint(path, checkpoint, self.program, self._identity)
-            self._open_runner().load_state(checkpoint.state)
-            self.metadata = {**self.metadata, **checkpoint.metadata}
-            return checkpoint.extra
+            with open_checkpoint(path) as opened:
+                check_checkpoint(path, opened, self.program, self._identity)
+                self._open_runner().load_state(opened.state)
+            self.metadata = {**self.metadata, **opened.metadata}
+            return opened.extra
+        checkpoint = read_checkpoint(path)
         found = carry_over(self.program, self.state(), checkpoint.state)
         if not any(name.startswith("param/") for name in found.carried):
             raise CheckpointError(
@@ -345,9 +348,7 @@ class Session:
             CheckpointError: the file cannot be written.
             ConfigurationError: the optimizer keeps no average.
         """
-        state = self.state()
-        for instead in self._instead(parameters):
-            state |= {name: state[other] for name, other in instead.items()}
+        state = self._state_on_request(*self._instead(parameters))
         return save_inference(export_inference(self.program, state, fold_norm, self.metadata), path)
 
     @_one_at_a_time
@@ -393,6 +394,21 @@ class Session:
         if self._runner is None:
             raise EngineError("The session is closed: open another with Session(program, state=session.state())")
         return self._runner
+
+    def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Mapping[str, np.ndarray]:
+        """The state, one entry of which is copied when it is asked for; in the place of some, others of its entries.
+
+        It is that of now, and what asks for it is done before the state changes. What other workers hold a part of is asked of
+        them at once, and whole.
+        """
+        read: Callable[[str], np.ndarray]
+        if self._runner is None and not self._has_part:
+            read = self._closed_state.__getitem__
+        elif self._runner is None or isinstance(self._runner, SpreadRunner):
+            read = self.state().__getitem__
+        else:
+            read = self._runner.state_entry
+        return EntriesOnRequest(self.program.signature.state, read, instead)
 
     def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
         remedy = "Give what session.state() or program.initial_state() of this program returns"

@@ -15,11 +15,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.base import NOTHING, Arrays, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
 from burnish.engines.onnxruntime.failures import has_bfloat16, run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.program.state_file import blocks
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -40,7 +41,8 @@ class OnnxRuntimeRunner:
         self._threads = threads
         self._updates = program.signature["step"].updates
         entries = {entry.name: entry for entry in program.signature.state}
-        current = {name: _Buffer.copy_of(state[name], entry) for name, entry in entries.items()}
+        take = state.pop if isinstance(state, HandedOver) else state.__getitem__
+        current = {name: _Buffer.copy_of(take(name), entry) for name, entry in entries.items()}
         following = {
             name: _Buffer.empty(buffer.array.shape, entries[name]) if name in self._updates else buffer
             for name, buffer in current.items()
@@ -70,8 +72,18 @@ class OnnxRuntimeRunner:
         return self._sets[self._current][name].array.copy()
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, array in self._arrays().items():
-            np.copyto(array, state[name], casting="no")
+        """Copy into the other set, which becomes the current one when all is there; what both share is the same mostly."""
+        following = self._sets[1 - self._current]
+        shared = {}
+        for name, buffer in following.items():
+            array = state[name]
+            if name in self._updates:
+                np.copyto(buffer.array, array, casting="no")
+            elif not all(map(np.array_equal, blocks(buffer.array), blocks(array))):
+                shared[name] = array
+        for name, array in shared.items():
+            np.copyto(following[name].array, array, casting="no")
+        self._current = 1 - self._current
 
     @property
     def reopened(self) -> int:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 Executable = Callable[..., tuple[torch.Tensor, ...]]
 Compilation = Literal["regions", "inductor", "none"]
+KernelChoice = Literal["measured", "fixed"]
 Result = TypeVar("Result")
 
 _AS_IT_IS = nullcontext()
@@ -73,11 +74,15 @@ class TorchEngine:
         keep_pages: keep the memory of a step for the next, and refuse what there is no memory for (``memory``).
         winograd: on a CPU, with ``compile="regions"`` and ``channels_last``, compute float32 convolutions of 3x3 and their
             gradients by Winograd's minimal filtering where that is faster; False leaves them to PyTorch's direct convolutions.
+        kernel_choice: on a CPU, with ``compile="regions"`` and ``channels_last``, how float32 convolutions are computed that are
+            not of a form usual in image networks. ``measured``: in the quickest of several ways, measured once for their sizes
+            and remembered on this machine (``kernel_choice``). ``fixed``: always in the same way, so that the bits of a result
+            do not depend on what was measured.
         tf32: on CUDA, multiply float32 matrices and images in TensorFloat-32, with 10 bits of mantissa.
         capture: on CUDA, record the step as one CUDA graph per shape of the batch (``capture``).
 
     Raises:
-        EngineError: ``compile`` is none of these.
+        EngineError: ``compile`` or ``kernel_choice`` is none of these.
     """
 
     name = "torch"
@@ -90,17 +95,22 @@ class TorchEngine:
         channels_last: bool = True,
         keep_pages: bool = True,
         winograd: bool = True,
+        kernel_choice: KernelChoice = "measured",
         tf32: bool = False,
         capture: bool = True,
     ):
         if compile not in get_args(Compilation):
             choices = ", ".join(map(repr, get_args(Compilation)))
             raise EngineError(f"compile={compile!r}: the torch engine compiles one of {choices}; leave it out for 'regions'")
+        if kernel_choice not in get_args(KernelChoice):
+            choices = " or ".join(map(repr, get_args(KernelChoice)))
+            raise EngineError(f"kernel_choice={kernel_choice!r}: the torch engine takes {choices}; leave it out for 'measured'")
         self.device = device
         self.compile = compile
         self.channels_last = channels_last
         self.keep_pages = keep_pages
         self.winograd = winograd
+        self.kernel_choice = kernel_choice
         self.tf32 = tf32
         self.capture = capture
         if compile == "regions" and device == "cpu":
@@ -339,7 +349,16 @@ class TorchRunner:
             operators -= COLLECTIVES
         graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
         arranged = wait_by_selection if self._engine.compile == "inductor" else run_in_order
-        model = fuse(arranged(graphs[name]), fused, winograd, channels_last, narrow_dtypes(self._device), attention.dtypes())
+        chooses = self._engine.compile == "regions" and self._device.type == "cpu" and channels_last
+        model = fuse(
+            arranged(graphs[name]),
+            fused,
+            winograd,
+            channels_last,
+            narrow_dtypes(self._device),
+            attention.dtypes(),
+            self._engine.kernel_choice if chooses else None,
+        )
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)

@@ -14,6 +14,7 @@ from burnish.engines.torch.fusions.attention import fuse_attention
 from burnish.engines.torch.fusions.batch_normalization import fuse_batch_normalization
 from burnish.engines.torch.fusions.batched_products import fuse_batched_products
 from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.fusions.chosen_convolutions import choose_convolutions
 from burnish.engines.torch.fusions.convolution_products import use_products
 from burnish.engines.torch.fusions.cross_entropy import fuse_cross_entropy
 from burnish.engines.torch.fusions.depthwise import fuse_depthwise
@@ -41,6 +42,7 @@ def fuse(
     channels_last: bool = True,
     narrow: Collection[ir.DataType] = (),
     attended: Collection[ir.DataType] = (ir.DataType.FLOAT,),
+    kernel_choice: str | None = None,
 ) -> ir.Model:
     """Rewrite a graph, in place.
 
@@ -51,6 +53,8 @@ def fuse(
         channels_last: whether images have their channels last in memory.
         narrow: dtypes of sixteen bits whose products are computed in float32: those that the device is slow in.
         attended: dtypes that the kernels of attention take.
+        kernel_choice: ``measured``: where no rule is known, the quickest way to compute a convolution is measured as a step runs;
+            ``fixed``: it is the usual one; None: convolutions are PyTorch's.
 
     Returns:
         The same model. Batch normalization that no kernel takes is lowered.
@@ -69,6 +73,8 @@ def fuse(
     if kernels and channels_last:
         use_products(graph)
         use_narrow_gradients(graph)
+    if kernel_choice is not None:
+        choose_convolutions(graph, measured=kernel_choice == "measured")
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED

@@ -23,7 +23,7 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     """BatchNormTraining, and the BatchNormGrad that reads it, to FusedBatchNorm and FusedBatchNormGrad."""
     x, scale, bias = node.inputs[:3]
     assert x is not None
-    if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) not in (2, 4):
+    if x.dtype != ir.DataType.FLOAT or x.shape is None or not 2 <= len(x.shape) <= 5:
         return  # with the casts around it: what it is lowered to would compute its statistics in bfloat16 without them
     y, mean, inverse_std, variance, centered, shift = node.outputs
     gradients = {user for value in (centered, shift) for user, _ in value.uses()}

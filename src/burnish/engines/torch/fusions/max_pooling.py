@@ -1,4 +1,7 @@
-"""Max pooling of images whose indices only its own gradient reads: the places of its maxima, as PyTorch counts them."""
+"""Max pooling of signals, images and volumes whose indices only its own gradient reads.
+
+The indices are then the places of the maxima, as PyTorch counts them.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,25 @@ def fuse_max_pooling(graph: ir.Graph) -> None:
 
 
 def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:
-    if len(node.outputs) < 2 or len(node.attributes["kernel_shape"].as_ints()) != 2:
+    kernel = list(node.attributes["kernel_shape"].as_ints())
+    rank = len(kernel)
+    if len(node.outputs) < 2 or rank > 3:
         return
     indices = node.outputs[1]
     users = {user for user, _ in indices.uses()}
     if not users or indices.is_graph_output() or any(not MAX_POOL_GRAD.is_of(user) for user in users):
         return
-    pads = list(attribute_value(node, "pads", [0] * 4))
-    kernel = list(node.attributes["kernel_shape"].as_ints())
+    pads = list(attribute_value(node, "pads", [0] * (2 * rank)))
     automatic = attribute_value(node, "auto_pad", "NOTSET")
-    if automatic != "NOTSET" or pads[:2] != pads[2:] or any(2 * pad > size for pad, size in zip(pads[:2], kernel, strict=True)):
+    if automatic != "NOTSET" or pads[:rank] != pads[rank:]:
+        return
+    if any(2 * pad > size for pad, size in zip(pads[:rank], kernel, strict=True)):
         return
     attributes = {
         "kernel_shape": kernel,
-        "strides": list(attribute_value(node, "strides", [1, 1])),
-        "dilations": list(attribute_value(node, "dilations", [1, 1])),
-        "pads": pads[:2],
+        "strides": list(attribute_value(node, "strides", [1] * rank)),
+        "dilations": list(attribute_value(node, "dilations", [1] * rank)),
+        "pads": pads[:rank],
         "ceil_mode": attribute_value(node, "ceil_mode", 0),
     }
     for user in users:

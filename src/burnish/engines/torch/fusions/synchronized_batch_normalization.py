@@ -43,8 +43,8 @@ def fuse_synchronized(graph: ir.Graph) -> None:
 
 
 def _is_single(value: ir.Value | None) -> bool:
-    """Whether the kernels take a value: a vector per channel, rows or images of float32."""
-    return value is not None and value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) in (1, 2, 4)
+    """Whether the kernels take a value: a vector per channel, or rows, signals, images or volumes, of float32."""
+    return value is not None and value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) <= 5
 
 
 def _rename(graph: ir.Graph, node: ir.Node) -> None:

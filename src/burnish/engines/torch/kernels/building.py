@@ -39,14 +39,14 @@ def build_library(source: Path) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise RuntimeError("there is no C++ compiler: install g++ or clang++, or name one in CXX")
-    cache = _cache()
+    cache = cache_folder()
     instructions = compiling.native()
     library = cache / compiling.library_name(source, instructions, _circumstances(compiler))
     if library.exists():
         return library
     cache.mkdir(parents=True, exist_ok=True)
     headers = compiling.Headers(torch.__version__, _torch_folder() / "include")
-    with _lock(cache / f"{source.stem}.lock"):
+    with locked(cache / f"{source.stem}.lock"):
         if not library.exists():
             compiling.compile_library(source, library, compiler, instructions, headers.flags, _link_flags())
     return library
@@ -82,7 +82,7 @@ def _circumstances(compiler: str) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Let one process at a time in. Where there are no locks of files, several build the same, and the last one's file stays."""
     try:
         import fcntl
@@ -99,6 +99,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where the engine keeps files between runs: ``burnish`` in ``BURNISH_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``."""
     root = os.environ.get("BURNISH_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "burnish"

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch import convolution_gradients
+from burnish.engines.torch import convolution_gradients, convolutions
 from burnish.engines.torch.processor import has_narrow_vectors
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
 from burnish.graph import BURNISH_DOMAIN, same_padding, split_padding
@@ -110,7 +110,17 @@ def convolution(op: Call) -> Any:
     return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
 
 
+@translates("ChosenConv", domain=BURNISH_DOMAIN)
+def chosen_convolution(op: Call) -> Any:
+    kernel, strides, dilations, pads, group = _window(op, 1)
+    x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
+    return convolutions.convolve(
+        x, op.tensor(1), op.optional(2), strides, padding, dilations, group, bool(op.attribute("measured"))
+    )
+
+
 @translates("ConvTranspose")
+@translates("ChosenConvTranspose", domain=BURNISH_DOMAIN)
 def transposed_convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
     rank = len(kernel)
@@ -147,6 +157,10 @@ def transposed_convolution(op: Call) -> Any:
 def _transposed(
     op: Call, bias: Any, padding: list[int], extra: list[int], strides: list[int], dilations: list[int], group: int
 ) -> Any:
+    if op.node.op_type == "ChosenConvTranspose":
+        return convolutions.transposed(
+            op.tensor(0), op.tensor(1), bias, strides, padding, extra, dilations, group, bool(op.attribute("measured"))
+        )
     rank = len(strides)
     function = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}[rank]
     return function(op.tensor(0), op.tensor(1), bias, strides, padding, extra, group, dilations)
@@ -172,6 +186,26 @@ def convolution_weight_gradient(op: Call) -> Any:
         dy, x = (torch.flatten(torch.movedim(images, 1, -1), 0, -2) for images in (op.tensor(0), seen))
         return torch.reshape(torch.mm(dy.t(), x), [*op.extents(2)[:2], *[1] * len(strides)])
     return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), weight_index=2, wanted=1)
+
+
+@translates("ChosenConvInputGrad", domain=BURNISH_DOMAIN)
+def chosen_input_gradient(op: Call) -> Any:
+    """(dy, w, x) -> dx; of x the shape is read."""
+    _, strides, dilations, pads, group = _window(op, 1)
+    x = op.tensor(2)
+    padded, padding = _padded_evenly(x, pads)
+    window = strides, padding, dilations, group, bool(op.attribute("measured"))
+    dx = convolutions.input_gradient(op.tensor(0), op.tensor(1), padded, *window)
+    return dx if padded is x else _without_pads(dx, pads)
+
+
+@translates("ChosenConvWeightGrad", domain=BURNISH_DOMAIN)
+def chosen_weight_gradient(op: Call) -> Any:
+    """(dy, x, w) -> dw; of w the shape is read."""
+    _, strides, dilations, pads, group = _window(op, 2)
+    x, padding = _padded_evenly(op.tensor(1), pads)
+    window = strides, padding, dilations, group, bool(op.attribute("measured"))
+    return convolutions.weight_gradient(op.tensor(0), x, op.tensor(2), *window)
 
 
 @translates("ConvInputGradNarrow", domain=BURNISH_DOMAIN)
@@ -207,7 +241,9 @@ def _backward(op: Call, dy: Any, x: Any, weight: Any, weight_index: int, wanted:
         dy, padded, weight, None, strides, padding, dilations, False, [0] * rank, group, mask
     )
     gradient = gradients[wanted]
-    if wanted == 0 and is_padded:
-        amounts = [-amount for axis in reversed(range(rank)) for amount in (pads[axis], pads[axis + rank])]
-        gradient = functional.pad(gradient, amounts)
-    return gradient
+    return _without_pads(gradient, pads) if wanted == 0 and is_padded else gradient
+
+
+def _without_pads(images: Any, pads: list[Any]) -> Any:
+    rank = len(pads) // 2
+    return functional.pad(images, [-amount for axis in reversed(range(rank)) for amount in (pads[axis], pads[axis + rank])])

@@ -9,6 +9,7 @@ import torch
 
 from burnish.engines.torch import attention, products
 from burnish.engines.torch.dtypes import TORCH_DTYPES
+from burnish.engines.torch.images import SIGNAL, VOLUME, as_image, from_image
 from burnish.engines.torch.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
 from burnish.ops.activation import CLIP_GRAD
@@ -20,41 +21,47 @@ def _of_elements(op: Call, name: str) -> Any:
     return getattr(torch.ops.burnish, name + suffix).default
 
 
+def _image(op: Call, index: int) -> Any:
+    """An operand of the first one's rank as an image, None where it is left out."""
+    return as_image(op.tensor(index), op.rank(0)) if op.has(index) else None
+
+
 @translates("FusedBatchNorm", domain=BURNISH_DOMAIN)
 def batch_norm(op: Call) -> Any:
     results = _of_elements(op, "batch_norm_training")(
-        op.tensor(0),
+        _image(op, 0),
         op.tensor(1),
         op.tensor(2),
-        op.optional(3),
+        _image(op, 3),
         op.attribute("epsilon"),
         op.attribute("activation"),
         op.attribute("limit"),
     )
-    return tuple(results[index] for index in range(5))
+    return from_image(results[0], op.extents(0)), *(results[index] for index in range(1, 5))
 
 
 @translates("FusedBatchNormGrad", domain=BURNISH_DOMAIN)
 def batch_norm_gradient(op: Call) -> Any:
     results = _of_elements(op, "batch_norm_gradient")(
-        op.tensor(0),
-        op.tensor(1),
+        _image(op, 0),
+        _image(op, 1),
         op.tensor(2),
         op.tensor(3),
         op.tensor(4),
-        op.optional(5),
-        op.optional(6),
+        _image(op, 5),
+        _image(op, 6),
         op.optional(7),
         op.attribute("activation"),
         op.attribute("limit"),
         bool(op.attribute("keep")),
     )
-    return tuple(results[index] for index in range(4))
+    kept = from_image(results[3], op.extents(0)) if op.is_read(3) else None
+    return from_image(results[0], op.extents(0)), results[1], results[2], kept
 
 
 @translates("FusedBatchNormMoments", domain=BURNISH_DOMAIN)
 def batch_norm_moments(op: Call) -> Any:
-    results = _of_elements(op, "batch_norm_moments")(op.tensor())
+    results = _of_elements(op, "batch_norm_moments")(_image(op, 0))
     return results[0], results[1]
 
 
@@ -67,21 +74,28 @@ def batch_norm_merge(op: Call) -> Any:
 @translates("FusedBatchNormApply", domain=BURNISH_DOMAIN)
 def batch_norm_apply(op: Call) -> Any:
     vectors = [op.tensor(index) for index in range(1, 5)]
-    return _of_elements(op, "batch_norm_apply")(
-        op.tensor(0), *vectors, op.optional(5), op.attribute("activation"), op.attribute("limit")
+    result = _of_elements(op, "batch_norm_apply")(
+        _image(op, 0), *vectors, _image(op, 5), op.attribute("activation"), op.attribute("limit")
     )
+    return from_image(result, op.extents(0))
 
 
 @translates("FusedBatchNormGradSums", domain=BURNISH_DOMAIN)
 def batch_norm_gradient_sums(op: Call) -> Any:
     results = _of_elements(op, "batch_norm_gradient_sums")(
-        *(op.tensor(index) for index in range(4)),
-        *(op.optional(index) for index in range(4, 8)),
+        _image(op, 0),
+        _image(op, 1),
+        op.tensor(2),
+        op.tensor(3),
+        _image(op, 4),
+        op.optional(5),
+        op.optional(6),
+        _image(op, 7),
         op.attribute("activation"),
         op.attribute("limit"),
         bool(op.attribute("keep")),
     )
-    return results[0], results[1]
+    return results[0], from_image(results[1], op.extents(0)) if op.is_read(1) else None
 
 
 @translates("FusedBatchNormGradMerge", domain=BURNISH_DOMAIN)
@@ -92,13 +106,16 @@ def batch_norm_gradient_merge(op: Call) -> Any:
 
 @translates("FusedBatchNormGradApply", domain=BURNISH_DOMAIN)
 def batch_norm_gradient_apply(op: Call) -> Any:
-    return _of_elements(op, "batch_norm_gradient_apply")(
-        *(op.tensor(index) for index in range(7)),
-        op.optional(7),
+    result = _of_elements(op, "batch_norm_gradient_apply")(
+        _image(op, 0),
+        _image(op, 1),
+        *(op.tensor(index) for index in range(2, 7)),
+        _image(op, 7),
         op.optional(8),
         op.attribute("activation"),
         op.attribute("limit"),
     )
+    return from_image(result, op.extents(0))
 
 
 @translates("FusedStandardize", domain=BURNISH_DOMAIN)
@@ -153,21 +170,37 @@ def depthwise_convolution_gradient(op: Call) -> Any:
     return results[0], results[1]
 
 
-def _window(op: Call) -> tuple[Any, ...]:
-    names = ("kernel_shape", "strides", "pads", "dilations")
-    return (*(list(op.attribute(name)) for name in names), bool(op.attribute("ceil_mode")))
+def _window(op: Call) -> list[Any]:
+    """Extents, strides, pads and dilations of windows over images or volumes, and whether sizes are rounded up."""
+    windows = [list(op.attribute(name)) for name in ("kernel_shape", "strides", "pads", "dilations")]
+    if op.rank(0) == SIGNAL:
+        windows = [[neutral, *window] for neutral, window in zip((1, 1, 0, 1), windows, strict=True)]
+    return [*windows, bool(op.attribute("ceil_mode"))]
+
+
+def _signal_as_image(op: Call, index: int) -> Any:
+    return as_image(op.tensor(index), SIGNAL) if op.rank(0) == SIGNAL else op.tensor(index)
+
+
+def _like_first(op: Call, pooled: Any) -> Any:
+    return from_image(pooled, op.extents(0)) if op.rank(0) == SIGNAL else pooled
 
 
 @translates("FusedMaxPool", domain=BURNISH_DOMAIN)
 def max_pool(op: Call) -> Any:
-    results = torch.ops.aten.max_pool2d_with_indices.default(op.tensor(), *_window(op))
-    return results[0], results[1]
+    over = torch.ops.aten.max_pool3d_with_indices if op.rank(0) == VOLUME else torch.ops.aten.max_pool2d_with_indices
+    results = over.default(_signal_as_image(op, 0), *_window(op))
+    return _like_first(op, results[0]), _like_first(op, results[1])
 
 
 @translates("FusedMaxPoolGrad", domain=BURNISH_DOMAIN)
 def max_pool_gradient(op: Call) -> Any:
-    dy, places, x = op.tensors()
-    return torch.ops.aten.max_pool2d_with_indices_backward.default(dy, x, *_window(op), places)
+    """(dy, places, x) -> dx."""
+    dy, places, x = (_signal_as_image(op, index) for index in range(3))
+    windows = _window(op)
+    if op.rank(0) == VOLUME:
+        return torch.ops.aten.max_pool3d_with_indices_backward.default(dy, x, *windows, places)
+    return _like_first(op, torch.ops.aten.max_pool2d_with_indices_backward.default(dy, x, *windows, places))
 
 
 @translates(CLIP_GRAD)

@@ -182,7 +182,11 @@ def average_pool_gradient(op: Call) -> Any:
     kernel, strides, dilations, pads = _window(op)
     rank, counts_pads, ceil = len(kernel), bool(op.attribute("count_include_pad", 0)), bool(op.attribute("ceil_mode", 0))
     dy, x = op.tensor(0), op.tensor(1)
-    if rank in (2, 3) and _fits(kernel, pads) and all(dilation == 1 for dilation in dilations):
+    if _fits(kernel, pads) and all(dilation == 1 for dilation in dilations):
+        if rank == 1:  # ATen has the gradient of an image of one row
+            windows = [1, *kernel], [1, *strides], [0, pads[0]]
+            dy, x = torch.unsqueeze(dy, 2), torch.unsqueeze(x, 2)
+            return torch.squeeze(torch.ops.aten.avg_pool2d_backward.default(dy, x, *windows, ceil, counts_pads, None), 2)
         backward = {
             2: torch.ops.aten.avg_pool2d_backward.default,
             3: torch.ops.aten.avg_pool3d_backward.default,

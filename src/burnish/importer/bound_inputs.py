@@ -1,0 +1,243 @@
+"""Inputs that are fixed to a value, such as a sampling rate that chooses a network or a recurrent state that starts at zero, and
+open dimensions that are fixed to an extent.
+
+What hangs on them alone is known when the model is read: ``fold_shape_constants`` computes it, and
+``take_decided_branches`` puts a branch in the place of an If that it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING, Builder, Tensor, replace_uses
+from burnish.importer.shapes import UNNAMED_AXES
+from burnish.settings import is_whole, suggestion
+
+Bind: TypeAlias = Mapping[str, ArrayLike] | None
+
+BATCH_AXES = (0, 1)
+"""Where the states of recurrent layers have their samples: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
+
+SHOWN = 64
+"""Elements up to which a value is written out where it is described."""
+
+
+def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
+    """Put constants in the place of inputs, which the model then no longer has, and fix open dimensions of others, in place.
+
+    Args:
+        model: a model of opset 18 or newer whose open dimensions have names.
+        bind: {input name: value}, or {name of an open dimension: extent}. A value is broadcast to the input's shape. Where that
+            has an open dimension, the constant has the extent that another input with this dimension has when the model runs. An
+            open dimension that no other input has takes the value's extent, where the value has all axes. One that the file
+            leaves without a name, and that is the only open one of its input and the first or second, is taken for that of the
+            batch: the first of the first input.
+
+    Raises:
+        ConfigurationError: no such input or dimension, a value of a dtype or shape that does not fit it, an open dimension of
+            which nothing says the extent, or no input would be left.
+    """
+    if not isinstance(bind, Mapping) or not all(isinstance(name, str) for name in bind):
+        raise ConfigurationError(f"bind must be {{input: value}}, such as {{'sr': 16000}}, not {bind!r}")
+    graph = model.graph
+    inputs = {value.name or "": value for value in graph.inputs}
+    extents = {name: given for name, given in bind.items() if name not in inputs}
+    _fix_dimensions(graph, extents)
+    bound = {inputs[name]: _as_array(inputs[name], given) for name, given in bind.items() if name in inputs}
+    others = [value for value in graph.inputs if value not in bound]
+    if not others and bound:
+        raise ConfigurationError("bind: no input would be left: leave out the one that data is to be given for")
+    builder = Builder(graph, before=next(iter(graph), None))
+    constants = {value: _constant(builder, value, array, others) for value, array in bound.items()}
+    for value, constant in constants.items():
+        graph.inputs.remove(value)
+        replace_uses(value, constant.value)
+        constant.value.name, value.name = value.name, None
+
+
+def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> None:
+    known = {
+        dim.value: None
+        for value in graph.inputs
+        if value.shape is not None
+        for dim in value.shape.dims
+        if isinstance(dim, ir.SymbolicDim) and dim.value is not None
+    }
+    fixed: dict[str, int] = {}
+    for name, given in extents.items():
+        if name not in known:
+            raise ConfigurationError(_no_input(graph, name, list(known)))
+        if not is_whole(given) or int(given) < 1:
+            raise ConfigurationError(
+                f"bind: '{name}' is an open dimension of the inputs, which takes an extent, an integer above 0, not {given!r}"
+            )
+        fixed[name] = int(given)
+    for value in (*graph.inputs, *graph.outputs):
+        if value.shape is not None:
+            dims = value.shape.dims
+            value.shape = ir.Shape([dim if isinstance(dim, int) else fixed.get(dim.value or "", dim) for dim in dims])
+
+
+def described_bindings(bind: Mapping[str, ArrayLike]) -> dict[str, Any]:
+    """Return, as JSON-compatible values, what inputs are fixed to: the value, or shape and range of a large one."""
+
+    def described(array: np.ndarray) -> Any:
+        if array.size <= SHOWN:
+            return array.tolist()
+        return {"shape": list(array.shape), "lowest": array.min().item(), "highest": array.max().item()}
+
+    return {name: described(np.asarray(value)) for name, value in bind.items()}
+
+
+def _no_input(graph: ir.Graph, name: str, dimensions: list[str]) -> str:
+    if name in graph.initializers:
+        return f"bind: '{name}' is a weight or a constant of the model, and no input: leave it out"
+    names = [value.name or "" for value in graph.inputs]
+    open_ones = f", their open dimensions {', '.join(map(repr, dimensions))}" if dimensions else ""
+    return (
+        f"bind: the model has no input '{name}'{suggestion(name, [*names, *dimensions])}; its inputs are "
+        f"{', '.join(map(repr, names)) or 'none'}{open_ones}"
+    )
+
+
+def _as_array(value: ir.Value, given: ArrayLike) -> np.ndarray:
+    """Return what an input is fixed to as an array of its dtype, of the shape that it was given in."""
+    name, dtype = value.name, value.dtype
+    if dtype is None or not isinstance(value.type, ir.TensorType):
+        raise ConfigurationError(f"bind: the input '{name}' is no tensor, and only tensors can be fixed to a value: leave it out")
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"bind: the input '{name}' is given rows of different lengths: give a number, or an array of one shape"
+        ) from error
+    is_text = array.dtype.kind in "US"
+    if is_text and array.ndim > 0:
+        raise ConfigurationError(f"bind: the input '{name}' is given a list with texts: give one text or number")
+    if dtype == ir.DataType.STRING and is_text:
+        return np.asarray(given, dtype=np.str_)
+    if not _fits(array, dtype):
+        raise ConfigurationError(
+            f"bind: the input '{name}' is {dtype.name.lower()}, and is given {_written(array)}: give {_expected(dtype)}"
+        )
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype.numpy())
+    if dtype in FLOATING:
+        is_beyond = np.isinf(cast.astype(np.float64)) & np.isfinite(array.astype(np.float64))
+    else:
+        is_beyond = cast.astype(object) != array.astype(object)
+    if np.any(is_beyond):
+        raise ConfigurationError(
+            f"bind: the input '{name}' is {dtype.name.lower()}, which does not hold {_written(array[is_beyond].flat[0])}: "
+            "give a number in its range"
+        )
+    return cast
+
+
+def _fits(array: np.ndarray, dtype: ir.DataType) -> bool:
+    """Whether values may be given for an input: integers also for floating-point numbers; nothing else for anything else."""
+    if array.dtype.kind == "O":
+        return False
+    try:
+        known = ir.DataType.from_numpy(array.dtype)
+    except TypeError:
+        return False
+    if known == dtype:
+        return True
+    return (known.is_integer() and (dtype.is_integer() or dtype in FLOATING)) or (known in FLOATING and dtype in FLOATING)
+
+
+def _expected(dtype: ir.DataType) -> str:
+    if dtype == ir.DataType.BOOL:
+        return "true or false"
+    if dtype == ir.DataType.STRING:
+        return "a text"
+    return "numbers" if dtype in FLOATING else "integers"
+
+
+def _written(given: Any) -> str:
+    array = np.asarray(given)
+    return f"{array.item()!r} ({array.dtype})" if array.size == 1 else f"an array of {array.dtype}"
+
+
+def _constant(builder: Builder, value: ir.Value, array: np.ndarray, others: list[ir.Value]) -> Tensor:
+    """Emit what stands for an input.
+
+    Floating-point tensors are expanded where the graph runs: as constants they could pass for weights.
+    """
+    if value.shape is None:
+        shape: list[int | Tensor] = list(array.shape)
+    else:
+        _check_broadcast(value, array)
+        shape = [_extent(builder, value, axis, array, others) for axis in range(len(value.shape))]
+    known = [extent for extent in shape if isinstance(extent, int)]
+    if len(known) == len(shape) and (not shape or value.dtype not in FLOATING):
+        # A copy: what is broadcast has no memory of its own.
+        return builder.constant(np.broadcast_to(array, known).copy())
+    extents = [builder.integers([extent]) if isinstance(extent, int) else extent for extent in shape]
+    target = builder.integers(known) if len(known) == len(shape) else builder.op("Concat", *extents, axis=0)
+    return builder.op("Expand", builder.constant(array), target)
+
+
+def _check_broadcast(value: ir.Value, array: np.ndarray) -> None:
+    assert value.shape is not None
+    dims = value.shape.dims
+    fits = array.ndim <= len(dims) and all(
+        given == 1 or not isinstance(dim, int) or given == dim
+        for given, dim in zip(reversed(array.shape), reversed(dims), strict=False)
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"bind: the input '{value.name}' has the shape {_shape(value)}, and is given an array of shape "
+            f"{list(array.shape)}: give one number for all elements, or an array that broadcasts to it"
+        )
+
+
+def _extent(builder: Builder, value: ir.Value, axis: int, array: np.ndarray, others: list[ir.Value]) -> int | Tensor:
+    """The extent of an axis, or where another input has it."""
+    assert value.shape is not None
+    dim = value.shape.dims[axis]
+    if isinstance(dim, int):
+        return dim
+    given = array.shape[axis - len(value.shape)] if len(value.shape) - axis <= array.ndim else None
+    place = _place_of(dim, value, axis, others)
+    if place is None:
+        if array.ndim == len(value.shape):
+            assert given is not None
+            return given
+        raise ConfigurationError(
+            f"bind: the input '{value.name}' has the shape {_shape(value)}, and no input that is left says what "
+            f"'{dim.value}' is: give an array with all its axes, or fix '{dim.value}' to an extent"
+        )
+    other, position = place
+    if given not in (None, 1):
+        raise ConfigurationError(
+            f"bind: the input '{value.name}' is given {given} along '{dim.value}', which the input '{other.name}' leaves open: "
+            "give one number for all"
+        )
+    return builder.op("Gather", builder.op("Shape", builder.tensor(other)), builder.integers([position]))
+
+
+def _place_of(dim: ir.SymbolicDim, value: ir.Value, axis: int, others: list[ir.Value]) -> tuple[ir.Value, int] | None:
+    """The input, and its axis, that an open dimension of a bound input is one of too."""
+    for other in others:
+        for position, extent in enumerate(other.shape.dims if other.shape is not None else ()):
+            if isinstance(extent, ir.SymbolicDim) and extent.value == dim.value:
+                return other, position
+    assert value.shape is not None
+    is_only = sum(isinstance(each, ir.SymbolicDim) for each in value.shape.dims) == 1
+    first = others[0].shape
+    if axis in value.meta.get(UNNAMED_AXES, ()) and is_only and axis in BATCH_AXES and first is not None and len(first) > 0:
+        return (others[0], 0) if isinstance(first.dims[0], ir.SymbolicDim) else None
+    return None
+
+
+def _shape(value: ir.Value) -> str:
+    assert value.shape is not None
+    return f"[{', '.join(str(dim if isinstance(dim, int) else dim.value) for dim in value.shape.dims)}]"
