@@ -16,7 +16,7 @@ from burnish import losses, metrics, optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.models import residual_network
-from burnish.norm_policies.policies import POLICIES, Train
+from burnish.norms.policies import POLICIES, Train
 from burnish.optim import schedules
 from burnish.optim.transforms.chain import TRANSFORMS
 from burnish.settings import is_number, is_whole, plain

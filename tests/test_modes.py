@@ -14,8 +14,8 @@ import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
 from burnish.modes import batch_normalizations, bind_inference, bind_training
-from burnish.norm_policies.training import LAYER_METADATA, POLICY_METADATA
 from burnish.norms import RunningVariance, resolve_policies
+from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.random import KEY_DTYPE, KEY_SHAPE
 from oracles.normalization_policies import MOMENTUM, network
 

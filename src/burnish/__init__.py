@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from burnish import engines, errors, losses, metrics, norms, optim
+    from burnish import comparison, engines, errors, losses, metrics, norms, optim, surgery
+    from burnish.compiler.compile import compile
+    from burnish.compiler.gradient import grad
+    from burnish.compiler.standard import lower
     from burnish.distributed import DataParallel
     from burnish.importer import load
     from burnish.program import Program
-    from burnish.program.compile import compile
-    from burnish.program.gradient import grad
     from burnish.program.precision import MixedPrecision
-    from burnish.program.standard import lower
     from burnish.training import Session, Trainer
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "Program",
     "Session",
     "Trainer",
+    "comparison",
     "compile",
     "engines",
     "errors",
@@ -35,6 +36,7 @@ __all__ = [
     "metrics",
     "norms",
     "optim",
+    "surgery",
 ]
 
 _DEFINED_IN = {
@@ -43,10 +45,10 @@ _DEFINED_IN = {
     "Program": "burnish.program",
     "Session": "burnish.training",
     "Trainer": "burnish.training",
-    "compile": "burnish.program.compile",
-    "grad": "burnish.program.gradient",
+    "compile": "burnish.compiler.compile",
+    "grad": "burnish.compiler.gradient",
     "load": "burnish.importer",
-    "lower": "burnish.program.standard",
+    "lower": "burnish.compiler.standard",
 }
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from burnish.compiler.standard import lower
 from burnish.engines.base import LoadedModel
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, InputError
 from burnish.lowering import TARGETS
-from burnish.program.standard import lower
 
 
 class PreparedModel(BackendRep):

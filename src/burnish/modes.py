@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_node, replace_node, replace_uses, replace_value
-from burnish.norm_policies import Auto, BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
-from burnish.norm_policies.training import RunningStatistics, normalize
+from burnish.norms import Auto, BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
+from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
 from burnish.ops.recurrent import lacks_kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from burnish.cli.options import norm_policies
+from burnish.cli.options import norms
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from burnish.cli.options import norm_policies
     ],
 )
 def test_what_is_given_is_read_as_policies(given, policies):
-    assert norm_policies(given) == policies
+    assert norms(given) == policies
 
 
 @pytest.mark.parametrize("given", [["train", "frozen"], ["stem=frozen", "ghost:32"], ["=frozen"], ["stem="]])
 def test_several_policies_need_patterns(given):
     with pytest.raises(typer.BadParameter, match="with several --norm, each is PATTERN=POLICY, such as 'stem\\*=frozen'"):
-        norm_policies(given)
+        norms(given)

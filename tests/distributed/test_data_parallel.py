@@ -8,14 +8,14 @@ import pytest
 
 import burnish
 from burnish.distributed.graphs.derivation import derive
-from burnish.distributed.graphs.sharing import is_exchange
+from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.torch import kernels
 from burnish.engines.torch.fusions import FUSED, fuse
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED
 from burnish.engines.torch.rules import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
-from burnish.norm_policies import get
+from burnish.norms import get
 from burnish.passes.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads

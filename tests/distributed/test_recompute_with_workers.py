@@ -14,7 +14,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.distributed.graphs.derivation import derive
-from burnish.distributed.graphs.sharing import is_exchange
+from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import kernels
 from burnish.engines.torch.fusions import FUSED, fuse
@@ -22,7 +22,7 @@ from burnish.engines.torch.rules import translated_operators
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
-from burnish.norm_policies import get
+from burnish.norms import get
 from burnish.passes import run_in_order
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.passes.memory_plan import RECOMPUTES_METADATA, planned_peak

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "burnish.program.compile", "burnish.training.trainer"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "burnish.compiler.compile", "burnish.training.trainer"])
 
 
 @dataclass

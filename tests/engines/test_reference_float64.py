@@ -18,10 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
 import burnish
+from burnish.comparison.single_nodes import single_node_model
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch.engine import TorchEngine
 from burnish.graph import BURNISH_DOMAIN
-from burnish.training.single_nodes import single_node_model
 from oracles.gradient_harness import as_stored, carrying_outputs, cast_inputs, feeds_of, forward_graph, gradient_graph
 from oracles.operator_cases import CASES, Case, cases_where, cotangents_of
 

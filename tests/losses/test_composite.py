@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 import burnish
 from burnish import losses
+from burnish.data.data_spec import Wanted
 from burnish.data.sources import open_dataset
-from burnish.data.wanted import Wanted
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import Builder, Tensor
 from burnish.program import Role

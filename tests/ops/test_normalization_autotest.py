@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeRunner
-from burnish.norm_policies import training
+from burnish.norms import training
 from burnish.ops import registry
 from burnish.ops.normalization import batch, standardize
 from oracles.normalization_layers import Configuration, check, check_that_evaluation_leaves_the_state

@@ -125,8 +125,8 @@ def test_gradients_are_those_of_the_pieces(network: nn.Module, monkeypatch: pyte
     def leave(model: ir.Model) -> ir.Model:
         return model
 
-    monkeypatch.setattr("burnish.program.gradient.recognize_normalization", leave)
-    monkeypatch.setattr("burnish.program.gradient.recognize_training_normalization", leave)
+    monkeypatch.setattr("burnish.compiler.gradient.recognize_normalization", leave)
+    monkeypatch.setattr("burnish.compiler.gradient.recognize_training_normalization", leave)
     pieces = burnish.grad(proto, names)
     assert "Gelu" in operators(recognized)
     assert "Gelu" not in operators(pieces)

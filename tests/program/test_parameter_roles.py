@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.models import residual_network
-from burnish.norms import weight_normalize
 from burnish.optim import ParameterInfo, ParameterKind
 from burnish.program.parameter_roles import parameter_infos
 from burnish.program.signature import Role
+from burnish.surgery import weight_normalize
 
 WEIGHT, BIAS, NORMALIZATION, EMBEDDING = ParameterKind
 Node = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, dict[str, Any]]

@@ -16,7 +16,7 @@ import pytest
 from burnish.data import ArrayDataset, Loader
 from burnish.errors import CheckpointError, ConfigurationError, DataError, InputError, NonFiniteLossError
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint, run_folder
-from burnish.training.position import is_better
+from burnish.training.cursor import is_better
 from burnish.training.reports import draw_curves
 from oracles.tiny_program import CLASSES, FEATURES, tiny_batch, tiny_program
 

@@ -16,8 +16,8 @@ from burnish.cli.data_options import check_data_options
 from burnish.cli.options import Compilation, ModelArgument, takes_compilation
 
 if TYPE_CHECKING:
+    from burnish.comparison import Comparison
     from burnish.program import Program
-    from burnish.training import Comparison
 
 COMPARISON = "Comparison"
 SHOWN = 12
@@ -81,7 +81,7 @@ def compare(
     compilation: Compilation,
 ) -> None:
     """Run the same steps on several engines and name the node where they part; exits with 1 where they do."""
-    from burnish.training import compare_engines
+    from burnish.comparison import compare_engines
 
     extents = _extents(extent or [])
     if extents and data is not None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from burnish.cli.console import counted, output
-from burnish.cli.course import check_schedule, has_end, with_schedule
 from burnish.cli.options import COMPILATION, Compilation, is_program, planned_line, takes_compilation
+from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
 from burnish.errors import ModelError
 
 

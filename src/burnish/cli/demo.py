@@ -31,10 +31,10 @@ def demo(
 ) -> None:
     """Train a small residual network on images of digits, and check the result with nothing but ONNX Runtime."""
     from burnish import optim
+    from burnish.compiler.compile import compile
     from burnish.data import Loader, Wanted, open_dataset, shift_images
     from burnish.errors import EngineError
     from burnish.models import residual_network
-    from burnish.program.compile import compile
     from burnish.training import Trainer
 
     console = output()

@@ -147,8 +147,8 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 def _say_folded(convolutions: int, say: Callable[[str], None]) -> None:
     if convolutions:
         say(f"  {convolutions} convolutions, all with a bias and none normalized: if batch normalization was folded into them,")
-        say("  they train without it. burnish.norms.insert puts in new layers that change nothing at first; or export again with")
-        say("  it kept (torch.onnx.export(..., dynamo=True, optimize=False); burnish export ... --no-fold)")
+        say("  they train without it. burnish.surgery.insert puts in new layers that change nothing at first; or export again")
+        say("  with it kept (torch.onnx.export(..., dynamo=True, optimize=False); burnish export ... --no-fold)")
 
 
 def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:

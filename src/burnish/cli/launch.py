@@ -146,7 +146,7 @@ def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_
     from burnish.distributed.graphs.synchronization import check_group
     from burnish.distributed.options import check_engine
     from burnish.engines import get
-    from burnish.norm_policies import get as policy
+    from burnish.norms import get as policy
 
     torch_distributed()
     if not at_every_step:

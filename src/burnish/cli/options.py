@@ -16,7 +16,6 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.console import counted, errors, split
-from burnish.cli.course import CONSTANT
 from burnish.cli.optimizer_options import (
     AccumulateOption,
     AverageOption,
@@ -32,6 +31,7 @@ from burnish.cli.optimizer_options import (
     build_optimizer,
     with_updates,
 )
+from burnish.cli.schedule_options import CONSTANT
 from burnish.errors import GradientError, ModelError, UntrainedWeightsWarning
 
 if TYPE_CHECKING:
@@ -206,8 +206,8 @@ class Compilation:
         if is_program(model):
             return self._load(model)
         optimizer = self.whole_optimizer()
-        policies = norm_policies(self.norm or [])
-        from burnish.program.compile import compile
+        policies = norms(self.norm or [])
+        from burnish.compiler.compile import compile
 
         with options_named(), untrained_weights_named():
             return compile(
@@ -452,7 +452,7 @@ def metric_names(given: list[str]) -> list[str]:
     return names
 
 
-def norm_policies(given: list[str]) -> str | dict[str, str]:
+def norms(given: list[str]) -> str | dict[str, str]:
     """Return a policy name, or {pattern: policy}.
 
     Raises:
@@ -461,7 +461,7 @@ def norm_policies(given: list[str]) -> str | dict[str, str]:
     parts = split(given)
     if not parts:
         return "auto"
-    from burnish.norm_policies.policies import POLICIES, setting_names
+    from burnish.norms.policies import POLICIES, setting_names
 
     settings = {name for policy in POLICIES.values() for name in setting_names(policy)}
     values: list[str] = []

@@ -13,6 +13,9 @@ import onnx_ir as ir
 from burnish import losses
 from burnish.cli.options import planned_batch, planned_line
 from burnish.cli.train import what_trains
+from burnish.compiler.dependence import captured, reasons_together, unreached_weights
+from burnish.compiler.predictions import Prediction, find_predictions
+from burnish.compiler.selection import why_nothing_trains
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
@@ -25,14 +28,11 @@ from burnish.importer import (
     read_proto,
     untrained_scalars,
 )
-from burnish.norms.folded import perhaps_folded
 from burnish.ops import has_gradient
 from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
-from burnish.program.dependence import captured, reasons_together, unreached_weights
 from burnish.program.persistence import MANIFEST
-from burnish.program.predictions import Prediction, find_predictions
-from burnish.program.preparation import why_nothing_trains
+from burnish.surgery.folded import perhaps_folded
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
 BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})

@@ -14,7 +14,6 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.console import counted, output
-from burnish.cli.course import CONSTANT, TAKEOVER, check_schedule, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.data_options import check_data_options
 from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.options import (
@@ -23,12 +22,13 @@ from burnish.cli.options import (
     ModelArgument,
     export_line,
     is_program,
-    norm_policies,
+    norms,
     planned_line,
     takes_compilation,
     was_given,
 )
 from burnish.cli.pixel_options import Pixels, pixels_line, takes_pixels
+from burnish.cli.schedule_options import CONSTANT, TAKEOVER, check_schedule, take_over_checkpoints, updates_of, with_schedule
 from burnish.errors import CarryOverWarning, ConfigurationError
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def train(
         synchronize_every=synchronize_every,
     )
     if total > 1 and not launch.is_worker():
-        launch.check_together(total, engine, norm_policies(compilation.norm or []), "synchronize_every" not in exchange)
+        launch.check_together(total, engine, norms(compilation.norm or []), "synchronize_every" not in exchange)
         launch.launch(context.meta["burnish.arguments"], count, max_restarts, _command(context, resume=True), machines)
         return
     if count > 1:

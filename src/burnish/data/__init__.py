@@ -4,12 +4,12 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 """
 
 from burnish.data.augment import shift_images
+from burnish.data.data_spec import Wanted
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.loader import Loader
 from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import FORMATS, DataSource, as_dataset, open_dataset
-from burnish.data.wanted import Wanted
 
 __all__ = [
     "FORMATS",

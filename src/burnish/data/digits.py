@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from burnish.data.data_spec import Wanted
 from burnish.data.dataset import ArrayDataset
-from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 TEST_SAMPLES = 360

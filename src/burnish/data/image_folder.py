@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from burnish.data.data_spec import Wanted
 from burnish.data.images import SUFFIXES, ImageReader, image_files
 from burnish.data.pixel_presets import PixelsLike
-from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 

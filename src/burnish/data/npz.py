@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from burnish.data.data_spec import Wanted, fit_label
 from burnish.data.dataset import ArrayDataset
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.table import LABEL_COLUMNS
-from burnish.data.wanted import Wanted, fit_label
 from burnish.errors import DataError
 
 ENCRYPTED = 0x1

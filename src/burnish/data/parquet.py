@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from burnish.data.data_spec import Wanted
 from burnish.data.dataset import ArrayDataset
 from burnish.data.table import table_dataset
-from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 

@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 
 from burnish.data.csv import open_csv
+from burnish.data.data_spec import Wanted
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.npz import open_npz
 from burnish.data.parquet import open_parquet
 from burnish.data.pixel_presets import PixelsLike
-from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 DataSource = Dataset | str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from burnish.data.data_spec import Wanted
 from burnish.data.dataset import ArrayDataset
-from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")

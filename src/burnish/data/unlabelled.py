@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.data.csv import read_csv
+from burnish.data.data_spec import Wanted
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
 from burnish.data.image_folder import ImageFiles
@@ -20,7 +21,6 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import data_kind, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, feature_matrix
-from burnish.data.wanted import Wanted
 from burnish.errors import DataError
 
 

@@ -25,7 +25,7 @@ from burnish.distributed.runners.sharded import ShardedRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError, EngineError
-from burnish.norm_policies import Local, NormPolicy, Sync, get
+from burnish.norms import Local, NormPolicy, Sync, get
 from burnish.optim.accumulate import ACCUMULATED
 from burnish.optim.average import AVERAGE
 from burnish.program import Program, Role

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.metrics.answers import asks_for_a_class, best_class, is_yes, labelled, says_yes
 from burnish.metrics.base import COUNT, SUM, Quotient, does_not_fit, how_many
+from burnish.metrics.classification import asks_for_a_class, best_class, is_yes, labelled, says_yes
 from burnish.settings import is_whole
 
 

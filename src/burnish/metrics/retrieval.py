@@ -14,7 +14,9 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
 from burnish.losses.classes import class_count
-from burnish.metrics.answers import (
+from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
+from burnish.metrics.base import MetricBase, divide, tally, wide
+from burnish.metrics.classification import (
     EVEN_ODDS,
     Average,
     asks_for_a_class,
@@ -26,8 +28,6 @@ from burnish.metrics.answers import (
     labelled,
     says_yes,
 )
-from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
-from burnish.metrics.base import MetricBase, divide, tally, wide
 from burnish.settings import is_number
 
 HITS, FOUND, THERE = "hits", "found", "there"

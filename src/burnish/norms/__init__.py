@@ -1,14 +1,13 @@
-"""Normalization layers for users: the policies that they train by, and what else can be done to the layers of a model.
+"""What each batch normalization layer does during training: policies, what they ask of a batch, and how statistics move on.
 
-Here live the tools, and the public names of the policies, which are made in ``burnish.norm_policies``. The mathematics of the
-layers is in ``burnish.ops.normalization``.
+The mathematics of the layers is in ``burnish.ops.normalization``; a policy is put into a graph by ``burnish.modes``. What is done
+to the layers of a model, such as conversion, is in ``burnish.surgery``.
 """
 
-from burnish.norm_policies import (
+from burnish.norms.policies import (
     POLICIES,
     Auto,
     BatchStatistics,
-    ExtentRule,
     Frozen,
     Ghost,
     Local,
@@ -17,18 +16,14 @@ from burnish.norm_policies import (
     RunningVariance,
     Sync,
     Train,
-    check_layer,
     default_running_variance,
-    extent_rules,
     get,
     layer_name,
     layer_names,
+    matches_layer,
     resolve_policies,
 )
-from burnish.norms.convert import convert
-from burnish.norms.insert import insert, unfold
-from burnish.norms.recalibrate import recalibrate
-from burnish.norms.weight_normalization import weight_normalize
+from burnish.norms.requirements import ExtentRule, check_layer, extent_rules
 
 __all__ = [
     "POLICIES",
@@ -44,15 +39,11 @@ __all__ = [
     "Sync",
     "Train",
     "check_layer",
-    "convert",
     "default_running_variance",
     "extent_rules",
     "get",
-    "insert",
     "layer_name",
     "layer_names",
-    "recalibrate",
+    "matches_layer",
     "resolve_policies",
-    "unfold",
-    "weight_normalize",
 ]

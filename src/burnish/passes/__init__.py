@@ -10,6 +10,7 @@ from burnish.passes.expand_gradients import expand_gradients
 from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
+from burnish.passes.hoist_gather import select_early
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.recognize_gelu import recognize_gelu
@@ -20,7 +21,6 @@ from burnish.passes.recognize_probabilities import recognize_probabilities
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.remove_unused import remove_unused
-from burnish.passes.select_early import select_early
 from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [

@@ -9,7 +9,7 @@ from burnish.graph import add_initializer, constant_array, remove_node, remove_u
 
 
 def fold_weight_normalization(model: ir.Model) -> ir.Model:
-    """Compute, in place, ``v * (g / ReduceL2(v))`` of constant g and v once, as ``burnish.norms.weight_normalize`` writes it.
+    """Compute, in place, ``v * (g / ReduceL2(v))`` of constant g and v once, as ``burnish.surgery.weight_normalize`` writes it.
 
     The result is computed in float64, rounded once, and an initializer under the name that it had as a value, which is the
     weight's. g and v are removed where nothing else reads them. What does not come out finite stays.

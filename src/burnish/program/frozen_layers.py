@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.norm_policies.policies import Frozen
-from burnish.norm_policies.training import LAYER_METADATA, POLICY_METADATA
+from burnish.norms.policies import Frozen
+from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.optim import Optimizer
 from burnish.optim.groups import frozen_by_pattern
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.norm_policies.requirements import ExtentRule
+from burnish.norms.requirements import ExtentRule
 from burnish.settings import is_number, is_whole
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from burnish.errors import CheckpointError
 from burnish.importer import load_external_data, read_proto
 from burnish.program.consistency import inconsistency
-from burnish.program.foreign_training import load_foreign_training
+from burnish.program.onnx_training_import import load_foreign_training
 from burnish.program.persistence import DIGEST, digest_of, graph_hash
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state

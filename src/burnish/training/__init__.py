@@ -1,11 +1,10 @@
-"""Training: a program's state on an engine, the trainer's loop and the folder of its run, checks of batches, engines compared.
+"""Training: a program's state on an engine, the trainer's loop and the folder of its run, checks of batches.
 
 What a step computes is the program's; how a graph is run is the engine's; where batches come from is ``burnish.data``'s.
 """
 
 from burnish.training.answers import Answer, read_answer
 from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from burnish.training.engine_comparison import Comparison, compare_engines
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.session import Session
 from burnish.training.trained_model import TrainedModel, open_model
@@ -14,13 +13,11 @@ from burnish.training.trainer import Trainer, TrainingResult
 __all__ = [
     "Answer",
     "Checkpoint",
-    "Comparison",
     "Session",
     "TrainedModel",
     "Trainer",
     "TrainingInterrupted",
     "TrainingResult",
-    "compare_engines",
     "open_model",
     "read_answer",
     "read_checkpoint",

@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import losses
+from burnish.compiler.predictions import Prediction, find_predictions
+from burnish.compiler.probabilities import is_open
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
 from burnish.losses import Activation, Reading
 from burnish.losses.base import SIGMOID, SOFTMAX
-from burnish.program.predictions import Prediction, find_predictions
-from burnish.program.probabilities import is_open
 from burnish.training.trained_model import TrainedModel
 
 Kind = Literal["classes", "questions", "scores", "values"]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, InputError
-from burnish.norm_policies import ExtentRule
+from burnish.norms import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.settings import suggestion
 

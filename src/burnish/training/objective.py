@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from burnish.compiler.predictions import REMEDY
+from burnish.compiler.probabilities import are_probabilities
 from burnish.engines import ProgramRunner
 from burnish.errors import EngineError, ObjectiveWarning
 from burnish.program import Program
-from burnish.program.predictions import REMEDY
-from burnish.program.probabilities import are_probabilities
 
 
 def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:

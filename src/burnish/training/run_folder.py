@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.training.checkpoint_folder import CheckpointFolder
-from burnish.training.position import Position
+from burnish.training.cursor import Position
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import Session
 from burnish.training.totals import Means

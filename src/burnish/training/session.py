@@ -14,8 +14,8 @@ import numpy as np
 
 from burnish import engines
 from burnish.distributed import DataParallel
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.distributed.runners.local_steps import LocalSteps
-from burnish.distributed.runners.spread import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, first_non_finite
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError

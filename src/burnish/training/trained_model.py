@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import engines, losses, metrics
+from burnish.compiler.compile import compile_inference
 from burnish.data import DataDescription, Dataset, Wanted
 from burnish.engines import Engine
 from burnish.errors import CheckpointError, ConfigurationError, InputError
 from burnish.importer import read_proto
 from burnish.program import GraphSignature, Program, Role
-from burnish.program.compile import compile_inference
 from burnish.program.inference import Inference, read_objective
 from burnish.program.persistence import MANIFEST, TRAINING
 from burnish.program.state import averages

@@ -26,10 +26,10 @@ from burnish.random import check_seed
 from burnish.settings import is_whole
 from burnish.training import schedule as schedules
 from burnish.training import workers
+from burnish.training.cursor import Position
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.inputs import check_batch
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
-from burnish.training.position import Position
 from burnish.training.progress import Progress, Reached, Silent, progress_of
 from burnish.training.rates import Rates
 from burnish.training.reports import Row

@@ -221,7 +221,7 @@ def attention_in_bfloat16(mask: str, dtype: str) -> ir.Model:
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask])
 def test_a_mask_is_added_on_either_side_of_the_cast(mask, dtype, monkeypatch):
     # As mixed precision has it: of a model in bfloat16 the gradient is computed in float32.
-    monkeypatch.setattr("burnish.program.gradient.has_sixteen_bit_values", lambda model: False)
+    monkeypatch.setattr("burnish.compiler.gradient.has_sixteen_bit_values", lambda model: False)
     model = burnish.grad(attention_in_bfloat16(mask, dtype), wrt=["q", "k", "v"], of="y")
     fuse_softmax(model.graph)
     fuse_attention(model.graph, (ir.DataType.BFLOAT16,))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnish.distributed.runners.spread import SpreadRunner
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, SharedRows
 from burnish.errors import ConfigurationError

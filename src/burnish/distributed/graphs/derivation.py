@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates
 from burnish.distributed.graphs.buckets import bucket_gradients
+from burnish.distributed.graphs.merge_exchanges import number_exchanges, share_exchanges
 from burnish.distributed.graphs.replication import check_replicated
 from burnish.distributed.graphs.samples import place_samples
-from burnish.distributed.graphs.sharing import number_exchanges, share_exchanges
 from burnish.distributed.graphs.synchronization import (
     average_statistics,
     effective_policies,
@@ -24,7 +24,7 @@ from burnish.distributed.graphs.synchronization import (
 )
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
-from burnish.norm_policies import NormPolicy
+from burnish.norms import NormPolicy
 from burnish.ops.collectives import ALL_REDUCE, PARTS_OF, all_reduce
 from burnish.passes import remove_unused
 from burnish.program import Program, Role

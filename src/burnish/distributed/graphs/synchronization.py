@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, remove_node, replace_node
-from burnish.norm_policies import NormPolicy, Renorm, Sync, Train, get
-from burnish.norm_policies.training import LAYER_METADATA, POLICY_METADATA
+from burnish.norms import NormPolicy, Renorm, Sync, Train, get
+from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.ops import Operation
 from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, all_gather, all_reduce
 from burnish.ops.normalization import synchronized

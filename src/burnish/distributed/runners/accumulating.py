@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from burnish.distributed.graphs.accumulation import COUNT_ENTRY
-from burnish.distributed.runners.spread import SpreadRunner
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from burnish import optim
-from burnish.distributed.runners.spread import SpreadRunner
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays, ReopeningRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError
-from burnish.norm_policies import Sync, get
+from burnish.norms import Sync, get
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.average import AVERAGE
 from burnish.optim.diloco import OUTER_MOMENTUM, DiLoCo

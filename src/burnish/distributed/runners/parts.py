@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from burnish.distributed.graphs.samples import counted_inputs
-from burnish.distributed.runners.spread import SpreadRunner
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator

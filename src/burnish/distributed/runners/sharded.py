@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from burnish.distributed.graphs.sharding import Shares, bytes_of
-from burnish.distributed.runners.spread import SpreadRunner
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator

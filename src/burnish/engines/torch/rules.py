@@ -15,7 +15,7 @@ from torch import fx
 
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch.dtypes import torch_dtype
-from burnish.engines.torch.host import Host, Number
+from burnish.engines.torch.host_shapes import Host, Number
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, describe_node
 from burnish.ops.semantic import SemanticOperator

@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from burnish.engines.communicator import Communicator
-from burnish.engines.torch import host
+from burnish.engines.torch import host_shapes as host
 from burnish.engines.torch.dtypes import tensor_of, torch_dtype
 from burnish.engines.torch.failures import note_place
-from burnish.engines.torch.host import Host, Number
+from burnish.engines.torch.host_shapes import Host, Number
 from burnish.engines.torch.rules import Call, NotKnownYet, Rule, checked_results, find_rule
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import attribute_value, bodies, constant_array, describe_node, operator_version
@@ -192,7 +192,7 @@ class Translator:
                 self._values[output] = self._buffer(result) if isinstance(result, torch.Tensor) else result
 
     def _late(self, node: ir.Node, rule: Rule) -> tuple[fx.Proxy, ...]:
-        from burnish.engines.torch.late import Late
+        from burnish.engines.torch.runtime_node import Late
 
         operands = list(dict.fromkeys(value for value in node.inputs if value is not None))
         results: Any = self.module(Late(node, rule, operands, self.device, self.opset), operands)

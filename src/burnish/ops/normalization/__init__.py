@@ -1,6 +1,6 @@
 """Normalization layers: one file per layer, and the statistics they share.
 
-What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norm_policies``.
+What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norms``.
 """
 
 from burnish.ops.normalization import batch, ghost, group, layer, local_response, lp, renorm, standardize, synchronized

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.dtypes import TORCH_DTYPES
-from burnish.engines.torch.host import Host
+from burnish.engines.torch.host_shapes import Host
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
 
 LARGEST = 2**31 - 1

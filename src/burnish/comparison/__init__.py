@@ -1,0 +1,5 @@
+"""Engines side by side: the same steps on several, how far they are apart, and at which node of the model that begins."""
+
+from burnish.comparison.engines import Comparison, compare_engines
+
+__all__ = ["Comparison", "compare_engines"]

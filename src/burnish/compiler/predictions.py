@@ -1,0 +1,247 @@
+"""What the loss reads of a model: the outputs that are chosen, and what stands before an activation that the loss applies.
+
+A model that ends in a Softmax or Sigmoid gives probabilities, and a loss that applies one itself wants what comes before. The
+activation is stepped over where nothing after it does more than move or copy elements; these nodes are repeated on what comes
+before it. The probabilities of two classes that are made of one logit, ``1 - sigmoid(z)`` and ``sigmoid(z)``, are the softmax
+of ``-z / 2`` and ``z / 2``, which a loss over classes reads. Where a loss would read probabilities all the same,
+``Prediction.bounded_by`` says what bounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.compiler.moved_axes import MOVERS
+from burnish.compiler.probabilities import bounding_node, is_open
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING, Builder, constant_array, describe_node
+from burnish.losses import Activation, Reading
+from burnish.settings import nearest
+
+REMEDY = (
+    "probabilities are trained as if they were logits. Let it read what comes before (outputs='{}'; any value of the model will "
+    "do), or choose a loss of probabilities, such as binary_cross_entropy"
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One value that the loss reads.
+
+    Attributes:
+        value: the value.
+        output: the name that was asked for.
+        stepped_over: the activation between the two, which the loss applies itself; None where there is none.
+        bounded_by: the node that makes probabilities of what the loss applies an activation to; None where none is known to.
+        class_axis: the axis along which probabilities would sum to 1, where only the values themselves can tell whether they are
+            such; else None.
+    """
+
+    value: ir.Value
+    output: str
+    stepped_over: ir.Node | None = None
+    bounded_by: ir.Node | None = None
+    class_axis: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.value.name or ""
+
+    def options(self) -> dict[str, Any]:
+        """Return what a program keeps of it, as JSON-compatible values; ``class_axis`` only where there is something to check."""
+        kept: dict[str, Any] = {"output": self.output, "reads": self.name}
+        return kept if self.class_axis is None else {**kept, "class_axis": self.class_axis}
+
+    def warning(self, loss: str) -> str:
+        """Return what is to be said where the loss applies an activation to probabilities."""
+        assert self.bounded_by is not None
+        before = next((value.name for value in self.bounded_by.inputs if value is not None and value.name), "...")
+        return (
+            f"the loss {loss} applies an activation itself, and reads '{self.name}', which {describe_node(self.bounded_by)} "
+            f"bounds to [0, 1]: {REMEDY.format(before)}"
+        )
+
+
+def find_predictions(
+    model: ir.Model, chosen: str | Sequence[str] | None, readings: Sequence[Reading], loss: str
+) -> tuple[Prediction, ...]:
+    """Return the values the loss reads, one per reading; nodes that move elements may be added to the graph for them.
+
+    Args:
+        model: a canonical model, in which written-out activations are recognized.
+        chosen: the output, or the outputs in order, for the readings that name none; any other value of the graph by its name
+            will do. None where there is no choice: the only output, or the only floating-point one.
+        readings: what the loss reads; a final activation that it applies itself is stepped over.
+        loss: its name.
+
+    Raises:
+        ConfigurationError: no such output, several to choose from, or not as many as the loss reads.
+    """
+    count = max((reading.position + 1 for reading in readings if reading.output is None), default=0)
+    names = _chosen_outputs(chosen, count, model.graph, loss)
+    predictions = []
+    for reading in readings:
+        name = names[reading.position] if reading.output is None else reading.output
+        value = _value_named(name, model.graph, "outputs" if reading.output is None else f"loss {loss}")
+        predictions.append(_read(model.graph, value, reading.activation))
+    return tuple(predictions)
+
+
+def _value_named(name: str, graph: ir.Graph, option: str) -> ir.Value:
+    outputs = {value.name or "": value for value in graph.outputs}
+    if name in outputs:
+        return outputs[name]
+    inside = {value.name or "": value for node in graph for value in node.outputs if value.name}
+    if name in inside:
+        return inside[name]
+    known = ", ".join(f"'{output}'" for output in outputs)
+    hint = f"; did you mean the value {nearest(name, list(inside))}?" if inside else ""
+    raise ConfigurationError(f"{option}: the model has no output '{name}'; it has {known}{hint}")
+
+
+def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, graph: ir.Graph, loss: str) -> list[str]:
+    """Return ``count`` names: those chosen, or all outputs of a model that has as many."""
+    outputs = [value.name or "" for value in graph.outputs]
+    known = ", ".join(f"'{name}'" for name in outputs)
+    if chosen is None:
+        floating = [value.name or "" for value in graph.outputs if value.dtype in FLOATING]
+        for names in (outputs, floating):
+            if len(names) == count or count == 0:
+                return list(names[:count])
+        if not outputs:
+            raise ConfigurationError(f"the loss {loss} has nothing to read: the graph of the model declares no outputs")
+        which = "which one the loss reads" if count == 1 else f"which {count} the loss {loss} reads, in order,"
+        raise ConfigurationError(f"the model has the outputs {known}: say {which} with the option outputs")
+    names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, Iterable) else [chosen]
+    if count == 1 and (len(names) != 1 or not isinstance(names[0], str)):
+        raise ConfigurationError(
+            f"outputs is the name of the one output that the loss reads, not {chosen!r}; the model has {known}"
+        )
+    if count == 0:
+        raise ConfigurationError(f"outputs: the loss {loss} says itself which outputs it reads; leave outputs out")
+    if len(names) != count or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"outputs: the loss {loss} reads {count} outputs, in order: give as many names, not {chosen!r}; the model has {known}"
+        )
+    return names
+
+
+def _read(graph: ir.Graph, value: ir.Value, activation: Activation | None) -> Prediction:
+    name = value.name or ""
+    if activation is None:
+        return Prediction(value, name)
+    node, movers = _find_activation(value, activation)
+    if node is None:
+        bounded_by = bounding_node(value)
+        unknown = activation.axis if bounded_by is None and not is_open(value) else None
+        return Prediction(value, name, bounded_by=bounded_by, class_axis=unknown)
+    before = node.inputs[0] if node.op_type in activation.operators else _paired_logits(graph, node)
+    assert before is not None
+    for mover, output in reversed(movers):
+        before = _repeated(graph, mover, output, before)
+    return Prediction(before, name, stepped_over=node, bounded_by=bounding_node(before))
+
+
+def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node | None, list[tuple[ir.Node, ir.Value]]]:
+    """Return the activation that a value is the moved output of, along the axis that the loss applies it to, and what moves it.
+
+    That may be the last node of two classes' probabilities that are made of one logit.
+
+    Returns:
+        The node, or None; and the nodes behind it, the last first, each with the output that leads to ``value``.
+    """
+    movers: list[tuple[ir.Node, ir.Value]] = []
+    axis = activation.axis
+    while (node := value.producer()) is not None and node.domain == "" and node.inputs and node.inputs[0] is not None:
+        if node.op_type in activation.operators:
+            if axis is None or _is_along(node, axis):
+                return node, movers
+            return None, movers
+        if axis is not None and _logit_of_pair(node, axis) is not None:
+            return node, movers
+        moved_from = MOVERS.get(node.op_type)
+        if moved_from is None:
+            return None, movers
+        if axis is not None:
+            axis = moved_from(node, value, axis)
+            if axis is None:
+                return None, movers
+        elif node.op_type == "Cast" and node.inputs[0].dtype not in FLOATING:
+            return None, movers
+        movers.append((node, value))
+        value = node.inputs[0]
+    return None, movers
+
+
+def _logit_of_pair(node: ir.Node, axis: int) -> ir.Value | None:
+    """Return z where a node gives ``sigmoid(-z)`` and ``sigmoid(z)`` beside each other along an axis, else None.
+
+    They are written as a Sigmoid of both, or as ``1 - p`` beside ``p = sigmoid(z)``.
+    """
+    joined = node.inputs[0].producer() if node.op_type == "Sigmoid" and node.inputs[0] is not None else node
+    if joined is None or joined.domain != "" or joined.op_type != "Concat" or len(joined.inputs) != 2:
+        return None
+    first, second = joined.inputs
+    shape = None if second is None else second.shape
+    along = joined.attributes["axis"].as_int()
+    if first is None or second is None or shape is None or axis >= len(shape) or along not in (axis, axis - len(shape)):
+        return None
+    other, own = first.producer(), second.producer()
+    if shape.dims[axis] != 1 or other is None or other.domain != "":
+        return None
+    if node is not joined:
+        return second if other.op_type == "Neg" and other.inputs[0] is second else None
+    is_rest = other.op_type == "Sub" and other.inputs[1] is second and _is_one(other.inputs[0])
+    is_sigmoid = own is not None and own.domain == "" and own.op_type == "Sigmoid"
+    return own.inputs[0] if own is not None and is_rest and is_sigmoid else None
+
+
+def _is_one(value: ir.Value | None) -> bool:
+    array = None if value is None else constant_array(value)
+    return array is not None and array.size == 1 and array.dtype.kind == "f" and array.reshape(-1)[0] == 1
+
+
+def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
+    """Add what the softmax of two classes reads where a node gives their probabilities from one logit."""
+    joined = node if node.op_type == "Concat" else node.inputs[0].producer()  # type: ignore[union-attr]
+    assert joined is not None
+    axis = joined.attributes["axis"].as_int()
+    shape = node.outputs[0].shape
+    logit = _logit_of_pair(node, axis if axis >= 0 or shape is None else axis + len(shape))
+    assert logit is not None
+    builder = Builder(graph)
+    half = builder.tensor(logit) * 0.5
+    return builder.op("Concat", -half, half, axis=axis).value
+
+
+def _is_along(node: ir.Node, axis: int) -> bool:
+    """Whether a softmax is taken along ``axis``, counted from the front."""
+    own = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    return own == axis or (shape is not None and own + len(shape) == axis) or (own == -1 and axis == _last_axis_of_matrix(node))
+
+
+def _last_axis_of_matrix(node: ir.Node) -> int | None:
+    """1 where the operand of a node is a matrix for sure, whatever is known of its shape."""
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return 1 if source is not None and source.op_type == "Flatten" else None
+
+
+def _repeated(graph: ir.Graph, mover: ir.Node, output: ir.Value, operand: ir.Value) -> ir.Value:
+    """Add a node that moves the elements of ``operand`` as ``mover`` moves those of its own; returns the same output of it."""
+    node = ir.Node(
+        mover.domain,
+        mover.op_type,
+        [operand, *mover.inputs[1:]],
+        attributes=list(mover.attributes.values()),
+        num_outputs=len(mover.outputs),
+    )
+    for own, other in zip(node.outputs, mover.outputs, strict=True):
+        own.shape = None if other.shape is None else other.shape.copy()
+        own.type = other.type
+    graph.append(node)
+    return node.outputs[output.index() or 0]

@@ -1,0 +1,348 @@
+"""What of a model trains, what the loss reads, and the model's weights turned into explicit state."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.compiler.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING, describe_node, quantization_of
+from burnish.importer import InitializerKind, classify_initializers
+from burnish.norms import Auto, Frozen, NormPolicy, Train, layer_name
+from burnish.settings import is_whole, matches_pattern, nearest
+
+HoldRows = Mapping[str, int | Iterable[int]] | None
+Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The initializers of a model that become state.
+
+    Attributes:
+        parameters: initializer names of the weights, trainable or not, in the model's order.
+        statistics: initializer names of running statistics.
+        trainable: those of ``parameters`` that are trained.
+        asked_for: for each name or pattern that the user gave, the parameters that it selects.
+        unreached: initializer names of tensors that look like weights, and that were to train, but that no gradient reaches from
+            any output of the model: they are constants.
+    """
+
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    trainable: tuple[str, ...]
+    asked_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+
+    @property
+    def state_names(self) -> dict[str, str]:
+        """Initializer name -> state name."""
+        return {name: f"param/{name}" for name in self.parameters} | {name: f"stat/{name}" for name in self.statistics}
+
+
+def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
+    """Classify the initializers and select those that train.
+
+    Args:
+        model: a canonical model.
+        trainable: None for every weight; names or shell-style patterns; or a predicate over (name, array).
+
+    Raises:
+        ConfigurationError: a pattern that matches no weight, a ``trainable`` of another kind, or nothing to train.
+    """
+    kinds = classify_initializers(model)
+    parameters = tuple(name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT)
+    statistics = tuple(name for name, kind in kinds.items() if kind is InitializerKind.STATISTIC)
+    unreached = tuple(candidates(model.graph, kinds))
+    asked_for: dict[str, tuple[str, ...]] = {}
+    if trainable is None:
+        selected = parameters
+    elif callable(trainable):
+        _check_predicate(trainable)
+        initializers = model.graph.initializers
+        selected, unreached = (
+            tuple(name for name in names if trainable(name, _array(initializers[name]))) for names in (parameters, unreached)
+        )
+    else:
+        patterns = _patterns(trainable)
+        asked_for = {pattern: tuple(name for name in parameters if matches_pattern(name, pattern)) for pattern in patterns}
+        for pattern, matches in asked_for.items():
+            if not matches:
+                raise ConfigurationError(_no_match(pattern, model, parameters, statistics))
+        chosen = {name for matches in asked_for.values() for name in matches}
+        selected = tuple(name for name in parameters if name in chosen)
+        unreached = tuple(name for name in unreached if any(matches_pattern(name, pattern) for pattern in patterns))
+    if not parameters:
+        raise ConfigurationError(f"nothing would train: {why_nothing_trains(model)}")
+    if not selected:
+        raise ConfigurationError(
+            "nothing would train: trainable selects none of the model's weights, such as "
+            f"'{parameters[0]}'; let it select some, or leave it out to train all {len(parameters)}"
+        )
+    return ModelState(parameters, statistics, selected, asked_for, unreached)
+
+
+def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
+    """Take scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
+
+    Raises:
+        ConfigurationError: the user asked for one of them by name, one of them is computed from weights that train, or nothing
+            is left to train.
+    """
+    held: dict[str, ir.Node] = {}
+    unreached = set(state.unreached)
+    for node, policy in policies.items():
+        if isinstance(policy, Frozen) and not policy.affine:
+            for value in node.inputs[1:3]:
+                held |= dict.fromkeys(_held(node, value, state.trainable), node)
+                unreached -= {None if (weight := _passed_on(value)) is None else weight.name}
+    for pattern, names in state.asked_for.items():
+        if names and all(name in held for name in names):
+            layer = layer_name(held[names[0]])
+            raise ConfigurationError(
+                f"trainable: '{pattern}' would not train: '{names[0]}' belongs to the batch normalization '{layer}', which is "
+                f"'frozen:all'; let its scale and bias train with norm={{'{layer}': 'frozen'}}, or leave '{pattern}' out"
+            )
+    trainable = tuple(name for name in state.trainable if name not in held)
+    if not trainable:
+        raise ConfigurationError(
+            "nothing would train: everything that trainable selects belongs to batch normalization that is 'frozen:all'; "
+            "let other weights train, or choose norm='frozen'"
+        )
+    return replace(state, trainable=trainable, unreached=tuple(name for name in state.unreached if name in unreached))
+
+
+def _passed_on(value: ir.Value | None) -> ir.Value | None:
+    """Return what a value is behind nodes that only pass it on."""
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
+            break
+        value = producer.inputs[0]
+    return value
+
+
+def settle_policies(
+    policies: Mapping[ir.Node, NormPolicy], state: ModelState, frozen: Collection[str]
+) -> dict[ir.Node, NormPolicy]:
+    """Return the policies with ``train`` or ``frozen`` in place of each ``auto``.
+
+    Args:
+        policies: of the batch normalization layers.
+        state: what of the model is to train.
+        frozen: those of its trainable weights that the optimizer freezes.
+
+    Raises:
+        ConfigurationError: a layer is to train, and a running statistic of it is no initializer, so that no step could move it.
+    """
+    trained = set(state.trainable).difference(frozen)
+    everything_trains = len(trained) == len(state.parameters)
+
+    def settled(node: ir.Node) -> NormPolicy:
+        own = _weights_before(node.inputs[1:3], state.parameters)
+        deciding = own or _weights_before(node.inputs[:1], state.parameters)
+        return Train() if everything_trains or trained.intersection(deciding) else Frozen()
+
+    result = {node: settled(node) if isinstance(policy, Auto) else policy for node, policy in policies.items()}
+    for node, policy in result.items():
+        if not isinstance(policy, Frozen):
+            _check_statistics(node, state.statistics)
+    return result
+
+
+def _check_statistics(node: ir.Node, statistics: Collection[str]) -> None:
+    """Check that a step can move the running statistics of a layer: those of inference would not be those of training."""
+    for operand, value in zip(("mean", "variance"), node.inputs[3:5], strict=True):
+        origin = value
+        while origin is not None and (producer := origin.producer()) is not None and producer.op_type == "Cast":
+            origin = producer.inputs[0]
+        if value is None or origin is None or (origin.producer() is None and origin.name in statistics):
+            continue
+        producer = origin.producer()
+        source = "is an input of the model" if producer is None else f"is computed by {describe_node(producer)}"
+        raise ConfigurationError(
+            f"norm: the batch normalization '{layer_name(node)}' has a running {operand} that no step can move: "
+            f"'{origin.name}' {source}, and is no initializer. Freeze the layer, norm={{'{layer_name(node)}': 'frozen'}}, "
+            "or export the model with the running statistics as initializers"
+        )
+
+
+def _weights_before(values: Iterable[ir.Value | None], parameters: Collection[str]) -> set[str]:
+    """Return the weights that values depend on."""
+    seen: set[ir.Value] = set()
+    pending = [value for value in values if value is not None]
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if (producer := value.producer()) is not None:
+            pending.extend(operand for operand in producer.inputs if operand is not None)
+    return {value.name or "" for value in seen if value.producer() is None}.intersection(parameters)
+
+
+def _held(node: ir.Node, value: ir.Value | None, trainable: Collection[str]) -> list[str]:
+    """Return the weight that the scale or bias of a layer is, through nodes that only pass it on."""
+    value = _passed_on(value)
+    if value is None:
+        return []
+    if value.producer() is None:
+        return [name] if (name := value.name or "") in trainable else []
+    computed = sorted(_weights_before([value], trainable))
+    if computed:
+        raise ConfigurationError(
+            f"norm: the batch normalization '{layer_name(node)}' cannot be 'frozen:all': '{value.name}' is computed from the "
+            f"weight '{computed[0]}'; choose 'frozen', and leave that weight out with trainable=[...]"
+        )
+    return []
+
+
+def why_nothing_trains(model: ir.Model) -> str:
+    """Return why a canonical model has no weights, and what to do."""
+    kinds = classify_initializers(model)
+    values = [model.graph.initializers[name] for name, kind in kinds.items() if kind is InitializerKind.CONSTANT]
+    tensors = [value for value in values if value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0]
+    if all(len(value.shape or ()) == 1 for value in tensors):  # such as the scales of a quantization
+        for node in model.graph.all_nodes():
+            if (quantized := quantization_of(node)) is not None:
+                return quantized
+    if not tensors:
+        return (
+            "the model has no weights, that is floating-point initializers of one dimension or more. Give a model that holds "
+            "its parameters as such, neither left out nor quantized to integers"
+        )
+    found = reasons([(value.name or "", why_no_weight(model.graph, value)) for value in tensors])
+    return (
+        f"no gradient reaches the floating-point initializers of the model ({found}). Give a model whose outputs depend on "
+        "them through differentiable operators"
+    )
+
+
+def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, predictions: Collection[str]) -> dict[str, str]:
+    """Refuse to train what the loss does not depend on, and say why what nobody asked for by name does not train.
+
+    Args:
+        state: what was to train.
+        reached: the parameters that a gradient reaches.
+        graph: the model, whose inputs are ``param/<initializer>``.
+        predictions: names of the values that the loss reads.
+
+    Returns:
+        Initializer name -> why no gradient reaches it, for those that were to train.
+
+    Raises:
+        ConfigurationError: no gradient reaches any parameter, or any that one of the user's names or patterns selects.
+    """
+    lost = [(pattern, names) for pattern, names in state.asked_for.items() if not any(name in reached for name in names)]
+    missed = [name for name in state.trainable if name not in reached]
+    if not missed and not lost and not state.unreached:
+        return {}
+    inputs = {value.name: value for value in graph.inputs}
+    values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
+    read = [value for value in values if value.name in predictions]
+    obstacles = Obstacles(graph, read)
+    untrained = {name: obstacles.why(inputs[f"param/{name}"]) for name in missed}
+    if reached and not lost:
+        return {name: obstacles.why(graph.initializers[name]) for name in state.unreached} | untrained
+    names = [name for _, selected in lost for name in selected] if lost else missed
+    found = reasons_together({name: obstacles.why(inputs[f"param/{name}"]) for name in names})
+    subject = f"trainable: '{lost[0][0]}' would not train" if lost else "nothing would train"
+    names_read = " and ".join(f"'{value.name}'" for value in read)
+    raise ConfigurationError(
+        f"{subject}: the loss reads {names_read}, and no gradient flows from there ({found}). "
+        "Train other weights (trainable), or let the loss read another output (outputs)"
+    )
+
+
+def _check_predicate(predicate: Callable[[str, np.ndarray], bool]) -> None:
+    try:
+        inspect.signature(predicate).bind("name", "array")
+    except TypeError as error:
+        raise ConfigurationError(
+            f"trainable: the function {predicate!r} cannot be called with a weight's name and array ({error}): "
+            "give a function of these two, such as lambda name, array: array.ndim > 1"
+        ) from error
+    except ValueError:  # a function of an extension module may have no signature to look at
+        return
+
+
+def _patterns(trainable: str | Sequence[str]) -> list[str]:
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable) if isinstance(trainable, Iterable) else None
+    if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigurationError(
+            f"trainable must be None, names or patterns of weights, or a function of (name, array), not {trainable!r}"
+        )
+    return patterns
+
+
+def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...]) -> str:
+    if any(matches_pattern(name, pattern) for name in statistics):
+        return (
+            f"trainable: '{pattern}' names a running statistic of a batch normalization, which is updated, never trained; "
+            "select its scale or bias instead"
+        )
+    constants = [(name, value) for name, value in model.graph.initializers.items() if matches_pattern(name, pattern)]
+    if constants:
+        found = reasons([(name, why_no_weight(model.graph, value)) for name, value in constants])
+        return f"trainable: '{pattern}' selects only what stays as it is ({found}); `burnish inspect` lists the weights"
+    if not parameters:
+        return f"trainable: '{pattern}' matches no weight: {why_nothing_trains(model)}"
+    hint = nearest(pattern, parameters)
+    return f"trainable: '{pattern}' matches no weight of the model; did you mean {hint}? `burnish inspect` lists them all"
+
+
+def find_held_rows(model: ir.Model, state: ModelState, requested: HoldRows) -> dict[str, list[int]]:
+    """Return the rows of axis 0 that training leaves as they are: initializer name -> rows in order, each once.
+
+    Args:
+        model: a canonical model, whose weights are initializers.
+        state: what of it trains.
+        requested: as ``burnish.compile`` takes it.
+
+    Raises:
+        ConfigurationError: no such weight, one that does not train, or rows that it does not have.
+    """
+    if requested is None:
+        return {}
+    if not isinstance(requested, Mapping) or not all(isinstance(name, str) for name in requested):
+        raise ConfigurationError(
+            f"hold_rows must be {{initializer: rows}}, such as {{'embedding.weight': [0]}}, not {requested!r}"
+        )
+    held = {}
+    for name, given in requested.items():
+        if name not in state.trainable:
+            raise ConfigurationError(f"hold_rows: {_why_not_held(name, model, state)}")
+        rows = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        if not all(map(is_whole, rows)):
+            raise ConfigurationError(f"hold_rows: the rows of '{name}' must be integers, such as [0], not {given!r}")
+        shape = model.graph.initializers[name].shape
+        assert shape is not None
+        count = shape.numpy()[0]
+        beyond = next((row for row in rows if not 0 <= row < count), None)
+        if beyond is not None:
+            raise ConfigurationError(
+                f"hold_rows: '{name}' has no row {beyond}: it has shape {list(shape.numpy())}, with the rows 0 to {count - 1}"
+            )
+        if rows:
+            held[name] = sorted({int(row) for row in rows})
+    return held
+
+
+def _why_not_held(name: str, model: ir.Model, state: ModelState) -> str:
+    if name in state.parameters:
+        return f"'{name}' does not train, as trainable or the policy of its normalization says: it stays as a whole; leave it out"
+    if name in state.statistics:
+        return f"'{name}' is a running statistic, which no optimizer updates: leave it out"
+    value = model.graph.initializers.get(name)
+    if value is not None:
+        return f"'{name}' does not train: {why_no_weight(model.graph, value)}; leave it out"
+    return f"'{name}' is no weight of the model; did you mean {nearest(name, state.trainable)}? `burnish inspect` lists them all"
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()

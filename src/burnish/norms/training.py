@@ -1,0 +1,170 @@
+"""Batch normalization in a training graph: what a policy normalizes with, and the next running statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
+from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
+from burnish.norms.schedules import linear
+from burnish.ops.collectives import shard_count, shard_mean
+from burnish.ops.normalization import batch_norm_training, elements_per_channel
+from burnish.ops.normalization.ghost import ghost_batch_norm_training
+from burnish.ops.normalization.renorm import batch_renorm_training
+
+# Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics
+# of the whole batch: a session of several workers finds by it what to synchronize. Layers of the policy ghost are not marked:
+# their groups of samples lie within a worker's part, and only their running statistics are averaged.
+POLICY_METADATA = "burnish.norm.policy"
+LAYER_METADATA = "burnish.norm.layer"
+
+
+class RunningStatistics:
+    """The running statistics of a training graph: their next values, and the steps that rules and schedules count by.
+
+    Args:
+        variance: which variance of a batch enters the running variance.
+        policies: of all layers of the graph.
+        step: gives the step counter, an int64 scalar: the number of updates done. Called where a policy counts steps; None
+            where no policy does.
+
+    Attributes:
+        updated: for every running statistic that a step updates, its next value.
+    """
+
+    def __init__(
+        self, variance: RunningVariance, policies: Mapping[ir.Node, NormPolicy], step: Callable[[], ir.Value] | None = None
+    ):
+        self.updated: dict[ir.Value, ir.Value] = {}
+        self._variance = variance
+        self._step = step
+        self._scalars: dict[tuple[object, ...], ir.Value] = {}
+        updating = [node for node, policy in policies.items() if isinstance(policy, BatchStatistics)]
+        self._uses = Counter(value for node in updating for value in node.inputs[3:5])
+        self._done: Counter[ir.Value] = Counter()
+
+    def current(self, builder: Builder, running: ir.Value) -> Tensor:
+        """The running statistic as the layers before this one left it; layers may share one."""
+        return builder.tensor(self.updated.get(running, running))
+
+    def ramp(self, builder: Builder, policy: Renorm, end: int, first: float, last: float, dtype: ir.DataType) -> Tensor:
+        """A bound of batch renormalization at this step, the same for all layers of the policy."""
+        emit = partial(self._linear, builder, policy.start, end, first, last)
+        return builder.cast(self._once(builder, (policy.start, end, first, last), emit), dtype)
+
+    def update(
+        self,
+        builder: Builder,
+        running: tuple[ir.Value, ir.Value],
+        batch: tuple[Tensor, Tensor, Tensor],
+        momentum: float | str,
+        over_workers: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> list[Tensor]:
+        """Emit the next running mean and variance.
+
+        Args:
+            builder: emits into the graph.
+            running: the running mean and variance.
+            batch: mean and population variance of the batch, and the number of elements they are of.
+            momentum: what is retained, or ``cumulative``.
+            over_workers: emits what the statistics of several workers come to, from mean and variance.
+        """
+        mean, variance, count = batch
+        if self._variance is RunningVariance.PYTORCH:
+            # Where a single element per channel could not be ruled out: dividing its variance 0 by N - 1 = 0 would make it NaN.
+            variance = variance * builder.cast(count / builder.op("Max", count - 1, 1), variance.dtype)
+        mean, variance = over_workers(mean, variance)
+        following = []
+        for value, statistic in zip(running, (mean, variance), strict=True):
+            before = self.current(builder, value)
+            following.append(self._blend(builder, value, before, builder.cast(statistic, before.dtype), momentum))
+            self.updated[value] = following[-1].value
+            self._done[value] += 1
+        return following
+
+    def _blend(self, builder: Builder, value: ir.Value, before: Tensor, batch: Tensor, momentum: float | str) -> Tensor:
+        if momentum != CUMULATIVE:
+            return before * float(momentum) + batch * (1.0 - float(momentum))
+        # The number of updates with this one; a statistic that several layers share is updated by each of them.
+        uses, done = self._uses[value], self._done[value]
+        emit = partial(self._count, builder, uses, done + 1, before.dtype)
+        return before + (batch - before) / self._once(builder, (uses, done, before.dtype), emit)
+
+    def _count(self, builder: Builder, uses: int, now: int, dtype: ir.DataType) -> Tensor:
+        return builder.cast(self._steps(builder) * uses + now, dtype)
+
+    def _linear(self, builder: Builder, start: int, end: int, first: float, last: float) -> Tensor:
+        if start == end:
+            return builder.scalar(last, ir.DataType.DOUBLE)
+        return linear(self._steps(builder), start, end, first, last)
+
+    def _steps(self, builder: Builder) -> Tensor:
+        if self._step is None:
+            raise AssertionError("a policy counts steps in a graph that has no step counter")
+        return builder.tensor(self._step())
+
+    def _once(self, builder: Builder, key: tuple[object, ...], emit: Callable[[], Tensor]) -> Tensor:
+        """Emit a scalar where the first layer needs it, in front of all others."""
+        if key not in self._scalars:
+            self._scalars[key] = emit().value
+        return builder.tensor(self._scalars[key])
+
+
+def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statistics: RunningStatistics) -> tuple[Tensor, ...]:
+    """Emit a batch normalization by statistics of the batch.
+
+    Args:
+        builder: emits in front of the node.
+        node: a BatchNormalization.
+        policy: its policy.
+        statistics: of the graph; they are updated.
+
+    Returns:
+        y, the next running mean, the next running variance: what the node's outputs are.
+    """
+    given, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
+    # Statistics of 16-bit values are taken in float32: float16 cannot even count the elements of an image.
+    dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
+    x, scale, bias = (builder.cast(tensor, dtype) for tensor in (given, scale, bias))
+    mean_value, variance_value = (value for value in node.inputs[3:5] if value is not None)
+    # An attribute has the digits of float32, also where a graph that was built and never saved holds more of them.
+    epsilon = float(np.float32(attribute_value(node, "epsilon", 1e-5)))
+    momentum = float(attribute_value(node, "momentum", 0.9))
+    elements = elements_per_channel(x)
+    if isinstance(policy, Ghost):
+        y, mean, variance, count = ghost_batch_norm_training(builder, x, scale, bias, epsilon, policy.size)
+    else:
+        if isinstance(policy, Renorm):
+            running_mean = builder.cast(statistics.current(builder, mean_value), dtype)
+            running_variance = builder.cast(statistics.current(builder, variance_value), dtype)
+            r_max = statistics.ramp(builder, policy, policy.r_max_step, 1.0, policy.r_max, scale.dtype)
+            d_max = statistics.ramp(builder, policy, policy.d_max_step, 0.0, policy.d_max, scale.dtype)
+            y, mean, _, variance = batch_renorm_training(
+                builder, x, scale, bias, running_mean, running_variance, r_max, d_max, epsilon
+            )
+        else:
+            y, mean, _, variance = batch_norm_training(builder, x, scale, bias, epsilon)
+        _mark(y, policy, node)
+        count = shard_count(elements, mean)
+        _mark(count, policy, node)
+
+    def over_workers(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        averages = shard_mean(mean, variance, elements)
+        _mark(averages[0], policy, node)
+        return averages
+
+    retained = momentum if policy.momentum is None else policy.momentum
+    following = statistics.update(builder, (mean_value, variance_value), (mean, variance, count), retained, over_workers)
+    return (builder.cast(y, given.dtype), *following)
+
+
+def _mark(result: Tensor, policy: NormPolicy, node: ir.Node) -> None:
+    producer = result.value.producer()
+    assert producer is not None
+    producer.metadata_props[POLICY_METADATA] = str(policy)
+    producer.metadata_props[LAYER_METADATA] = layer_name(node)

@@ -1,0 +1,12 @@
+"""What is done to a model: normalization layers converted, put in or measured again, weights normalized.
+
+Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
+``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.
+"""
+
+from burnish.surgery.convert import convert
+from burnish.surgery.insert import insert, unfold
+from burnish.surgery.recalibrate import recalibrate
+from burnish.surgery.weight_normalization import weight_normalize
+
+__all__ = ["convert", "insert", "recalibrate", "unfold", "weight_normalize"]

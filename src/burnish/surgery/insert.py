@@ -1,0 +1,158 @@
+"""Batch normalization put into a model that has none, without changing what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.engines import Engine
+from burnish.errors import ConfigurationError
+from burnish.graph import Names, add_initializer, describe_node, insert_behind, static_shape
+from burnish.importer import Source, load
+from burnish.norms.policies import layer_name
+from burnish.surgery.measuring import Batch, Moments, measure_values
+from burnish.surgery.selection import Patterns, listed_layers, select_layers
+
+OPERATORS = ("Conv", "ConvTranspose", "Gemm")
+"""Layers that have their channels on axis 1 of the output."""
+
+
+def insert(
+    source: Source,
+    after: Patterns = "Conv",
+    data: Iterable[Batch] | None = None,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    engine: str | Engine | None = None,
+) -> ir.Model:
+    """Put a batch normalization behind layers, set so that the model's inference outputs stay as they are, up to rounding.
+
+    With mean m and variance v of a channel the new layer has scale sqrt(v + epsilon) and bias m: it undoes what it does. With
+    ``data``, m and v are those that the layer's output has there, so that training starts from statistics that fit; without,
+    m = 0 and v = 1. This is the way round for a model whose batch normalization was folded.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        after: ``Conv``, ``ConvTranspose`` or ``Gemm``; or names or shell-style patterns of such layers, called after their
+            weight (``layer1.conv1`` for ``layer1.conv1.weight``) or as their node; or a list of these. A layer that batch
+            normalization follows already is left out where it was not named by itself.
+        data: batches, dicts of arrays by input name; other names, such as labels, are not read.
+        epsilon: of the new layers.
+        momentum: of the new layers: the part of the running statistics that a training step retains.
+        engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
+
+    Returns:
+        A canonical model. The initializers of the layer behind ``conv1`` are ``conv1.norm.weight``, ``conv1.norm.bias``,
+        ``conv1.norm.running_mean`` and ``conv1.norm.running_var``, each [C] in the dtype of the layer.
+
+    Raises:
+        ConfigurationError: nothing matches, all of it is normalized already, a layer of unknown size, or an option out of range;
+            or statistics that the model's half precision cannot hold.
+        InputError: a batch that does not fit the model, none at all, or values that are not finite.
+        EngineError: the model cannot be run.
+        ModelError: the source is not a valid ONNX model.
+    """
+    are_numbers = all(isinstance(number, int | float | np.number) for number in (epsilon, momentum))
+    if not (are_numbers and 0 < epsilon < np.inf and 0 <= momentum <= 1):
+        raise ConfigurationError(
+            f"insert: epsilon must be positive and finite, and momentum between 0 and 1, not {epsilon!r} and {momentum!r}"
+        )
+    model = load(source)
+    places = _places(model.graph, after)
+    moments: dict[str, Moments] = {}
+    if data is not None:
+        moments = measure_values(model, {_key(node): layer_name(node) for node in places}, data, engine)
+    names = Names.of(model.graph)
+    for node in places:
+        _insert(model.graph, names, node, moments.get(_key(node)), epsilon, momentum)
+    return model
+
+
+def unfold(source: Source, *_: object, **__: object) -> NoReturn:
+    """Folding cannot be undone: it multiplies the scale into the weights and keeps no trace of either.
+
+    Raises:
+        ConfigurationError: always, with the way round.
+    """
+    raise ConfigurationError(
+        "unfold: batch normalization that was folded into the layer before it cannot be recovered: of scale, bias, mean and "
+        "variance only the product with the weights is left. Export the model again in training mode, before folding; or put "
+        "new layers in that change nothing at first: burnish.surgery.insert(model, after='Conv', data=batches)"
+    )
+
+
+def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
+    layers = [node for node in graph if node.op_type in OPERATORS and node.domain == ""]
+    wanted = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
+    operators = [item for item in wanted if item in OPERATORS]
+    patterns: list[str] = [item for item in wanted if item not in OPERATORS]
+    named = select_layers(layers, patterns, "after", " or ".join(OPERATORS)) if patterns or not operators else []
+    by_operator = [node for node in layers if node.op_type in operators]
+    if not named and not by_operator:
+        raise ConfigurationError(
+            f"after: the model has no {' or '.join(operators)} layer; its layers are: {listed_layers(layers)}. "
+            f"Choose among {', '.join(map(repr, OPERATORS))}, or names and patterns of such layers"
+        )
+    places = [node for node in layers if node in named or node in by_operator]
+    open_places = [node for node in places if not _is_normalized(node) or layer_name(node) in patterns]
+    if not open_places:
+        raise ConfigurationError(
+            f"after: batch normalization follows all of the chosen layers already ({listed_layers(places)}); "
+            "the model can be trained as it is"
+        )
+    return open_places
+
+
+def _is_normalized(node: ir.Node) -> bool:
+    output = node.outputs[0]
+    readers = [use.node for use in output.uses()]
+    return bool(readers) and not output.is_graph_output() and all(reader.op_type == "BatchNormalization" for reader in readers)
+
+
+def _key(node: ir.Node) -> str:
+    return node.outputs[0].name or ""
+
+
+def _insert(graph: ir.Graph, names: Names, node: ir.Node, moments: Moments | None, epsilon: float, momentum: float) -> None:
+    output = node.outputs[0]
+    channels = _channels(node)
+    assert output.dtype is not None
+    dtype = output.dtype.numpy()
+    mean = np.zeros(channels) if moments is None else moments.mean
+    variance = np.ones(channels) if moments is None else moments.variance
+    with np.errstate(over="ignore"):
+        arrays = {"running_mean": mean.astype(dtype), "running_var": variance.astype(dtype)}
+    # From the rounded variance and the epsilon as the model holds it: the factor scale / sqrt(variance + epsilon) is then 1.
+    held = float(np.float32(epsilon))
+    arrays["weight"] = np.sqrt(arrays["running_var"].astype(np.float64) + held).astype(dtype)
+    arrays["bias"] = arrays["running_mean"]
+    if not all(np.isfinite(array.astype(np.float64)).all() for array in arrays.values()):
+        raise ConfigurationError(
+            f"insert: the statistics behind {describe_node(node)} are too large for {output.dtype}: choose other layers with "
+            "after=..., or give the model in float32"
+        )
+    stem = f"{layer_name(node) or _key(node)}.norm"
+    operands = []
+    for part in ("weight", "bias", "running_mean", "running_var"):
+        operands.append(add_initializer(graph, names.take(f"{stem}.{part}"), arrays[part].copy()))
+    normalization = ir.node("BatchNormalization", [output, *operands], {"epsilon": float(epsilon), "momentum": float(momentum)})
+    insert_behind(node, normalization, names)
+
+
+def _channels(node: ir.Node) -> int:
+    weight = node.inputs[1]
+    shape = None if weight is None else static_shape(weight)
+    if shape is None:
+        raise ConfigurationError(
+            f"insert: the number of channels that {describe_node(node)} returns is not known, as its weight has no fixed shape; "
+            "choose other layers with after=..."
+        )
+    if node.op_type == "Conv":
+        return shape[0]
+    if node.op_type == "ConvTranspose":
+        return shape[1] * (node.attributes["group"].as_int() if "group" in node.attributes else 1)
+    return shape[0] if "transB" in node.attributes and node.attributes["transB"].as_int() else shape[1]

@@ -1,0 +1,151 @@
+"""Running statistics computed anew, exactly, over a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.engines import Engine
+from burnish.errors import ConfigurationError, InputError
+from burnish.graph import Builder, Tensor, attribute_value, replace_node
+from burnish.norms.policies import RunningVariance, layer_name
+from burnish.ops.normalization.statistics import channel_affine
+from burnish.passes import compute_in_float32
+from burnish.surgery.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
+
+PREFIX = "stat/"
+
+
+class TrainingSession(Protocol):
+    """What is asked of a session: ``burnish.Session``."""
+
+    program: Any
+    engine: Any
+
+    def state(self) -> dict[str, np.ndarray]: ...
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None: ...
+
+
+def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str | Engine | None = None) -> dict[str, np.ndarray]:
+    """Replace the running statistics of a session by those of a data set, and load them back into it.
+
+    Running statistics are an average over the steps behind, whose weights were others. Here every layer's mean and variance
+    are those of all its inputs together, at the weights of now (PreciseBN; Wu and Johnson 2021, "Rethinking 'Batch' in
+    BatchNorm", section 3): as in training, a layer passes on its batch normalized with the batch's own statistics. The first
+    layer's statistics are therefore the data set's, however it is split into batches; those of later layers depend on the
+    batches, which are best as large as in training. Batches may differ in size. Merged in float64, rounded once.
+
+    Frozen layers stay as they are and normalize with their running statistics. Dropout is off, as it is at inference. A layer
+    under any other policy than ``frozen`` normalizes with the statistics of the whole batch here, also under ``ghost`` and
+    ``renorm``. A layer that runs several times, and keeps one set of statistics, gets those of all its inputs.
+
+    Args:
+        session: an open ``burnish.Session``.
+        data: batches, dicts of arrays by input name; labels are not read.
+        engine: what runs the layers, an engine or its name; by default the session's.
+
+    Returns:
+        The new running statistics by state name, ``stat/...``. The variance is divided by N, or under the rule ``pytorch`` by
+        N - 1, with N the number of elements of a channel in the whole data set.
+
+    Raises:
+        ConfigurationError: no session, or one whose program has no running statistics that training updates.
+        InputError: a batch that does not fit, none at all, values that are not finite, or a single element per channel where
+            the variance is divided by N - 1. The state is as it was.
+        EngineError: the engine failed; the state is as it was.
+    """
+    if not all(hasattr(session, name) for name in ("program", "engine", "state", "load_state")):
+        raise ConfigurationError(
+            f"recalibrate: statistics belong to a state, and a {type(session).__name__} holds none: give burnish.Session(program)"
+        )
+    program = session.program
+    updated = {name for name in program.signature["step"].updates if name.startswith(PREFIX)}
+    model = compute_in_float32(program.predict.clone(), keep_inputs=False)
+    data_names = {entry.name for entry in program.signature["predict"].inputs if not entry.is_state}
+    measurement = Measurement(model)
+    targets = _measure_layers(model.graph, measurement, updated)
+    if not targets:
+        raise ConfigurationError(
+            "recalibrate: the program has no running statistics that training updates: its model has no batch normalization, or "
+            "all of it is frozen. Compile with norm='train', or put layers in with burnish.surgery.insert"
+        )
+    state = session.state()
+    inputs = [value for value in model.graph.inputs if value.name in data_names]
+    fixed = {name: _read_as(value, state[name]) for value in model.graph.inputs if (name := value.name or "") not in data_names}
+    moments = measurement.run(data, inputs, fixed, session.engine if engine is None else engine)
+    unbiased = program.options.get("running_variance") == RunningVariance.PYTORCH
+    results = {}
+    for name, target in targets.items():
+        measured = moments[target.key]
+        values = _variance(target.layer, measured, unbiased) if target.is_variance else measured.mean
+        results[name] = values.astype(state[name].dtype)
+    session.load_state(state | results)
+    return results
+
+
+def _read_as(value: ir.Value, array: np.ndarray) -> np.ndarray:
+    """An entry of the state as an input takes it: a frozen weight of a file in sixteen bits is read in float32."""
+    assert value.dtype is not None
+    return array.astype(value.dtype.numpy(), copy=False)
+
+
+def _variance(layer: str, moments: Moments, unbiased: bool) -> np.ndarray:
+    if not unbiased:
+        return moments.variance
+    if moments.count < 2:
+        raise InputError(
+            f"The layer '{layer}' has a single element per channel in the whole data set, and the running variance of this "
+            "program is divided by N - 1: give more data, or compile with running_variance='onnx'"
+        )
+    return moments.deviations / (moments.count - 1)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the new value of a running statistic comes from: the key of its moments, the layer, and which of them it is."""
+
+    key: str
+    layer: str
+    is_variance: bool
+
+
+def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]) -> dict[str, _Target]:
+    """Let the layers that training updates normalize with the batch, and measure them; returns the running statistics."""
+    targets: dict[str, _Target] = {}
+    for node in list(graph):
+        if node.op_type != "BatchNormalization" or node.domain != "":
+            continue
+        mean, variance = (_state_name(value) for value in node.inputs[3:5])
+        key = next((name for name in (mean, variance) if name in updated), None)
+        if key is None:
+            continue
+        builder = Builder(graph, before=node)
+        x = builder.tensor(node.inputs[0])  # type: ignore[arg-type]
+        statistics = emit_statistics(x)
+        layer = layer_name(node)
+        measurement.add(key, layer, x, statistics)
+        targets |= {name: _Target(key, layer, name == variance) for name in (mean, variance) if name in updated}
+        replace_node(node, _normalized(node, builder, x, statistics))
+    return targets
+
+
+def _state_name(value: ir.Value | None) -> str | None:
+    """The state entry that a running statistic comes from, through nodes that only pass it on."""
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type not in ("Identity", "Cast"):
+            return None
+        value = producer.inputs[0]
+    return None if value is None else value.name
+
+
+def _normalized(node: ir.Node, builder: Builder, x: Tensor, statistics: Statistics) -> Tensor:
+    dtype = statistics.mean.dtype
+    scale, bias = (builder.cast(builder.tensor(value), dtype) for value in node.inputs[1:3] if value is not None)
+    epsilon = float(attribute_value(node, "epsilon", 1e-5))
+    gain = scale / builder.op("Sqrt", statistics.variance + epsilon)
+    return builder.cast(channel_affine(statistics.centered, gain, bias - statistics.shift * gain), x.dtype)

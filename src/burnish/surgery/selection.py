@@ -1,0 +1,47 @@
+"""Choosing layers of a model by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.norms.policies import layer_name, matches_layer
+
+Patterns = str | Sequence[str]
+SHOWN = 8
+
+
+def select_layers(nodes: Sequence[ir.Node], patterns: Patterns, option: str, kind: str) -> list[ir.Node]:
+    """Return the nodes that a pattern matches, in their order.
+
+    Args:
+        nodes: what there is to choose from.
+        patterns: layer or node names, or shell-style patterns over them.
+        option: name of the argument that the patterns came in, for errors.
+        kind: what the nodes are, for errors: ``batch normalization``.
+
+    Raises:
+        ConfigurationError: a pattern matches no node.
+    """
+    wanted = _patterns(patterns, option)
+    for pattern in wanted:
+        if not any(matches_layer(node, pattern) for node in nodes):
+            raise ConfigurationError(
+                f"{option}: '{pattern}' matches no {kind} layer; the model's layers are: {listed_layers(nodes)}"
+            )
+    return [node for node in nodes if any(matches_layer(node, pattern) for pattern in wanted)]
+
+
+def listed_layers(nodes: Sequence[ir.Node]) -> str:
+    """The names of layers as a phrase."""
+    shown = ", ".join(f"'{layer_name(node)}'" for node in nodes[:SHOWN]) or "none"
+    return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
+
+
+def _patterns(patterns: Patterns, option: str) -> list[str]:
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Sequence) else []
+    if not wanted or not all(isinstance(pattern, str) for pattern in wanted):
+        raise ConfigurationError(f"{option} must be a name or pattern of layers, or a list of them, not {patterns!r}")
+    return wanted

@@ -1,0 +1,241 @@
+"""Weight normalization: weights given by their direction and their length, which are trained apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.engines import Engine
+from burnish.errors import ConfigurationError, InputError
+from burnish.graph import (
+    FLOATING,
+    Builder,
+    Names,
+    add_initializer,
+    constant_array,
+    describe_node,
+    insert_behind,
+    static_shape,
+)
+from burnish.importer import Source, load
+from burnish.norms.policies import layer_name
+from burnish.surgery.measuring import Batch, check_data, measure_values
+from burnish.surgery.selection import Patterns, select_layers
+
+
+def weight_normalize(
+    source: Source, layers: Patterns = "*", data: Iterable[Batch] | None = None, *, engine: str | Engine | None = None
+) -> ir.Model:
+    """Give weights as w = g v / ‖v‖, with a length g for every output channel (Salimans and Kingma 2016, section 2).
+
+    The initializer ``<w>`` becomes ``<w>_g`` and ``<w>_v`` (as in PyTorch's ``weight_norm``: ``weight_g``, ``weight_v``), and
+    the graph computes w from them. The norm goes over all axes but that of the output channels: axis 0 of a Conv's weight and
+    of a Gemm's with transB, the last axis of other Gemm and MatMul weights. v starts as w; g has its shape with 1 in place of
+    the other extents and starts as the norms, so that outputs stay as they are up to rounding. Both train. Weight decay acts
+    on g and v. ``Session.export`` computes w once and gives it its name back.
+
+    With ``data`` the layers are initialized to it (section 3): in the order of the graph, each layer's output, before any
+    nonlinearity, gets mean 0 and variance 1 per channel over the data. That changes the model's outputs. A layer without bias
+    gets one, ``<layer>.bias``.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        layers: names or shell-style patterns of Conv, Gemm and MatMul layers with weights of their own, called after their
+            weight (``conv1`` for ``conv1.weight``) or as their node.
+        data: batches, dicts of arrays by input name, kept in memory; other names, such as labels, are not read.
+        engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
+
+    Returns:
+        A canonical model.
+
+    Raises:
+        ConfigurationError: nothing matches, a weight is an output of the model, or has a channel that is all zeros and so no
+            direction; with data: layers that share a weight, or a bias that is not one constant per channel.
+        InputError: a batch that does not fit, none at all, or a channel that is constant over the data.
+        EngineError: the model cannot be run.
+        ModelError: the source is not a valid ONNX model.
+    """
+    model = load(source)
+    found = [layer for node in model.graph if (layer := _layer(node)) is not None]
+    if not found:
+        raise ConfigurationError(
+            "weight_normalize: the model has no Conv, Gemm or MatMul whose weight is a floating-point initializer; give a model "
+            "that holds its weights as such, neither left out nor quantized"
+        )
+    selected = select_layers([layer.node for layer in found], layers, "layers", "Conv, Gemm or MatMul")
+    chosen = [layer for layer in found if layer.node in selected]
+    batches = None
+    if data is not None:
+        batches = list(check_data(data))
+        _check_unshared(chosen)
+    lengths: dict[ir.Value, ir.Value] = {}
+    names = Names.of(model.graph)
+    for layer in chosen:
+        if layer.weight not in lengths:
+            lengths[layer.weight] = _reparametrize(model.graph, names, layer)
+    for layer in chosen if batches is not None else ():
+        _initialize(model, names, layer, lengths[layer.weight], batches or [], engine)
+    return model
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer: its node, the initializer that is its weight, and the weight's axis of the output channels."""
+
+    node: ir.Node
+    weight: ir.Value
+    axis: int
+
+
+def _layer(node: ir.Node) -> _Layer | None:
+    if node.domain != "" or node.op_type not in ("Conv", "Gemm", "MatMul"):
+        return None
+    weight = node.inputs[1]
+    shape = None if weight is None else static_shape(weight)
+    if weight is None or shape is None or constant_array(weight) is None or not weight.is_initializer():
+        return None
+    if weight.dtype not in FLOATING or len(shape) < 2 or (node.op_type != "Conv" and len(shape) != 2) or 0 in shape:
+        return None
+    transposed = "transB" in node.attributes and node.attributes["transB"].as_int() != 0
+    return _Layer(node, weight, 0 if node.op_type == "Conv" or transposed else 1)
+
+
+def _check_unshared(layers: list[_Layer]) -> None:
+    readers = Counter(layer.weight for layer in layers)
+    for weight, number in readers.items():
+        if number > 1:
+            sharing = ", ".join(describe_node(layer.node) for layer in layers if layer.weight is weight)
+            raise ConfigurationError(
+                f"weight_normalize: the weight '{weight.name}' is shared by {sharing}, and one length cannot fit the data of "
+                "each; leave them out with layers=..., or leave data out"
+            )
+
+
+def _reparametrize(graph: ir.Graph, names: Names, layer: _Layer) -> ir.Value:
+    """Put ``g v / ‖v‖`` in the place of the weight; returns g."""
+    weight, name = layer.weight, layer.weight.name or ""
+    array = constant_array(weight)
+    assert array is not None
+    if weight.is_graph_output():
+        raise ConfigurationError(
+            f"weight_normalize: the weight '{name}' is an output of the model; remove that output, or leave its layer out with "
+            "layers=..."
+        )
+    axes = [axis for axis in range(array.ndim) if axis != layer.axis]
+    lengths = np.sqrt(np.sum(array.astype(np.float64) ** 2, axis=tuple(axes), keepdims=True)).astype(array.dtype)
+    if not lengths.all() or not np.isfinite(lengths.astype(np.float64)).all():
+        channel = int(np.argmax((lengths == 0) | ~np.isfinite(lengths.astype(np.float64))))
+        raise ConfigurationError(
+            f"weight_normalize: channel {channel} of the weight '{name}' has length {float(lengths.flat[channel])}, and so no "
+            "direction; give it other numbers, or leave its layer out with layers=..."
+        )
+    graph.initializers.pop(name)
+    weight.name = None
+    g = add_initializer(graph, names.take(f"{name}_g"), lengths)
+    v = add_initializer(graph, names.take(f"{name}_v"), array)
+    builder = Builder(graph, before=graph[0])
+    direction = builder.tensor(v)
+    norm = builder.op("ReduceL2", direction, builder.integers(axes), keepdims=1)
+    computed = direction * (builder.tensor(g) / norm)
+    weight.replace_all_uses_with(computed.value)
+    computed.value.name = name
+    return g
+
+
+def _initialize(
+    model: ir.Model, names: Names, layer: _Layer, length: ir.Value, data: list[Batch], engine: str | Engine | None
+) -> None:
+    """Scale and shift a layer so that its output has mean 0 and variance 1 per channel over the data."""
+    bias, output = _own_bias(model.graph, names, layer)
+    title = layer_name(layer.node)
+    last = layer.node.op_type == "MatMul"
+    moments = measure_values(model, {output.name or "": title}, data, engine, channels_last=last)[output.name or ""]
+    constant = moments.variance <= 0
+    if constant.any():
+        raise InputError(
+            f"Channel {int(np.argmax(constant))} of the layer '{title}' is constant over the data ({int(constant.sum())} of "
+            f"{constant.size} channels are), and cannot be given variance 1: give batches in which it varies, or leave the "
+            "layer out with layers=..."
+        )
+    deviation = np.sqrt(moments.variance)
+    g, b = constant_array(length), constant_array(bias)
+    assert g is not None
+    assert b is not None
+    _set(length, g.astype(np.float64) / deviation.reshape(g.shape))
+    _set(bias, (b.astype(np.float64) - moments.mean) / deviation)
+
+
+def _set(value: ir.Value, array: np.ndarray) -> None:
+    assert value.dtype is not None
+    value.const_value = ir.Tensor(array.astype(value.dtype.numpy()), name=value.name)
+
+
+def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
+    """Return the bias of a layer, an initializer [C] that only it reads, and the layer's output behind the bias."""
+    node = layer.node
+    if node.op_type == "MatMul":
+        return _added_bias(graph, names, layer)
+    present = node.inputs[2] if len(node.inputs) > 2 else None
+    factor = node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0
+    node.attributes.pop("beta", None)
+    bias = _as_own(graph, names, layer, present, factor)
+    if present is not bias:
+        node.resize_inputs(3)
+        node.replace_input_with(2, bias)
+    return bias, node.outputs[0]
+
+
+def _added_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
+    """The same of a MatMul, whose bias is added by a node behind it: by one that is there, or by a new one."""
+    product = layer.node.outputs[0]
+    uses = list(product.uses())
+    if len(uses) == 1 and not product.is_graph_output() and uses[0].node.op_type == "Add" and uses[0].node.domain == "":
+        adding, position = uses[0].node, 1 - uses[0].idx
+        present = adding.inputs[position]
+        array = constant_array(present)
+        if array is not None and array.ndim <= 2 and _fits_channels(array, _channels(layer)):
+            bias = _as_own(graph, names, layer, present, 1.0)
+            if bias is not present:
+                adding.replace_input_with(position, bias)
+            return bias, adding.outputs[0]
+    bias = _as_own(graph, names, layer, None, 1.0)
+    adding = ir.node("Add", [product, bias])
+    insert_behind(layer.node, adding, names)
+    return bias, adding.outputs[0]
+
+
+def _as_own(graph: ir.Graph, names: Names, layer: _Layer, present: ir.Value | None, factor: float) -> ir.Value:
+    """Return ``factor`` times a bias as an initializer [C] with no other reader; zeros where there is none."""
+    channels = _channels(layer)
+    assert layer.weight.dtype is not None
+    dtype = layer.weight.dtype.numpy()
+    name = f"{layer_name(layer.node)}.bias"
+    if present is None:
+        return add_initializer(graph, names.take(name), np.zeros(channels, dtype))
+    array = constant_array(present)
+    if array is None or not _fits_channels(array, channels):
+        raise ConfigurationError(
+            f"weight_normalize: the bias '{present.name}' of {describe_node(layer.node)} is not one constant per channel, and "
+            "cannot be set from data; leave the layer out with layers=..., or leave data out"
+        )
+    vector = np.broadcast_to(array.reshape(-1) * np.asarray(factor, dtype), (channels,)).copy()
+    if len(present.uses()) > 1 or present.is_graph_output() or not present.is_initializer():
+        return add_initializer(graph, names.take(name), vector)
+    present.const_value = ir.Tensor(vector, name=present.name)
+    present.shape = ir.Shape(vector.shape)
+    return present
+
+
+def _channels(layer: _Layer) -> int:
+    weight = layer.node.inputs[1]
+    shape = None if weight is None else static_shape(weight)
+    assert shape is not None
+    return shape[layer.axis]
+
+
+def _fits_channels(array: np.ndarray, channels: int) -> bool:
+    return array.size in (1, channels) and (array.ndim == 0 or array.shape[-1] == array.size)
