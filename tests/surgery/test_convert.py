@@ -186,7 +186,7 @@ def test_a_model_without_batch_normalization() -> None:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
     )
-    with pytest.raises(ConfigurationError, match=r"no batch normalization layer to replace.*burnish\.norms\.insert"):
+    with pytest.raises(ConfigurationError, match=r"no batch normalization layer to replace.*burnish\.surgery\.insert"):
         burnish.surgery.convert(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), "layer")
 
 

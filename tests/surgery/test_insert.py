@@ -238,7 +238,7 @@ def test_dropout_is_off_and_normalization_at_inference_while_measuring() -> None
 
 
 def test_unfold_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot be recovered.*burnish\.norms\.insert"):
+    with pytest.raises(ConfigurationError, match=r"cannot be recovered.*burnish\.surgery\.insert"):
         burnish.surgery.unfold(small_network())
 
 

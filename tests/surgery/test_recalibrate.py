@@ -196,7 +196,7 @@ def test_a_single_element_under_the_unbiased_rule() -> None:
 
 
 def test_nothing_to_recalibrate() -> None:
-    with pytest.raises(ConfigurationError, match=r"no running statistics that training updates.*norm='train'.*norms\.insert"):
+    with pytest.raises(ConfigurationError, match=r"no running statistics that training updates.*norm='train'.*surgery\.insert"):
         burnish.surgery.recalibrate(dense_session(norm="frozen"), [{"x": np.ones((2, 2), np.float32)}])
 
 
