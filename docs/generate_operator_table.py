@@ -47,6 +47,11 @@ text leaves a choice, or says otherwise than runtimes do:
   opset 22, and its shape inference counts such windows before.
 - `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
 - `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
+
+## The domain ai.onnx.ml
+
+Scalers, linear models and what else [classical toolkits](classical-toolkits.md) write become standard operators when a file is
+read. The others run on ONNX Runtime and on the reference engine, and have no gradient.
 """
 
 
