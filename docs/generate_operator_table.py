@@ -32,6 +32,11 @@ An operator without a rule is no obstacle where no gradient has to pass through 
 on integer and boolean values. Where a rule is needed and missing, `burnish.compile` raises a
 [GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
 
+`If`, `Loop` and `Scan` have no rule. An `If` that the model's shapes decide, or
+[an input that is fixed to a value](getting-started.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model is
+read. Weights in a branch or loop body that stays do not train, and a warning names them; data that was computed by weights that
+train cannot pass through one.
+
 ## Older opsets
 
 An operator means what it meant in the opset of its file, from opset 7 on: an attribute that became an input is written as one,
@@ -47,6 +52,11 @@ text leaves a choice, or says otherwise than runtimes do:
   opset 22, and its shape inference counts such windows before.
 - `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
 - `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
+
+## The domain ai.onnx.ml
+
+Scalers, linear models and what else [classical toolkits](classical-toolkits.md) write become standard operators when a file is
+read. The others run on ONNX Runtime and on the reference engine, and have no gradient.
 """
 
 

@@ -323,3 +323,38 @@ def test_a_class_label_beside_the_scores_leaves_one_choice() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"no output 'zz'; it has 'p'; did you mean the value 'z'\?"):
         burnish.compile(ending_in(CLASSES["Softmax"]), outputs="zz")
+
+
+PAIRS = {
+    "one minus": "q = Slice(z, zero, one, one) s = Sigmoid(q) r = Sub(unit, s) p = Concat<axis = 1>(r, s)",
+    "one minus, last axis": "q = Slice(z, zero, one, one) s = Sigmoid(q) r = Sub(unit, s) p = Concat<axis = -1>(r, s)",
+    "of both signs": "q = Slice(z, zero, one, one) n = Neg(q) b = Concat<axis = 1>(n, q) p = Sigmoid(b)",
+    "moved": "q = Slice(z, zero, one, one) s = Sigmoid(q) r = Sub(unit, s) b = Concat<axis = 1>(r, s) p = Identity(b)",
+    "cast": "q = Slice(z, zero, one, one) s = Sigmoid(q) r = Sub(unit, s) b = Concat<axis = 1>(r, s) p = Cast<to = 1>(b)",
+}
+
+
+@pytest.mark.parametrize("loss", CLASS_LOSSES)
+@pytest.mark.parametrize("ending", PAIRS)
+def test_two_classes_of_one_logit_are_read_as_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
+    """As classical toolkits write the probabilities of no and yes."""
+    whole = Ending(PAIRS[ending], "n, 2")
+    x = rng.standard_normal((N, WIDTH)).astype(np.float32)
+    labels = rng.integers(0, 2, N)
+    p = probabilities(whole, {"x": x})
+    expected = CLASS_LOSSES[loss](p, labels)
+    np.testing.assert_allclose(evaluated(ending_in(whole), loss, {"x": x, "labels": labels}), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "q = Slice(z, zero, one, one) s = Sigmoid(q) r = Sub(unit, s) p = Concat<axis = 1>(s, r)",  # yes before no
+        "s = Sigmoid(z) r = Sub(unit, s) p = Concat<axis = 1>(r, s)",  # of four questions
+        "q = Slice(z, zero, one, one) s = Sigmoid(q) u = Slice(z, one, most, one) t = Sigmoid(u) r = Sub(unit, t) "
+        "p = Concat<axis = 1>(r, s)",  # of two logits
+    ],
+)
+def test_what_looks_like_two_classes_of_one_logit(nodes: str) -> None:
+    with pytest.warns(ObjectiveWarning, match=r"applies an activation itself.*Sigmoid.*bounds to \[0, 1\]"):
+        burnish.compile(ending_in(Ending(nodes, "n, c")), metrics=())

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+
 import onnx
 import onnx.parser
 import pytest
 
 import burnish
-from burnish.errors import BurnishError, ConfigurationError, GradientError, UnsupportedOperatorError
+from burnish.errors import (
+    BurnishError,
+    ConfigurationError,
+    GradientError,
+    ModelError,
+    UnsupportedOperatorError,
+    UntrainedWeightsWarning,
+)
 
 HEADER = '<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>'
 QUANTIZED = "x8, scale, zero = DynamicQuantizeLinear (x)"
@@ -71,6 +80,33 @@ def test_an_operator_that_no_standard_has(trainable: list[str] | None, error: ty
         burnish.compile(model, loss="mse", trainable=trainable)
 
 
+@pytest.mark.parametrize("behind", ["y = Identity (h)", "y = Concat <axis = 0> (h, h)"])
+def test_an_operator_whose_dtype_nothing_tells(behind: str) -> None:
+    """As quantizers write it: no value_info says what it gives, which is not the reason either."""
+    recurrent = RECURRENT.replace(", float[T, 1, N, 1] h>", ">").replace("y = MatMul (h, head)", behind)
+    with pytest.raises(ModelError, match="^" + message("DynamicQuantizeLSTM")):
+        burnish.compile(parsed(f"g (float[T, N, 2] x) => (float[a, b, c, d] y) {recurrent}"), loss="mse")
+
+
+def test_biases_and_scales_that_train_alone_are_no_surprise() -> None:
+    """Of a model whose matrices are integers, which quantizers leave with floating-point biases and scales for each column."""
+    model = parsed(f"""g (float[N, 2] x) => (float[N, 2] y)
+<uint8[2, 2] w = {{1, 2, 3, 4}}, float[2] columns = {{1, 2}}, float[2] bias = {{0, 0}}> {{
+    {QUANTIZED}
+    product = MatMulInteger (x8, w, zero)
+    wide = Cast <to = 1> (product)
+    wide_scale = Mul (scale, columns)
+    h = Mul (wide, wide_scale)
+    y = Add (h, bias)
+}}""")
+    with pytest.warns(UntrainedWeightsWarning, match=r"1 weight stays as it is: .*'w': integers, as the model is quantized"):
+        burnish.compile(model, loss="mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        burnish.compile(model, loss="mse", trainable=["bias"])
+
+
+@pytest.mark.filterwarnings("ignore:1 weight stays as it is")
 def test_weights_beside_those_that_are_integers_train() -> None:
     model = parsed(f"""g (float[N, 2] x) => (float[N, 2] y)
 <uint8[2, 2] w = {{1, 2, 3, 4}}, float[2, 2] head = {{1, 0, 0, 1}}> {{

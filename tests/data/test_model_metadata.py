@@ -11,7 +11,7 @@ import pytest
 
 import burnish
 from burnish.data import ArrayDataset, DataDescription, Wanted, open_dataset
-from burnish.data.model_metadata import CLASSES, PIXELS
+from burnish.data.model_metadata import CLASS_NUMBERS, CLASSES, PIXELS
 from burnish.data.pixel_presets import PRESETS
 from burnish.errors import DataError
 from burnish.models import residual_network
@@ -26,6 +26,8 @@ def test_what_is_written_is_read():
     metadata = KNOWN.metadata()
     assert set(metadata) == {PIXELS, CLASSES}
     assert DataDescription.read(metadata) == KNOWN
+    numbered = DataDescription(classes=("3", "5"), numbers=(3, 5))
+    assert DataDescription.read(numbered.metadata()) == numbered
     assert DataDescription.read({"names": "['of another tool']"}) == DataDescription()
     assert DataDescription().metadata() == {}
 
@@ -46,6 +48,7 @@ def test_what_a_data_set_says_of_itself():
         ({PIXELS: '{"median": 1}'}, r"'burnish\.pixels' cannot be read \(pixels has no option 'median'"),
         ({PIXELS: '{"scale": NaN}'}, r"'burnish\.pixels' cannot be read \(pixels: scale=nan"),
         ({CLASSES: '["a", 1]'}, r"'burnish\.classes' cannot be read \(a name is no text\)"),
+        ({CLASS_NUMBERS: "[1, 2.5]"}, r"'burnish\.class_numbers' cannot be read \(a number is no integer\)"),
         ({CLASSES: '"ab"'}, r"'burnish\.classes' cannot be read \(it is a str\)"),
     ],
 )

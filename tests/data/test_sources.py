@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pyarrow
 import pyarrow.parquet
 import pytest
 from PIL import Image
 
 from burnish.data import ArrayDataset, Wanted, as_dataset, open_dataset
+from burnish.data.model_metadata import DataDescription
 from burnish.data.unlabelled import open_samples
 from burnish.errors import DataError
 from specs.program_inputs import class_entry, classification, data_entry, value_entry
@@ -184,6 +186,72 @@ def test_an_unknown_label_column(tmp_path):
     path.write_text(CSV)
     with pytest.raises(DataError, match="no column 'species'; the columns are width, height, label"):
         open_dataset(path, classification(2), label="species")
+
+
+def of_columns(*names: str, text: str | None = None) -> Wanted:
+    data = [data_entry(1, name=name) for name in names]
+    return Wanted((*data, *([] if text is None else [data_entry(1, name=text, dtype=ir.DataType.STRING)])), class_entry())
+
+
+def test_columns_by_the_names_of_several_inputs(tmp_path):
+    """As data frames are converted; the columns may stand in any order."""
+    path = tmp_path / "data.csv"
+    path.write_text("b,extra,kind,label,a\n1,9,red,2,0.5\n2,9,blue,0,1.5\n")
+    dataset = open_dataset(path, of_columns("a", "b", text="kind"))
+    arrays = everything(dataset)
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "a": [[0.5], [1.5]],
+        "b": [[1.0], [2.0]],
+        "kind": [["red"], ["blue"]],
+        "labels": [2, 0],
+    }
+    assert dataset.note == f"{path}: no input reads the columns 'extra'"
+    samples = open_samples(path, of_columns("a", "b", text="kind"))
+    assert everything(samples.dataset)["kind"].tolist() == [["red"], ["blue"]]
+
+
+def test_numbers_for_an_input_of_text_are_what_is_written(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,kind,label\n1,10,2\n2,7,0\n")
+    assert everything(open_dataset(path, of_columns("a", text="kind")))["kind"].tolist() == [["10"], ["7"]]
+    path.write_text("a,kind,label\n1,1.50,2\n2,7,0\n")
+    with pytest.raises(
+        DataError, match="the input 'kind' takes text, and is to be filled with values of dtype float64; give text"
+    ):
+        open_dataset(path, of_columns("a", text="kind"))
+
+
+def test_a_guessed_label_beside_columns_that_nothing_reads(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b,extra,species\n1,2,3,0\n")
+    note = open_dataset(path, of_columns("a", "b")).note
+    assert note is not None
+    assert "'species', the last, is taken for the label" in note
+    assert note.endswith("; no input reads the columns 'extra'")
+
+
+@pytest.mark.parametrize("read", [open_dataset, open_samples])
+def test_a_table_without_a_column_of_an_input(tmp_path, read):
+    path = tmp_path / "data.csv"
+    path.write_text("a,c,label\n1,2,0\n")
+    with pytest.raises(DataError, match="the model's inputs are 'a', 'b', and no column of features is called 'b'; name the col"):
+        read(path, of_columns("a", "b"))
+
+
+def test_labels_by_the_numbers_that_the_model_calls_its_classes(tmp_path):
+    """Not their indices: 1 is the second class of a model that calls its classes 0, 1 and 2."""
+    path = tmp_path / "data.csv"
+    path.write_text("x,label\n0.5,3\n1.5,5\n2.5,9\n")
+    wanted = replace(classification(1), described=DataDescription(classes=("3", "5", "9"), numbers=(3, 5, 9)))
+    dataset = open_dataset(path, wanted)
+    assert everything(dataset)["labels"].tolist() == [0, 1, 2]
+    assert dataset.classes == ("3", "5", "9")
+    ignoring = replace(wanted, label=class_entry(ignored=-100))
+    path.write_text("x,label\n0.5,9\n1.5,-100\n")
+    assert everything(open_dataset(path, ignoring))["labels"].tolist() == [2, -100]
+    path.write_text("x,label\n0.5,1\n")
+    with pytest.raises(DataError, match="the label 1 is none of the model's classes, which are numbered 3, 5, 9; remove these"):
+        open_dataset(path, wanted)
 
 
 def test_small_whole_numbers_in_a_table_are_no_pixels(tmp_path):

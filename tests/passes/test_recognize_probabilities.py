@@ -16,6 +16,7 @@ WEIGHTS = {
     "kept": np.array([-1, 1, 3], np.int64),
     "whole": np.array([1, 5, 3], np.int64),
     "ones": np.ones((1, 1, 1, 1), np.float32),
+    "minus": np.array([-1], np.float32),
 }
 SHIFT = "m = ReduceMax<keepdims = 0>(x, axis) "
 SUM = "e = Exp(z) s = ReduceSum<keepdims = 0>(e, axis) "
@@ -37,6 +38,7 @@ LOG_SOFTMAX = {
 }
 SIGMOID = {
     "one over": "n = Neg(x) e = Exp(n) d = Add(e, one) y = Div(one, d)",
+    "by minus one": "n = Mul(x, minus) e = Exp(n) d = Add(e, one) y = Div(one, d)",
     "reciprocal": "n = Neg(x) e = Exp(n) d = Add(one, e) y = Reciprocal(d)",
     "tanh": "h = Mul(x, half) t = Tanh(h) d = Add(t, one) y = Mul(d, half)",
     "tanh, halved first": "h = Div(x, two) t = Tanh(h) g = Mul(half, t) y = Add(half, g)",
@@ -65,6 +67,13 @@ def test_log_softmax(form: str) -> None:
 @pytest.mark.parametrize("form", SIGMOID)
 def test_sigmoid(form: str) -> None:
     assert_recognized(written(SIGMOID[form], X, WEIGHTS), recognize_probabilities, X, ["Sigmoid"])
+
+
+@pytest.mark.parametrize("form", ["y = Div(one, d)", "y = Reciprocal(d)"])
+def test_sigmoid_of_the_negative(form: str) -> None:
+    """The exponential overflows where the gradient of its pieces would be NaN."""
+    source = written(f"e = Exp(x) d = Add(e, one) {form}", X, WEIGHTS)
+    assert_recognized(source, recognize_probabilities, X, ["Neg", "Sigmoid"])
 
 
 @pytest.mark.parametrize("form", OTHERS)

@@ -20,6 +20,7 @@ from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of
 from burnish.cli.predict import predict
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
+from burnish.program.transfer import transfers_reported
 
 DEBUG = "--debug"
 
@@ -34,7 +35,8 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> object:
         try:
-            return super().invoke(ctx)
+            with transfers_reported(_say):
+                return super().invoke(ctx)
         except BurnishError as error:
             if ctx.meta["burnish.debug"]:
                 raise
@@ -49,6 +51,12 @@ class Group(TyperGroup):
                 for line in (str(interrupt) or "Stopped.").split("\n"):
                     errors().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _say(line: str) -> None:
+    """Print how far a large file is; of several workers, the first of each machine says it."""
+    if is_first_of_machine():
+        errors().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 app = typer.Typer(

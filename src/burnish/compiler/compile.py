@@ -26,7 +26,7 @@ from burnish.compiler.selection import (
 )
 from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError, ObjectiveWarning, UntrainedWeightsWarning
-from burnish.graph import Tensor, garbage_kept, name_sources
+from burnish.graph import Tensor, garbage_kept, integer_weights, name_sources
 from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TARGETS, Target
 from burnish.modes import batch_normalizations, bind_inference, bind_training
@@ -196,8 +196,9 @@ def compile(
         if prediction.bounded_by is not None:
             warnings.warn(ObjectiveWarning(prediction.warning(resolved_loss.name)), stacklevel=3)
     program = compilation.program()
-    if compilation.untrained:
-        warnings.warn(_untrained_warning(compilation.untrained), stacklevel=3)
+    untrained = compilation.untrained | (integer_weights(in_file.graph) if trainable is None else {})
+    if untrained:
+        warnings.warn(_untrained_warning(untrained), stacklevel=3)
     return program
 
 

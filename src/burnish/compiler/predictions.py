@@ -18,7 +18,7 @@ import onnx_ir as ir
 from burnish.compiler.moved_axes import MOVERS
 from burnish.compiler.probabilities import bounding_node, is_open
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, Builder, constant_array, describe_node
+from burnish.graph import FLOATING, Builder, Names, constant_array, describe_node
 from burnish.losses import Activation, Reading
 from burnish.settings import nearest
 
@@ -142,7 +142,8 @@ def _read(graph: ir.Graph, value: ir.Value, activation: Activation | None) -> Pr
     before = node.inputs[0] if node.op_type in activation.operators else _paired_logits(graph, node)
     assert before is not None
     for mover, output in reversed(movers):
-        before = _repeated(graph, mover, output, before)
+        if mover.op_type != "Identity":
+            before = _repeated(graph, mover, output, before)
     return Prediction(before, name, stepped_over=node, bounded_by=bounding_node(before))
 
 
@@ -215,7 +216,9 @@ def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
     assert logit is not None
     builder = Builder(graph)
     half = builder.tensor(logit) * 0.5
-    return builder.op("Concat", -half, half, axis=axis).value
+    pair = builder.op("Concat", -half, half, axis=axis).value
+    pair.name = Names.of(graph).take(f"{logit.name}:pair")
+    return pair
 
 
 def _is_along(node: ir.Node, axis: int) -> bool:

@@ -210,6 +210,12 @@ def why_nothing_trains(model: ir.Model) -> str:
         for node in model.graph.all_nodes():
             if (quantized := quantization_of(node)) is not None:
                 return quantized
+    fitted = next((node for node in model.graph.all_nodes() if node.op_type.startswith(("TreeEnsemble", "SVM"))), None)
+    if not tensors and fitted is not None:
+        return (
+            f"what {describe_node(fitted)} was fitted to are attributes, which no gradient moves: trees and support vector "
+            "machines are not trained in steps. Fit the model again where it was made, or give one of layers"
+        )
     if not tensors:
         return (
             "the model has no weights, that is floating-point initializers of one dimension or more. Give a model that holds "

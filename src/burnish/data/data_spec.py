@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish.data import pixel_presets
 from burnish.data.dataset import ArrayDataset
@@ -75,7 +76,11 @@ class Wanted:
         known = self.described
         return replace(
             self,
-            described=DataDescription(described.preprocessing or known.preprocessing, described.classes or known.classes),
+            described=replace(
+                known,
+                preprocessing=described.preprocessing or known.preprocessing,
+                classes=described.classes or known.classes,
+            ),
         )
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -119,16 +124,17 @@ class Wanted:
 
     def dataset(
         self,
-        features: np.ndarray,
+        features: np.ndarray | Mapping[str, np.ndarray],
         labels: np.ndarray,
         source: str,
         classes: Sequence[str] | None = None,
         note: str | None = None,
         pixels: PixelsLike | None = None,
     ) -> ArrayDataset:
-        """Fit features and labels to the only data input and the label input."""
-        data, label = self.only_data(source), self.only_label(source)
-        samples, described = self.samples({data.name: features}, source, pixels)
+        """Fit features, of the only data input or by input name, and labels to the inputs of the program."""
+        arrays = features if isinstance(features, Mapping) else {self.only_data(source).name: features}
+        label = self.only_label(source)
+        samples, described = self.samples(arrays, source, pixels)
         fitted, names = fit_label(labels, label, source, classes, self)
         return ArrayDataset({**samples, label.name: fitted}, names, note, described)
 
@@ -169,7 +175,8 @@ def fit_data(array: np.ndarray, entry: Entry, source: str, pixels: Preprocessing
     """Bring samples to the shape and dtype of a model's input.
 
     Accepted, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
-    reverse; the same number of values in another shape, where one side is a plain vector. uint8 becomes floating point
+    reverse; the same number of values in another shape, where one side is a plain vector. Text is for inputs of text, and so are
+    integers, as they are written. uint8 becomes floating point
     as ``pixels`` says. Integers stay integers and may become floating point; floating point becomes integers only when
     nothing is lost.
 
@@ -182,6 +189,8 @@ def fit_data(array: np.ndarray, entry: Entry, source: str, pixels: Preprocessing
     Raises:
         DataError: a shape or dtype that does not fit, a value that is not finite, or an index out of range.
     """
+    if entry.dtype == ir.DataType.STRING:
+        return _reshape(_text(array, entry, source), entry, source)
     _check_numbers(array, source, f"input '{entry.name}'")
     fitted = _reshape(array, entry, source)
     if takes_bytes(fitted, entry):
@@ -208,7 +217,8 @@ def fit_label(
     """Bring labels to what the loss takes: class indices or values.
 
     Args:
-        labels: [samples, ...]; names of classes are mapped to indices in sorted order.
+        labels: [samples, ...]; names of classes are mapped to indices in sorted order, and numbers by which the model calls its
+            classes (1, 2, 3) to theirs.
         entry: the label input.
         source: what to call the data in an error.
         classes: the names in the order of their indices, instead of the sorted order of those that occur.
@@ -229,6 +239,9 @@ def fit_label(
         if classes is None and wanted is not None:
             classes = wanted.class_order(sorted(set(text.reshape(-1).tolist())))
         labels, names = _class_indices(text, source, classes)
+    elif takes_classes and wanted is not None and wanted.described.numbers is not None and labels.dtype.kind in "iu":
+        labels = _indices_of_numbers(labels, entry, source, wanted.described.numbers)
+        names = wanted.described.classes
     _check_numbers(labels, source, f"label '{entry.name}'")
     fitted = _reshape(labels, entry, source)
     if takes_classes:
@@ -237,6 +250,15 @@ def fit_label(
     else:
         fitted = fitted.astype(entry.numpy_dtype)
     return fitted, names
+
+
+def _text(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
+    """Text, and integers as they are written."""
+    if array.dtype.kind not in "USOiu" or not all(isinstance(item, str | int) for item in array.reshape(-1).tolist()):
+        raise DataError(
+            f"{source}: the input '{entry.name}' takes text, and is to be filled with values of dtype {array.dtype}; give text"
+        )
+    return array.astype(str)
 
 
 def _is_float(entry: Entry) -> bool:
@@ -309,6 +331,20 @@ def _class_indices(labels: np.ndarray, source: str, classes: Sequence[str] | Non
         )
     mapping = np.asarray([position[str(name)] for name in found], dtype=np.int64)
     return mapping[indices.reshape(labels.shape)], tuple(classes)
+
+
+def _indices_of_numbers(labels: np.ndarray, entry: Entry, source: str, numbers: Sequence[int]) -> np.ndarray:
+    """Class indices, for labels that are the numbers by which a model calls its classes; the ignored one stays."""
+    known = np.asarray(numbers, dtype=np.int64)
+    matches = labels[..., None] == known
+    ignored = np.zeros(labels.shape, bool) if entry.ignored is None else labels == entry.ignored
+    unknown = labels[~matches.any(axis=-1) & ~ignored]
+    if unknown.size:
+        raise DataError(
+            f"{source}: the label {unknown.reshape(-1)[0]} is none of the model's classes, which are numbered "
+            f"{', '.join(map(str, numbers))}; remove these samples, or correct their labels"
+        )
+    return np.where(ignored, labels, matches.argmax(axis=-1))
 
 
 def _check_range(labels: np.ndarray, entry: Entry, source: str, names: tuple[str, ...] | None) -> None:

@@ -44,7 +44,7 @@ class ArrayDataset:
         note: str | None = None,
         preprocessing: Preprocessing | None = None,
     ):
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.arrays = {name: _of_text(np.asarray(array)) for name, array in arrays.items()}
         self.classes = classes
         self.note = note
         self.preprocessing = preprocessing
@@ -52,7 +52,7 @@ class ArrayDataset:
             raise DataError("the data set has no array; give one per input, such as {'x': x, 'labels': labels}")
         for name, array in self.arrays.items():
             if array.dtype == object:
-                raise DataError(f"'{name}' holds Python objects; give an array of numbers")
+                raise DataError(f"'{name}' holds Python objects; give an array of numbers, or of text")
             if array.ndim == 0:
                 raise DataError(f"'{name}' is a single number; give an array with one entry per sample")
         lengths = {name: len(array) for name, array in self.arrays.items()}
@@ -69,3 +69,9 @@ class ArrayDataset:
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the samples at ``indices``, copied."""
         return {name: array[indices] for name, array in self.arrays.items()}
+
+
+def _of_text(array: np.ndarray) -> np.ndarray:
+    """Objects that are all texts, as pandas has them, as an array of text; any other array as it is."""
+    is_text = array.dtype == object and all(isinstance(item, str) for item in array.reshape(-1).tolist())
+    return array.astype(str) if is_text else array

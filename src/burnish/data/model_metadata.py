@@ -1,4 +1,4 @@
-"""What a model file says of its data, in its ``metadata_props``: what is done to pixels, and what its classes are called."""
+"""What a model says of its data, in its ``metadata_props``: what is done to pixels, and what its classes are called."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 from burnish.data import pixel_presets as pixels
 from burnish.data.preprocessing import Preprocessing
 from burnish.errors import BurnishError, DataError
+from burnish.importer.classical import CLASS_NUMBERS, CLASSES
+from burnish.settings import is_whole
 
-PIXELS, CLASSES = "burnish.pixels", "burnish.classes"
+PIXELS = "burnish.pixels"
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,12 @@ class DataDescription:
     Attributes:
         preprocessing: what is done to the pixels of its images; None where that is not known, or there are none.
         classes: the names of its classes, in the order of their indices; None where they have none.
+        numbers: what it calls its classes, in that order, where it gives them numbers that are not their indices.
     """
 
     preprocessing: Preprocessing | None = None
     classes: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
@@ -46,11 +50,14 @@ class DataDescription:
         described, classes = _entry(metadata, PIXELS, dict, source), _entry(metadata, CLASSES, list, source)
         if classes is not None and not all(isinstance(name, str) for name in classes):
             raise _damaged(source, CLASSES, "a name is no text")
+        numbers = _entry(metadata, CLASS_NUMBERS, list, source)
+        if numbers is not None and not all(map(is_whole, numbers)):
+            raise _damaged(source, CLASS_NUMBERS, "a number is no integer")
         try:
             read = None if described is None else pixels.get(described)
         except BurnishError as error:
             raise _damaged(source, PIXELS, str(error)) from error
-        return cls(read, tuple(classes) if classes else None)
+        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None)
 
     def metadata(self) -> dict[str, str]:
         """Return what to write into a model's ``metadata_props``: JSON by key, nothing for what is not known."""
@@ -59,6 +66,8 @@ class DataDescription:
             entries[PIXELS] = self.preprocessing.options()
         if self.classes is not None:
             entries[CLASSES] = list(self.classes)
+        if self.numbers is not None:
+            entries[CLASS_NUMBERS] = list(self.numbers)
         return {key: json.dumps(value, ensure_ascii=False) for key, value in entries.items()}
 
 

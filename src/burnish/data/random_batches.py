@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.program import Entry, Program, Role
@@ -61,6 +62,8 @@ def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generat
         extent if isinstance(extent, int) else DEFAULT_EXTENT if extent is None else sizes[extent] for extent in entry.extents
     ]
     low, high = entry.minimum, entry.maximum
+    if entry.dtype == ir.DataType.STRING:
+        return generator.integers(0, 10, shape).astype(str)
     if not entry.dtype.is_floating_point():
         return np.asarray(generator.integers(max(low or 0, 0), 1 if high is None else high, shape, endpoint=True)).astype(
             entry.numpy_dtype

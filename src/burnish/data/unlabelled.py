@@ -20,7 +20,7 @@ from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import data_kind, refuse_pixels
-from burnish.data.table import LABEL_COLUMNS, feature_matrix
+from burnish.data.table import LABEL_COLUMNS, columns_by_input, feature_matrix
 from burnish.errors import DataError
 
 
@@ -80,7 +80,7 @@ def open_samples(
         arrays, described, note = npz_inputs(path, wanted, pixels)
     else:
         refuse_pixels(source, kind, pixels)
-        arrays = {wanted.only_data(str(source)).name: _features(source, kind, wanted, label)}
+        arrays = _features(source, kind, wanted, label)
         arrays, _ = wanted.samples(arrays, str(source))
     try:
         dataset = ArrayDataset(arrays)
@@ -89,14 +89,17 @@ def open_samples(
     return Samples(dataset, "row", _rows(len(dataset)), described, note)
 
 
-def _features(source: str | Path, kind: str, wanted: Wanted, label: str | None) -> np.ndarray:
+def _features(source: str | Path, kind: str, wanted: Wanted, label: str | None) -> dict[str, np.ndarray]:
     if kind == "digits":
-        return digits_arrays("test" if str(source) == "digits:test" else "train")[0]
+        return {wanted.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}
     columns = read_csv(Path(source)) if kind == "csv" else read_parquet(Path(source))
     if label is not None and label not in columns:
         raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
+    if len(wanted.data) > 1:
+        return columns_by_input(columns, wanted, str(source))
     left_out = label or _guessed_label(list(columns), wanted, str(source))
-    return feature_matrix({name: column for name, column in columns.items() if name != left_out}, str(source))
+    features = {name: column for name, column in columns.items() if name != left_out}
+    return {wanted.only_data(str(source)).name: feature_matrix(features, str(source))}
 
 
 def _guessed_label(columns: Sequence[str], wanted: Wanted, source: str) -> str | None:

@@ -23,7 +23,7 @@ from burnish.graph.edits import remove_node, replace_output, replace_uses
 from burnish.graph.garbage import garbage_kept
 from burnish.graph.inference import infer_outputs, operator_version
 from burnish.graph.initializers import add_initializer, remove_unread
-from burnish.graph.integer_weights import quantization_of
+from burnish.graph.integer_weights import integer_weights, quantization_of
 from burnish.graph.names import Names
 from burnish.graph.propagation import has_long_vectors, holds_large_integers
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
@@ -55,6 +55,7 @@ __all__ = [
     "holds_large_integers",
     "infer_outputs",
     "insert_behind",
+    "integer_weights",
     "model_proto",
     "name_sources",
     "named_failures",

@@ -14,7 +14,7 @@ from burnish.graph import garbage_kept
 from burnish.importer.bound_inputs import Bind, bind_inputs
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.cast_like import resolve_cast_like
-from burnish.importer.classical import declare_outputs, hold_preprocessing, replace_classical_operators
+from burnish.importer.classical import declare_outputs, hold_preprocessing, note_class_labels, replace_classical_operators
 from burnish.importer.counted_padding import count_padding_as_data
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
@@ -126,6 +126,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         _settle_shapes(model)
     _fold_shapes(model)
     count_padding_as_data(model)
+    note_class_labels(model)
     require_dtypes(model)
 
 

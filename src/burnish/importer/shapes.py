@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import Names, describe_node, has_long_vectors, holds_large_integers
-from burnish.importer.classical import stand_in_for_classical
+from burnish.graph import Names, describe_node, has_long_vectors, holds_large_integers, quantization_of
+from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
@@ -72,7 +72,12 @@ def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
             if node.op_type not in NOT_INFERRED:
                 output.type = None
     proto = ir.to_proto(light)
-    inferred_proto = _infer(proto) if strict else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    try:
+        inferred_proto = _infer(proto) if strict else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except ModelError:
+        # What reads a value without a dtype fails first, and is not at fault.
+        _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", "ai.onnx", CLASSICAL_DOMAIN))
+        raise
     types = dict(_types_of(inferred_proto.graph))
     declared = set(model.graph.inputs)
     for graph in model.graphs():
@@ -118,12 +123,17 @@ def _is_unknown(extent: int | ir.SymbolicDim) -> bool:
 
 
 def require_dtypes(model: ir.Model) -> None:
-    """Raise ModelError for the first value whose dtype is not known."""
-    for node in model.graph.all_nodes():
+    """Raise ModelError for the first value whose dtype is not known; where its node is of a quantized model, it says that."""
+    _require_dtypes(model.graph.all_nodes())
+
+
+def _require_dtypes(nodes: Iterable[ir.Node]) -> None:
+    for node in nodes:
         for output in node.outputs:
             if output.type is None and not is_absent(output):
                 raise ModelError(
-                    f"the dtype of '{output.name}', output of {describe_node(node)}, cannot be inferred: "
+                    quantization_of(node)
+                    or f"the dtype of '{output.name}', output of {describe_node(node)}, cannot be inferred: "
                     "declare it in the model's value_info, or use operators of the ONNX standard"
                 )
 

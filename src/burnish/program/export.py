@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
-from burnish.graph import Names, model_proto, remove_node, replace_value
+from burnish.graph import Names, remove_node, replace_value
 from burnish.importer.classical import restore_zip_maps
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
 from burnish.program.inference import OBJECTIVE, objective_entry
+from burnish.program.model_file import parts, write_model
 from burnish.program.persistence import ONE_FILE_LIMIT, TRAINING, constant_bytes
 from burnish.program.state import LazyArrays, check_state, chosen, file_path, replacing
-from burnish.program.state_file import blocks, encoded
 from burnish.program.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -151,10 +151,8 @@ def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit
         raise CheckpointError(f"'{path.parent}' could not be created: {error}. Choose a folder you can write to") from error
     copy = model.clone()
     data = _move_weights_out(copy, path) if constant_bytes(model) > one_file_limit else None
-    proto = model_proto(copy)
-    restore_zip_maps(proto)
-    with replacing(path) as partial:
-        partial.write_bytes(proto.SerializeToString(deterministic=True))
+    with replacing(path) as partial, partial.open("wb") as file:
+        write_model(copy, file, Transfer(f"writing '{path}'", constant_bytes(copy)), restore_zip_maps)
     _remove_earlier_data(path, keep=data)
     return path
 
@@ -177,7 +175,7 @@ def _move_weights_out(model: ir.Model, path: Path) -> str:
         for value in values:
             assert value.const_value is not None
             offsets[value] = file.tell()
-            for part in _parts(value.const_value):
+            for part in parts(value.const_value):
                 digest.update(part)
                 file.write(part)
                 transfer.advance(len(part))
@@ -194,15 +192,6 @@ def _move_weights_out(model: ir.Model, path: Path) -> str:
             base_dir=path.parent,
         )
     return location()
-
-
-def _parts(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
-    """The bytes of a tensor, as files have them, one part after the other."""
-    if tensor.dtype.bitwidth % 8:
-        yield tensor.tobytes()
-        return
-    for block in blocks(tensor.numpy()):
-        yield encoded(block)
 
 
 def _is_large(value: ir.Value) -> bool:

@@ -52,7 +52,7 @@ def normalizer(node: ir.Node, builder: Builder) -> Tensor | None:
         return None
     x = builder.cast(x, ir.DataType.FLOAT)
     if norm == "L1" and _sums_to_one(x.value):
-        return builder.op("Identity", x)
+        return x
     reduction = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceSumSquare"}[norm]
     total = builder.op(reduction, x, builder.integers([-1]), keepdims=1)
     total = builder.op("Where", builder.op("Equal", total, 0.0), builder.scalar(1.0, total), total)

@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.fusions.convolutions import kernel_place
 from burnish.graph import BURNISH_DOMAIN, attribute_value
 
 LARGEST_COMPARED = 7
 """Extent of square kernels of images up to which the ways were compared for the layers of networks."""
-
-_WEIGHT = {
-    ("", "Conv"): 1,
-    ("", "ConvTranspose"): 1,
-    (BURNISH_DOMAIN, "ConvInputGrad"): 1,
-    (BURNISH_DOMAIN, "ConvWeightGrad"): 2,
-}
-"""Where an operator has the convolution's kernels."""
 
 
 def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
@@ -40,7 +33,7 @@ def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
 
 
 def _is_taken(node: ir.Node) -> bool:
-    place = _WEIGHT.get((node.domain, node.op_type))
+    place = 1 if _is_transposed(node) else kernel_place(node)
     weight = None if place is None else node.inputs[place]
     if weight is None or weight.shape is None or node.outputs[0].dtype != ir.DataType.FLOAT:
         return False
@@ -53,9 +46,13 @@ def _is_taken(node: ir.Node) -> bool:
         return False
     compared = (
         rank == 2
-        and node.op_type != "ConvTranspose"
+        and not _is_transposed(node)
         and kernel[0] == kernel[1] <= LARGEST_COMPARED
         and attribute_value(node, "group", 1) == 1
         and all(step == 1 for step in attribute_value(node, "dilations", ()))
     )
     return not compared
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    return node.op_type == "ConvTranspose" and node.domain == ""

@@ -1,0 +1,19 @@
+"""Commands say how far they are with large files, beside what they print."""
+
+from __future__ import annotations
+
+from burnish.program import transfer
+
+TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "8", "--epochs", "1")
+
+
+def test_files_that_take_long(run, folder, monkeypatch):
+    monkeypatch.setattr(transfer, "FIRST_LINE_SECONDS", -1)
+    result = run(*TRAIN)
+    assert "latest.safetensors': 0.0 of 0.0 GB" in result.stderr
+    assert "GB" not in result.stdout
+    assert "checking 'runs/model/checkpoints/latest.safetensors': " in run("export", "runs/model", "-o", "tuned.onnx").stderr
+
+
+def test_files_that_are_written_at_once(run, folder):
+    assert "GB" not in run(*TRAIN).output
