@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from burnish.graph import Tensor
-from burnish.graph.matching import Either, Match, Node, Number, Pattern, Product, Variable, find_match, remove_unread
+from burnish.graph.matching import Either, Match, Node, Number, Pattern, Product, Variable, find_match
+from burnish.graph.uses import remove_unread
 from oracles.small_graphs import SmallGraph
 
 

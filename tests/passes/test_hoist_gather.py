@@ -9,7 +9,7 @@ import pytest
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.passes import hoist_gather as select_early
+from burnish.passes import hoist_gather
 
 HEADER = '<ir_version: 10, opset_import: ["": 20]>\n'
 ATTENTION = """graph (float[batch, 6, 8] x, float[6, 6] mask) => (float[batch, 3] y)
@@ -73,7 +73,7 @@ def test_the_last_layer_of_a_classifier_computes_the_rows_that_are_read(form):
     inputs = {name: np.random.default_rng(1).normal(size=shape).astype(np.float32) for name, shape in
               {"x": (5, 6, 8), "mask": (6, 6)}.items()}  # fmt: skip
     before = OnnxRuntimeEngine().run(model, inputs)["y"]
-    select_early(model)
+    hoist_gather(model)
     rows = 2 if form is TWO else 1
     shapes = extents(model)
     for name in ("xq", "rows", "out", "added", "n", "wide", "m"):
@@ -133,7 +133,7 @@ CHAIN = """graph (float[batch, 6, 8] x) => (float[batch, 8] y{more}) <float[8, 8
 def test_what_stops_a_selection(body, more):
     model = model_of(CHAIN.format(body=body, more=more))
     before = [(node.op_type, [value.name for value in node.inputs]) for node in model.graph]
-    select_early(model)
+    hoist_gather(model)
     assert [(node.op_type, [value.name for value in node.inputs]) for node in model.graph] == before
 
 
@@ -147,7 +147,7 @@ def test_two_selections_of_one_value_stay():
     z = Gather <axis = 1> (m, other)
 }"""
     )
-    select_early(model)
+    hoist_gather(model)
     assert extents(model)["m"] == [6, 8]
 
 
@@ -163,7 +163,7 @@ def test_a_selection_of_the_batch_or_of_an_open_axis_moves_too(extent):
     )
     x = np.random.default_rng(0).normal(size=(3, 6, 8)).astype(np.float32)
     before = OnnxRuntimeEngine().run(model, {"x": x})["y"]
-    select_early(model)
+    hoist_gather(model)
     assert [node.op_type for node in model.graph if node.op_type != "Constant"] == ["Gather", "MatMul", "Add", "Squeeze"]
     np.testing.assert_allclose(OnnxRuntimeEngine().run(model, {"x": x})["y"], before, rtol=1e-6)
 
@@ -178,6 +178,6 @@ def test_rows_of_a_matrix_pass_a_gemm():
     )
     x = np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32)
     before = OnnxRuntimeEngine().run(model, {"x": x})["y"]
-    select_early(model)
+    hoist_gather(model)
     assert extents(model)["m"] == [2, 4]
     np.testing.assert_allclose(OnnxRuntimeEngine().run(model, {"x": x})["y"], before, rtol=1e-6)

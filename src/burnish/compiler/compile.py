@@ -48,9 +48,9 @@ from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import (
     compute_in_float32,
     has_sixteen_bit_values,
+    hoist_gather,
     recognize_normalization,
     recognize_training_normalization,
-    select_early,
 )
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
@@ -434,7 +434,7 @@ class _Compilation:
 
         def bind(bound: ir.Graph) -> None:
             recognize_training_normalization(draft.model)
-            select_early(draft.model)
+            hoist_gather(draft.model)
             self._narrow(draft)
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
 

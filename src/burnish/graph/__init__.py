@@ -22,7 +22,7 @@ from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
 from burnish.graph.edits import remove_node, replace_output, replace_uses
 from burnish.graph.garbage import garbage_kept
 from burnish.graph.inference import infer_outputs, operator_version
-from burnish.graph.initializers import add_initializer, remove_unread
+from burnish.graph.initializers import add_initializer, remove_unread_value
 from burnish.graph.integer_weights import integer_weights, quantization_of
 from burnish.graph.names import Names
 from burnish.graph.propagation import has_long_vectors, holds_large_integers
@@ -63,7 +63,7 @@ __all__ = [
     "place",
     "quantization_of",
     "remove_node",
-    "remove_unread",
+    "remove_unread_value",
     "replace_node",
     "replace_output",
     "replace_uses",

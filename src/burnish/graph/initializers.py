@@ -16,7 +16,7 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
-def remove_unread(graph: ir.Graph, value: ir.Value) -> None:
+def remove_unread_value(graph: ir.Graph, value: ir.Value) -> None:
     """Remove an initializer, or the node that made a value, unless something reads it."""
     if value.uses() or value.is_graph_output():
         return

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from burnish.graph.constants import constant_array
-from burnish.graph.edits import remove_node
 
 COMMUTATIVE = frozenset({"Add", "Mul"})
 
@@ -198,23 +197,6 @@ def find_match(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bo
         if match.is_closed(output) and accepts(match):
             return match
     return None
-
-
-def remove_unread(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove a node that nothing reads, and whatever was computed or stored for it alone."""
-    pending = [node]
-    while pending:
-        node = pending.pop()
-        if node.graph is not graph or any(value.uses() or value.is_graph_output() for value in node.outputs):
-            continue
-        operands = [value for value in node.inputs if value is not None]
-        remove_node(node)
-        for value in operands:
-            producer = value.producer()
-            if producer is not None:
-                pending.append(producer)
-            elif value.is_initializer() and not value.uses() and not value.is_graph_output():
-                graph.initializers.pop(value.name or "", None)
 
 
 def _match_all(pairs: tuple[tuple[Pattern, ir.Value | None], ...], match: Match) -> Iterator[Match]:

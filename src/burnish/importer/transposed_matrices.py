@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, replace_node, same_dimension
-from burnish.graph.matching import remove_unread
+from burnish.graph.uses import remove_unread
 
 _OF_MATRICES = [0, 2, 1]
 
@@ -31,9 +31,7 @@ def join_transpositions(model: ir.Model) -> bool:
         perm = [*range(rank - 2), rank - 1, rank - 2]
         makers = [value.producer() for value in node.inputs if value is not None]
         replace_node(node, builder.op("Transpose", builder.tensor(given), perm=perm))
-        for maker in makers:
-            if maker is not None:
-                remove_unread(model.graph, maker)
+        remove_unread(model.graph, *makers)
         joined = True
     return joined
 

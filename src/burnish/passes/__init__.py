@@ -10,7 +10,7 @@ from burnish.passes.expand_gradients import expand_gradients
 from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
-from burnish.passes.hoist_gather import select_early
+from burnish.passes.hoist_gather import hoist_gather
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.recognize_gelu import recognize_gelu
@@ -32,6 +32,7 @@ __all__ = [
     "fold_batch_normalization",
     "fold_weight_normalization",
     "has_sixteen_bit_values",
+    "hoist_gather",
     "hold_group_normalization_constants",
     "merge_casts",
     "mix_precision",
@@ -45,7 +46,6 @@ __all__ = [
     "recompute_activations",
     "remove_unused",
     "run_in_order",
-    "select_early",
     "wait_by_selection",
     "widen_reductions",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Names, add_initializer, constant_array, remove_unread
+from burnish.graph import Names, add_initializer, constant_array, remove_unread_value
+from burnish.graph.uses import is_read_once
 
 
 def dtype_of(value: ir.Value | None) -> np.dtype:
@@ -22,22 +23,17 @@ def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     return result if np.isfinite(result.astype(np.float64)).all() else None
 
 
-def read_once(value: ir.Value) -> bool:
-    """Whether one input of one node reads a value, and nothing else does."""
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
 def put(graph: ir.Graph, names: Names, node: ir.Node, index: int, array: np.ndarray) -> None:
     """Give an operand of a node new numbers; under its name, unless others read the old ones."""
     old = node.inputs[index]
     assert old is not None
-    if read_once(old) and old.is_initializer():
+    if is_read_once(old) and old.is_initializer():
         old.const_value = ir.Tensor(array, name=old.name)
         old.shape = ir.Shape(array.shape)
         return
     node.replace_input_with(index, add_initializer(graph, names.take(old.name or "weight"), array))
     if not old.is_initializer():
-        remove_unread(graph, old)
+        remove_unread_value(graph, old)
 
 
 def new_bias_name(graph: ir.Graph, names: Names, weight: ir.Value | None, normalization: ir.Node) -> str:
@@ -49,7 +45,7 @@ def new_bias_name(graph: ir.Graph, names: Names, weight: ir.Value | None, normal
     if stem != weight.name:
         return names.take(f"{stem}.bias")
     name = bias.name or "bias"
-    if read_once(bias) and bias.is_initializer():
+    if is_read_once(bias) and bias.is_initializer():
         graph.initializers.pop(name)
         bias.name = None
         names.release(name)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Names, add_initializer, attribute_value, constant_array, remove_node, remove_unread, replace_value
-from burnish.passes.constant_operands import dtype_of, new_bias_name, put, read_once, rounded
+from burnish.graph import Names, add_initializer, attribute_value, constant_array, remove_node, remove_unread_value, replace_value
+from burnish.graph.uses import is_read_once
+from burnish.passes.constant_operands import dtype_of, new_bias_name, put, rounded
 from burnish.passes.fold_into_following import fold_into_following
 
 EPSILON = 1e-5
@@ -61,13 +62,13 @@ def _fold(graph: ir.Graph, names: Names, normalization: ir.Node, into: _Fold) ->
     replace_value(normalization.outputs[0], value)
     remove_node(normalization)
     for operand in operands:
-        remove_unread(graph, operand)
+        remove_unread_value(graph, operand)
 
 
 def _into_preceding(graph: ir.Graph, names: Names, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
     value = normalization.inputs[0]
     layer = None if value is None else value.producer()
-    if value is None or layer is None or layer.domain != "" or layer.graph is not graph or not read_once(value):
+    if value is None or layer is None or layer.domain != "" or layer.graph is not graph or not is_read_once(value):
         return False
     rule = _RULES.get(layer.op_type)
     return rule is not None and rule(graph, names, layer, normalization, a, b)
@@ -164,7 +165,7 @@ def _fold_added_bias(graph: ir.Graph, names: Names, layer: ir.Node, normalizatio
             continue
         weight = constant_array(producer.inputs[1])
         shape = layer.outputs[0].shape
-        if weight is None or weight.ndim != 2 or shape is None or len(shape) != 2 or not read_once(product):
+        if weight is None or weight.ndim != 2 or shape is None or len(shape) != 2 or not is_read_once(product):
             continue
         if bias.ndim > 2 or producer.graph is not graph:
             continue

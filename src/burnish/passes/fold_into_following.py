@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Names, add_initializer, constant_array, insert_behind
-from burnish.passes.constant_operands import dtype_of, new_bias_name, put, read_once, rounded
+from burnish.graph.uses import is_read_once
+from burnish.passes.constant_operands import dtype_of, new_bias_name, put, rounded
 
 
 def fold_into_following(graph: ir.Graph, names: Names, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
@@ -47,7 +48,7 @@ def fold_into_following(graph: ir.Graph, names: Names, normalization: ir.Node, a
 
 
 def _only_use(value: ir.Value) -> tuple[ir.Node, int] | None:
-    if not read_once(value):
+    if not is_read_once(value):
         return None
     reader, index = next(iter(value.uses()))
     return reader, index

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, remove_node, remove_unread
+from burnish.graph import add_initializer, constant_array, remove_node, remove_unread_value
 
 
 def fold_weight_normalization(model: ir.Model) -> ir.Model:
@@ -71,4 +71,4 @@ def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node
             remove_node(unread)
     for value in (direction, length, axes):
         if value is not None:
-            remove_unread(graph, value)
+            remove_unread_value(graph, value)

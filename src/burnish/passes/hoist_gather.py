@@ -30,7 +30,7 @@ BROADCASTING = frozenset(
 )
 
 
-def select_early(model: ir.Model) -> ir.Model:
+def hoist_gather(model: ir.Model) -> ir.Model:
     """Move selections of rows before what computes these rows, in place, where that saves a product.
 
     Args:

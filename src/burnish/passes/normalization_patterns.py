@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import SIXTEEN_BIT, Builder, Tensor, constant_array, replace_node, same_dimension
-from burnish.graph.matching import Either, Match, Node, Number, Pattern, remove_unread
+from burnish.graph import SIXTEEN_BIT, Builder, Tensor, constant_array, remove_unread_value, replace_node, same_dimension
+from burnish.graph.matching import Either, Match, Node, Number, Pattern
+from burnish.graph.uses import remove_unread
 
 
 def mean(operand: Pattern) -> Pattern:
@@ -109,11 +110,9 @@ def replace_pieces(graph: ir.Graph, output: ir.Value, layer: Tensor) -> None:
     replace_node(last, layer)
     layer.value.name = name
     for operand in operands:
-        producer = operand.producer()
-        if producer is not None:
-            remove_unread(graph, producer)
-        elif operand.is_initializer() and not operand.uses() and not operand.is_graph_output():
-            graph.initializers.pop(operand.name or "", None)
+        remove_unread(graph, operand.producer())
+        if operand.producer() is None:
+            remove_unread_value(graph, operand)
 
 
 def _trailing_axes(node: ir.Node) -> Mapping[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Builder, Names, insert_behind, replace_value
+from burnish.graph.uses import only_user
 
 REDUCTIONS = frozenset(
     "CumSum ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare".split()
@@ -32,10 +33,10 @@ def _widen(graph: ir.Graph, names: Names, node: ir.Node, source: ir.Value) -> No
     builder, dtype = Builder(graph, before=node), source.dtype
     assert dtype is not None
     node.replace_input_with(0, builder.cast(builder.tensor(source), ir.DataType.FLOAT).value)
-    last, following = node, _only_reader(node)
+    last, following = node, only_user(node.outputs[0])
     last.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     while following is not None and following.op_type in ONLY_SHAPE and following.inputs[0] is last.outputs[0]:
-        last, following = following, _only_reader(following)
+        last, following = following, only_user(following.outputs[0])
         last.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     rounding = ir.node("Cast", [last.outputs[0]], {"to": int(dtype)})
     insert_behind(last, rounding, names)
@@ -44,10 +45,3 @@ def _widen(graph: ir.Graph, names: Names, node: ir.Node, source: ir.Value) -> No
     for reader, _ in list(rounded.uses()):
         if reader.op_type == "Cast" and reader.domain == "" and reader.attributes["to"].as_int() == ir.DataType.FLOAT:
             replace_value(reader.outputs[0], last.outputs[0])
-
-
-def _only_reader(node: ir.Node) -> ir.Node | None:
-    """The one node that reads the first output of another, where nothing else sees it."""
-    value = node.outputs[0]
-    readers = list(value.uses())
-    return readers[0][0] if len(readers) == 1 and not value.is_graph_output() else None

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread, replace_node, static_dimension
+from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread_value, replace_node, static_dimension
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.ops.normalization.statistics import per_channel
@@ -130,7 +130,7 @@ def _convert(graph: ir.Graph, node: ir.Node, target: str, groups: int) -> None:
         y = _by_groups(x, scale, bias, epsilon, groups)
     replace_node(node, y)
     for value in statistics:
-        remove_unread(graph, value)
+        remove_unread_value(graph, value)
 
 
 def _over_samples(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:

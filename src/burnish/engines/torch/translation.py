@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from burnish.engines.communicator import Communicator
-from burnish.engines.torch import host_shapes as host
+from burnish.engines.torch import host_shapes
 from burnish.engines.torch.dtypes import tensor_of, torch_dtype
 from burnish.engines.torch.failures import note_place
 from burnish.engines.torch.host_shapes import Host, Number
@@ -153,7 +153,7 @@ class Translator:
         if array is not None:
             return list(array.shape)
         if value not in self._extents:
-            self._extents[value] = host.extents(self.tensor(value), value)
+            self._extents[value] = host_shapes.extents(self.tensor(value), value)
         found = self._extents[value]
         return None if found is None else list(found.elements)
 
@@ -211,7 +211,7 @@ class Translator:
         operands = [None if value is None else self.host(value) for value in node.inputs]
         if not operands:
             return False
-        computed = host.evaluate(node, operands)
+        computed = host_shapes.evaluate(node, operands)
         if computed is None:
             return False
         self._hosts[output] = computed

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_value
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_value
+from burnish.graph.uses import is_read_once, only_user, remove_unread
 
 RANK = 4
 LAST_TWO = [0, 1, 3, 2]
@@ -117,7 +118,7 @@ def _attention(softmax: ir.Node, dtypes: Collection[ir.DataType]) -> _Attention 
     assert given is not None
     scores, mask = given, None
     widened = given.producer()
-    if widened is not None and _is_cast(widened) and _is_read_once(given) and widened.inputs[0] is not None:
+    if widened is not None and _is_cast(widened) and is_read_once(given) and widened.inputs[0] is not None:
         scores = widened.inputs[0]
     added = scores.producer()
     if added is not None and _is(added, "Add"):
@@ -125,7 +126,7 @@ def _attention(softmax: ir.Node, dtypes: Collection[ir.DataType]) -> _Attention 
         masked = scores
         scores, mask = sides if _product(sides[0]) is not None else sides[::-1]
         if (
-            not _is_read_once(masked)
+            not is_read_once(masked)
             or mask.dtype not in (ir.DataType.FLOAT, *dtypes)
             or not _broadcasts(mask, softmax.outputs[0])
         ):
@@ -164,7 +165,7 @@ def _rounded(value: ir.Value) -> ir.Value:
 def _product(scores: ir.Value) -> tuple[ir.Node, float] | None:
     """The product that scores are, and what it is multiplied by on the way, where casts may stand; nothing else reads it."""
     factor = 1.0
-    while (node := scores.producer()) is not None and _is_read_once(scores):
+    while (node := scores.producer()) is not None and is_read_once(scores):
         if _is(node, "MatMul"):
             return node, factor
         scaled = _Scaled.of(scores)
@@ -195,7 +196,7 @@ def _readers(found: _Attention) -> list[tuple[ir.Node, int]]:
 
 def _guards_gradient(found: _Attention, node: ir.Node) -> bool:
     """Whether a node puts zeros where probabilities are NaN in what is their gradient alone."""
-    user = _only_user(node.outputs[0])
+    user = only_user(node.outputs[0])
     return _replaces_nan(node, found.softmax.outputs[0]) and user is not None and user.op_type == "FusedSoftmaxGrad"
 
 
@@ -206,7 +207,7 @@ def _gradient(found: _Attention) -> _Gradient | None:
     transposed = [user for user, _ in users if _is(user, "Transpose") and _perm(user) == LAST_TWO]
     if len(users) != 2 or len(projections) != 1 or len(transposed) != 1:
         return None
-    of_value, before = _only_user(transposed[0].outputs[0]), projections[0].inputs[0]
+    of_value, before = only_user(transposed[0].outputs[0]), projections[0].inputs[0]
     if found.guard is not None:
         shown = None if before is None else before.producer()
         if shown is None or not _guards_gradient(found, shown):
@@ -239,7 +240,7 @@ def _gradient(found: _Attention) -> _Gradient | None:
 def _scaled_like(value: ir.Value, factor: float) -> ir.Value | None:
     """The gradient of the scores' product, from that of the scores: times the same numbers, with casts on the way; else None."""
     left = factor
-    while (user := _only_user(value)) is not None:
+    while (user := only_user(value)) is not None:
         result = user.outputs[0]
         scaled = _Scaled.of(result)
         if scaled.is_scaled and scaled.value is value:
@@ -289,12 +290,12 @@ def _fuse(graph: ir.Graph, found: _Attention, gradient: _Gradient | None) -> Non
             replace_value(wanted[name], made.value)
     replace_value(found.product.outputs[0], result.value)
     for node in [found.product, *(output.producer() for output in wanted.values())]:
-        _remove_unread(graph, node)
+        remove_unread(graph, node)
 
 
 def _scaled_back(value: ir.Value, scaled: _Scaled) -> ir.Value | None:
     """The gradient of what was scaled: ``value``, that of the result, times the same number, if nothing else reads it."""
-    user = _only_user(value)
+    user = only_user(value)
     if user is None:
         return None
     again = _Scaled.of(user.outputs[0])
@@ -361,21 +362,3 @@ def _is_cast(node: ir.Node) -> bool:
     given = node.inputs[0] if node.inputs else None
     kinds = {None if given is None else given.dtype, node.outputs[0].dtype}
     return _is(node, "Cast") and kinds == {ir.DataType.FLOAT, ir.DataType.BFLOAT16}
-
-
-def _is_read_once(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
-def _only_user(value: ir.Value) -> ir.Node | None:
-    return next(iter(value.uses()))[0] if _is_read_once(value) else None
-
-
-def _remove_unread(graph: ir.Graph, node: ir.Node | None) -> None:
-    """Remove a node that nothing reads, and then what it alone read."""
-    if node is None or node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
-        return
-    makers = [value.producer() for value in node.inputs if value is not None]
-    remove_node(node)
-    for maker in makers:
-        _remove_unread(graph, maker)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.graph import Tensor, constant_array, remove_node, replace_node, replace_uses
+from burnish.graph.uses import only_user
 from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
 
 RELU, CLIPPED = 1, 2
@@ -52,7 +53,7 @@ class Preceding:
 
 def following(y: ir.Value) -> Following:
     """Find what alone reads a layer's result: an activation, with an addition between them or without."""
-    last, addition, added = y, _only_user(y, "Add"), None
+    last, addition, added = y, only_user(y, "Add"), None
     if addition is not None:
         other = addition.inputs[1] if addition.inputs[0] is y else addition.inputs[0]
         if other is not None and other is not y and _same_extents(other, y):
@@ -109,24 +110,16 @@ def remove_preceding(graph: ir.Graph, before: Preceding, kept: ir.Value) -> None
 
 def _activation(value: ir.Value) -> tuple[ir.Node, int, float] | None:
     """The activation that alone reads a value: its node, kind and limit."""
-    node = _only_user(value, "Relu")
+    node = only_user(value, "Relu")
     if node is not None:
         return node, RELU, 0.0
-    node = _only_user(value, "Clip")
+    node = only_user(value, "Clip")
     if node is None or len(node.inputs) < 3:
         return None
     low, high = (constant_array(bound) for bound in node.inputs[1:3])
     if low is None or high is None or float(low) != 0.0 or float(high) <= 0.0:
         return None
     return node, CLIPPED, float(high)
-
-
-def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    users = list(value.uses())
-    if value.is_graph_output() or len(users) != 1:
-        return None
-    node = users[0][0]
-    return node if node.op_type == op_type and node.domain == "" else None
 
 
 def _same_extents(one: ir.Value, other: ir.Value) -> bool:

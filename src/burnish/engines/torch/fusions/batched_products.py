@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
+from burnish.graph.uses import only_user
 
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 RANK = 4
@@ -32,7 +33,7 @@ def fuse_batched_products(graph: ir.Graph) -> None:
 
 def _order(value: ir.Value) -> list[int]:
     """The order of axes in memory that the transposition behind a value makes a view of; scaling may come between."""
-    while (user := _only_user(value)) is not None:
+    while (user := only_user(value)) is not None and user.domain == "":
         if user.op_type == "Transpose":
             order = [int(axis) for axis in attribute_value(user, "perm", list(range(RANK))[::-1])]
             if order[-1] >= RANK - 2:  # an axis of the matrices lies innermost
@@ -57,11 +58,3 @@ def _has_rank(value: ir.Value) -> bool:
 def _same_batch(left: ir.Value, right: ir.Value) -> bool:
     batches = [None if value.shape is None else list(value.shape)[:2] for value in (left, right)]
     return batches[0] == batches[1]
-
-
-def _only_user(value: ir.Value) -> ir.Node | None:
-    users = {user for user, _ in value.uses()}
-    if value.is_graph_output() or len(users) != 1:
-        return None
-    user = users.pop()
-    return user if user.domain == "" else None

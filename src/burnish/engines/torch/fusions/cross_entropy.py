@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
+from burnish.graph.uses import only_user, remove_unread
 
 CLASS_AXIS = 1
 
@@ -83,15 +84,15 @@ def _fuse(graph: ir.Graph, softmax: ir.Node) -> bool:
         given = [*operands, results[2], builder.tensor(flow)]
         found = builder.op("FusedCrossEntropyGrad", *given, domain=BURNISH_DOMAIN, like=operands[0], ignored=terms.ignored)
         replace_node(last, found)
-        _remove_unread(graph, inside)
+        remove_unread(graph, *inside)
     for node in shapes:  # the logits have it too
         node.replace_input_with(0, logits)
     for total, between in _counts(terms.is_ignored):
         replace_node(total, builder.tensor(results[1].value))
-        _remove_unread(graph, between)
+        remove_unread(graph, *between)
     replace_node(terms.total, results[0])
     equal = terms.is_ignored.producer()
-    _remove_unread(graph, [*terms.picked, softmax, *([] if equal is None else [equal])])
+    remove_unread(graph, *terms.picked, softmax, *([] if equal is None else [equal]))
     return True
 
 
@@ -117,8 +118,8 @@ def _terms(gather: ir.Node) -> _Terms | None:
         return None
     if ignored is None or labels.shape is None or len(labels.shape) != 1:
         return None
-    squeezed = _only_user(gather, "Squeeze")
-    negated = None if squeezed is None or _axes(squeezed) != [CLASS_AXIS] else _only_user(squeezed, "Neg")
+    squeezed = only_user(gather.outputs[0], "Squeeze")
+    negated = None if squeezed is None or _axes(squeezed) != [CLASS_AXIS] else only_user(squeezed.outputs[0], "Neg")
     if squeezed is None or negated is None:
         return None
     counted = [user for user, _ in negated.outputs[0].uses()]
@@ -136,8 +137,8 @@ def _terms(gather: ir.Node) -> _Terms | None:
 
 def _gradient(exponential: ir.Node, terms: _Terms) -> tuple[ir.Node, ir.Value, list[ir.Node]] | None:
     """The node that computes the gradient of the logits, s - exp(log p) sum(s); the cotangent in it; and what is between."""
-    product = _only_user(exponential, "Mul")
-    last = None if product is None else _only_user(product, "Sub")
+    product = only_user(exponential.outputs[0], "Mul")
+    last = None if product is None else only_user(product.outputs[0], "Sub")
     if product is None or last is None or last.inputs[1] is not product.outputs[0]:
         return None
     other = product.inputs[1] if product.inputs[0] is exponential.outputs[0] else product.inputs[0]
@@ -176,9 +177,9 @@ def _counts(is_ignored: ir.Value) -> list[tuple[ir.Node, list[ir.Node]]]:
     """The nodes that count, in float32, the labels that are not ignored, and what is between."""
     found = []
     for node, _ in is_ignored.uses():
-        cast = _only_user(node, "Cast") if _is(node, "Not") else None
+        cast = only_user(node.outputs[0], "Cast") if _is(node, "Not") else None
         if cast is not None and cast.outputs[0].dtype == ir.DataType.FLOAT:
-            total = _only_user(cast, "ReduceSum")
+            total = only_user(cast.outputs[0], "ReduceSum")
             if total is not None and _is_sum_of_all(total):
                 found.append((total, [cast, node]))
     return found
@@ -191,13 +192,6 @@ def _is(node: ir.Node, op_type: str) -> bool:
 def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
     producer = None if value is None else value.producer()
     return producer if producer is not None and _is(producer, op_type) else None
-
-
-def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
-    uses = list(node.outputs[0].uses())
-    if node.outputs[0].is_graph_output() or len(uses) != 1:
-        return None
-    return uses[0][0] if _is(uses[0][0], op_type) else None
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -224,11 +218,3 @@ def _is_sum_of_all(node: ir.Node) -> bool:
 def _fills_with_zeros(node: ir.Node) -> bool:
     value = attribute_value(node, "value", None)
     return value is None or not np.any(value.numpy())
-
-
-def _remove_unread(graph: ir.Graph, nodes: list[ir.Node]) -> None:
-    """Remove nodes, and one after another those that only they read."""
-    left = list(dict.fromkeys(nodes))
-    while gone := [n for n in left if n.graph is graph and not n.outputs[0].uses() and not n.outputs[0].is_graph_output()]:
-        graph.remove(gone, safe=True)
-        left = [node for node in left if node not in gone]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_node
+from burnish.graph.uses import only_user, remove_unread
 from burnish.ops.activation import RELU_GRAD
 
 SWAPPED = [1, 0]
@@ -53,12 +54,12 @@ def _fuse_product(graph: ir.Graph, node: ir.Node) -> None:
         swapped = None
     assert matrix is not None
     last = node
-    addition = _only_user(node.outputs[0], "Add") if bias is None else None
+    addition = only_user(node.outputs[0], "Add") if bias is None else None
     if addition is not None:
         other = addition.inputs[1] if addition.inputs[0] is node.outputs[0] else addition.inputs[0]
         if other is not None and _is_per_column(other, node.outputs[0]):
             last, bias = addition, other
-    activation = _only_user(last.outputs[0], "Relu")
+    activation = only_user(last.outputs[0], "Relu")
     if activation is not None:
         last = activation
     builder = Builder(graph, before=last)
@@ -67,8 +68,7 @@ def _fuse_product(graph: ir.Graph, node: ir.Node) -> None:
     relu = int(activation is not None)
     result = builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, transposed=int(transposed), relu=relu)
     replace_node(last, result)
-    for unread in (addition, node, swapped):
-        _remove_unread(graph, unread)
+    remove_unread(graph, addition, node, swapped)
 
 
 def _fuse_weight_gradient(graph: ir.Graph, node: ir.Node) -> None:
@@ -121,7 +121,7 @@ class _Gradients(NamedTuple):
         users = [user for user, _ in dy.uses() if user.graph is node.graph]
         sums = next((user for user in users if _sums_rows(user)), None)
         product = next((user for user in users if _is_plain_product(user, dy)), None)
-        relu = None if product is None else _only_user(product.outputs[0], RELU_GRAD.name, BURNISH_DOMAIN)
+        relu = None if product is None else only_user(product.outputs[0], RELU_GRAD.name, BURNISH_DOMAIN)
         if product is not None and relu is not None and (relu.inputs[0] is not product.outputs[0] or relu.inputs[1] is not x):
             relu = None
         return cls(dy, x, swapped, node, sums, product, relu)
@@ -182,7 +182,7 @@ def _join_gradients(graph: ir.Graph, gradients: _Gradients, first: ir.Node, plac
             result.value.shape = replaced.outputs[0].shape
             replace_node(replaced, result)
     if gradients.relu is not None:
-        _remove_unread(graph, product)
+        remove_unread(graph, product)
 
 
 def _is_plain_product(node: ir.Node, x: ir.Value) -> bool:
@@ -217,16 +217,3 @@ def _swaps(node: ir.Node) -> bool:
     if node.op_type != "Transpose" or node.domain != "" or node.inputs[0] is None or _rank(node.inputs[0]) != 2:
         return False
     return list(attribute_value(node, "perm", SWAPPED)) == SWAPPED
-
-
-def _only_user(value: ir.Value, op_type: str, domain: str = "") -> ir.Node | None:
-    users = list(value.uses())
-    if value.is_graph_output() or len(users) != 1:
-        return None
-    user = users[0][0]
-    return user if user.op_type == op_type and user.domain == domain and user.graph is not None else None
-
-
-def _remove_unread(graph: ir.Graph, node: ir.Node | None) -> None:
-    if node is not None and node.graph is graph and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-        remove_node(node)

@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_uses
+from burnish.graph.uses import remove_unread
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 
 STANDARDIZED = frozenset(operator.name for operator in (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE))
@@ -72,8 +73,7 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
         replace_uses(node.outputs[1], mean)
     replace_uses(inverse, scaling)
     replace_uses(last, y)
-    _remove_unread(graph, maker)
-    _remove_unread(graph, node)
+    remove_unread(graph, maker, node)
 
 
 Layer = tuple[ir.Value, ir.Value, ir.Value | None, list[_Gradient]]
@@ -173,9 +173,7 @@ def _fuse_gradient(
     makers = [gradient.node.inputs[0], *gradient.parameters.values()]
     producers = [None if value is None else value.producer() for value in makers]
     remove_node(gradient.node)
-    for producer in producers:
-        if producer is not None:
-            _remove_unread(graph, producer)
+    remove_unread(graph, *producers)
 
 
 def _replace_projection(graph: ir.Graph, node: ir.Node) -> None:
@@ -216,14 +214,3 @@ def _sum_over_rows(value: ir.Value, axis: int) -> ir.Value | None:
         if axes is not None and sorted(int(number) % rank for number in axes) == list(range(rank + axis)):
             return user.outputs[0]
     return None
-
-
-def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove a node that nothing reads, and then what it alone read."""
-    if node.graph is not graph or any(output.uses() or output.is_graph_output() for output in node.outputs):
-        return
-    makers = [value.producer() for value in node.inputs if value is not None]
-    remove_node(node)
-    for maker in makers:
-        if maker is not None:
-            _remove_unread(graph, maker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_node
+from burnish.graph.uses import only_user
 
 
 def fuse_softmax(graph: ir.Graph) -> None:
@@ -22,9 +23,9 @@ def _fuse(graph: ir.Graph, softmax: ir.Node, product: ir.Node) -> None:
     flow = product.inputs[1] if product.inputs[0] is y else product.inputs[0]
     if flow is None or flow is y or flow.shape != y.shape:
         return
-    total = _only_user(product, "ReduceSum")
-    difference = None if total is None else _only_user(total, "Sub")
-    result = None if difference is None else _only_user(difference, "Mul")
+    total = only_user(product.outputs[0], "ReduceSum")
+    difference = None if total is None else only_user(total.outputs[0], "Sub")
+    result = None if difference is None else only_user(difference.outputs[0], "Mul")
     if total is None or difference is None or result is None or y not in result.inputs:
         return
     axis = int(attribute_value(softmax, "axis", -1)) % len(y.shape)
@@ -43,12 +44,3 @@ def _fuse(graph: ir.Graph, softmax: ir.Node, product: ir.Node) -> None:
 
 def _is(node: ir.Node, op_type: str) -> bool:
     return node.op_type == op_type and node.domain == ""
-
-
-def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
-    output = node.outputs[0]
-    users = {user for user, _ in output.uses()}
-    if output.is_graph_output() or len(users) != 1:
-        return None
-    user = users.pop()
-    return user if _is(user, op_type) else None

@@ -1,0 +1,49 @@
+"""Who reads a value, and the removal of what nobody reads."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph.edits import remove_node
+
+
+def is_read(node: ir.Node) -> bool:
+    """Whether anything reads an output of a node, or the graph returns one."""
+    return any(output.uses() or output.is_graph_output() for output in node.outputs)
+
+
+def is_read_once(value: ir.Value) -> bool:
+    """Whether a value is read at one place, and is no output of the graph."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> ir.Node | None:
+    """Return the node that alone reads a value, once, and is of an operator; None where there is no such node.
+
+    Args:
+        value: what is read; an output of the graph is read by its caller too.
+        op_type: the operator, any by default.
+        domain: of the operator.
+    """
+    if not is_read_once(value):
+        return None
+    user = next(iter(value.uses()))[0]
+    fits = op_type is None or (user.op_type == op_type and user.domain == domain)
+    return user if fits and user.graph is not None else None
+
+
+def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
+    """Remove those of the nodes that are of the graph and that nothing reads, and then what was made or stored for them alone."""
+    pending = [node for node in reversed(nodes) if node is not None]
+    while pending:
+        node = pending.pop()
+        if node.graph is not graph or is_read(node):
+            continue
+        operands = [value for value in node.inputs if value is not None]
+        remove_node(node)
+        for value in operands:
+            producer = value.producer()
+            if producer is not None:
+                pending.append(producer)
+            elif value.is_initializer() and not value.uses() and not value.is_graph_output():
+                graph.initializers.pop(value.name or "", None)
