@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from burnish.program import Program
 
 SILENT = 4
+
+CPU_PROVIDER = "CPUExecutionProvider"
+Provider = str | tuple[str, Mapping[str, Any]]
+"""The name of an execution provider, alone or with its options."""
 
 _LEVELS: dict[Level, onnxruntime.GraphOptimizationLevel] = {
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -57,6 +61,11 @@ class OnnxRuntimeEngine:
             residual network, at the same speed.
         spinning: let idle threads wait actively; faster steps, at the cost of what else runs on the machine.
         config: further ONNX Runtime session configuration entries, by key.
+        providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of them
+            takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in every step.
+
+    Raises:
+        EngineError: an option is none of those it may be, or this ONNX Runtime was built without a provider.
     """
 
     name = "onnxruntime"
@@ -70,6 +79,7 @@ class OnnxRuntimeEngine:
         execution_order: Literal["default", "priority"] = "priority",
         spinning: bool = True,
         config: Mapping[str, str] | None = None,
+        providers: Sequence[Provider] = (CPU_PROVIDER,),
     ):
         for option, value, choices in (
             ("optimization", optimization, [*_LEVELS]),
@@ -84,6 +94,7 @@ class OnnxRuntimeEngine:
         self.execution_order = execution_order
         self.spinning = spinning
         self.config = dict(config or {})
+        self.providers = _checked_providers(providers)
 
     def open(
         self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
@@ -186,7 +197,7 @@ class OnnxRuntimeEngine:
 
         def load(source: bytes | Path) -> onnxruntime.InferenceSession:
             disabled = [*optimizations.disabled]
-            return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
+            return onnxruntime.InferenceSession(source, options, providers=self.providers, disabled_optimizers=disabled)
 
         try:
             if fits_one_file(model):
@@ -217,6 +228,22 @@ class OnnxRuntimeEngine:
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
         return options
+
+
+def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:
+    """Return the providers as ONNX Runtime takes them, the CPU's behind them."""
+    available = onnxruntime.get_available_providers()
+    checked: list[str | tuple[str, dict[str, Any]]] = []
+    for provider in [providers] if isinstance(providers, str) else providers:
+        name, options = (provider, None) if isinstance(provider, str) else provider
+        if name not in available:
+            raise EngineError(
+                f"providers: this ONNX Runtime {onnxruntime.__version__} has no execution provider {name!r}; it has "
+                f"{', '.join(available)}. Install the build of ONNX Runtime that has it, or choose among these"
+            )
+        checked.append(name if options is None else (name, dict(options)))
+    names = [provider if isinstance(provider, str) else provider[0] for provider in checked]
+    return checked if CPU_PROVIDER in names else [*checked, CPU_PROVIDER]
 
 
 _arena_is_registered = False
