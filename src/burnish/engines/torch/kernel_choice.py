@@ -46,8 +46,8 @@ HOPELESS, SLOWER = 8.0, 2.0
 """By how many times a way may be slower than the best, in a trial with a part of the operands, and in a run with all of them."""
 
 STARTING = 1e-2
-"""Seconds that a first run, or a trial, may take longer besides: what is made for a shape is made in the first, and another process
-may have the core for a while."""
+"""Seconds that a first run, or a trial, may take longer besides: what is made for a shape is made in the first, and another
+process may have the core for a while."""
 
 ROUNDS, LONG = 3, 0.3
 """Further runs of those that are left, and seconds after which there are no more."""
