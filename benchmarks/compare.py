@@ -346,7 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=tuple(WORKLOADS), default="mlp")
     parser.add_argument("--batch", type=int, nargs="+", help="one comparison for each; default: the model's own")
-    parser.add_argument("--size", type=int, help="height and width of images, or tokens of a sequence")
+    parser.add_argument("--size", type=int, help="height and width of images, tokens of a sequence, or samples of audio")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=tuple(TOLERANCES), nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=7)

@@ -270,6 +270,31 @@ def normalized_mlp(features: int = 1024, hidden: int = 1024, depth: int = 4, cla
     return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 
+class AudioNet(nn.Module):
+    """A network over raw audio in the manner of M5 (Dai et al. 2016): a kernel of 80 samples with a stride of 4, then three of 9.
+
+    The input is [batch, 1, samples].
+    """
+
+    def __init__(self, width: int = 64, classes: int = 35):
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 1
+        for channels_out, kernel, stride in ((width, 80, 4), (width, 9, 1), (2 * width, 9, 1), (4 * width, 9, 1)):
+            layers += [
+                nn.Conv1d(channels, channels_out, kernel, stride, (kernel - stride + 1) // 2),
+                nn.BatchNorm1d(channels_out),
+                nn.ReLU(),
+                nn.MaxPool1d(4),
+            ]
+            channels = channels_out
+        self.layers = nn.Sequential(*layers)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.layers(x).mean(2))
+
+
 def lenet(classes: int = 10) -> nn.Sequential:
     """LeNet-5 (LeCun et al. 1998) with ReLU and maximum pooling in place of its sigmoids and scaled averages."""
     return nn.Sequential(

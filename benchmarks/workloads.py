@@ -24,7 +24,7 @@ class Workload:
 
     Attributes:
         build: makes the module, in training mode, from PyTorch's random state.
-        sample: shape of one sample for a size: height and width of an image, or the number of tokens.
+        sample: shape of one sample for a size: height and width of an image, or the number of tokens or of samples of audio.
         size: the size where none is asked for.
         batch: the batch size where none is asked for.
         classes: number of classes.
@@ -73,6 +73,7 @@ WORKLOADS = {
     "resnet50": Workload(torch_models.resnet50, lambda size: (3, size, size), 224, 16, 1000, SLOW),
     "mobilenet_v2": Workload(mobilenet_v2, lambda size: (3, size, size), 224, 16, 1000, SLOW),
     "unet": Workload(torch_models.UNet, lambda size: (3, size, size), 256, 4, 4, QUICK, pixels=True),
+    "audio": Workload(torch_models.AudioNet, lambda samples: (1, samples), 16000, 16, 35, QUICK),
     "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=True),
 }
 

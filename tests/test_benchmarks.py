@@ -119,6 +119,15 @@ def test_a_network_that_labels_pixels_has_a_label_for_each(tmp_path):
         assert set(np.unique(data["labels0"])) <= set(range(4))
 
 
+def test_a_network_over_audio_takes_samples_of_any_length(tmp_path):
+    job = prepare(tmp_path, "audio", 2, size=4000)
+    session = onnxruntime.InferenceSession(job["onnx"], providers=["CPUExecutionProvider"])
+    with np.load(job["data"]) as data:
+        assert data["x0"].shape == (2, 1, 4000)
+        (logits,) = session.run(None, {"x": data["x0"]})
+        assert logits.shape == (2, 35)
+
+
 def test_unknown_contenders_are_named():
     assert compare.wanted_names("eager,compile+pages", "torch") == ["burnish-torch", "eager", "compile+pages"]
     with pytest.raises(ValueError, match="there is no contender 'tensorflow'"):

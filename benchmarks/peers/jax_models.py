@@ -142,6 +142,17 @@ def unet(layers: Layers, x: jax.Array, stages: int = 4) -> jax.Array:
     return layers.convolution("head", x)
 
 
+def audio(layers: Layers, x: jax.Array) -> jax.Array:
+    """x is NWC, the weights WIO."""
+    for index, (kernel, stride) in enumerate([(80, 4), (9, 1), (9, 1), (9, 1)]):
+        name, pad = f"layers.{4 * index}", (kernel - stride + 1) // 2
+        weight = layers.parameters[f"{name}.weight"]
+        y = jax.lax.conv_general_dilated(x, weight, (stride,), [(pad, pad)], dimension_numbers=("NWC", "WIO", "NWC"))
+        y = jax.nn.relu(layers.batch_norm(f"layers.{4 * index + 1}", y + layers.parameters[f"{name}.bias"]))
+        x = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 4, 1), (1, 4, 1), "VALID")
+    return layers.dense("fc", x.mean(1))
+
+
 def bert(layers: Layers, x: jax.Array, heads: int = 12, depth: int = 12) -> jax.Array:
     table = layers.parameters
     y = table["tokens.weight"][x] + table["positions.weight"][: x.shape[1]] + table["sentences.weight"][0]
@@ -167,5 +178,6 @@ MODELS: dict[str, Callable[[Layers, jax.Array], jax.Array]] = {
     "resnet50": resnet50,
     "mobilenet_v2": mobilenet_v2,
     "unet": unet,
+    "audio": audio,
     "bert-base": bert,
 }

@@ -24,7 +24,7 @@ def initial_state() -> State:
     with np.load(JOB["arrays"]) as arrays:
         tensors = {name: arrays[name] for name in arrays.files if not name.endswith("num_batches_tracked")}
     parameters = {
-        name: jnp.asarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)
+        name: jnp.asarray(np.moveaxis(array, (1, 0), (-2, -1)) if array.ndim > 2 else array)
         for name, array in tensors.items()
         if "running_" not in name
     }
@@ -72,7 +72,7 @@ def train(state: State, x: jax.Array, labels: jax.Array) -> tuple[State, jax.Arr
 
 
 def main() -> None:
-    batches = endless([(x.transpose(0, 2, 3, 1).copy() if x.ndim == 4 else x, labels) for x, labels in read_batches(JOB)])
+    batches = endless([(np.moveaxis(x, 1, -1).copy() if x.ndim > 2 else x, labels) for x, labels in read_batches(JOB)])
 
     def build() -> tuple[Step, dict[str, Any]]:
         state = initial_state()

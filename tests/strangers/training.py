@@ -64,7 +64,16 @@ def train(source: Path, batch: Batch, **options: Any) -> Trained:
         Failure: a check did not hold.
         BurnishError: the file cannot be trained.
     """
-    program = burnish.compile(source, optimizer=burnish.optim.sgd(lr=1e-3), metrics=(), **options)
+    return train_program(burnish.compile(source, optimizer=burnish.optim.sgd(lr=1e-3), metrics=(), **options), batch)
+
+
+def train_program(program: burnish.Program, batch: Batch) -> Trained:
+    """Do what ``train`` does, with a program.
+
+    Raises:
+        Failure: a check did not hold.
+        BurnishError: the program cannot be run.
+    """
     losses = {}
     with tempfile.TemporaryDirectory() as folder:
         for engine in ENGINES:

@@ -166,3 +166,14 @@ def test_no_image_has_no_results():
     assert convolutions.convolve(x[:0], weight, bias, *window, True).shape == (0, 12, 50)
     assert convolutions.input_gradient(dy[:0], weight, x[:0], *window, True).shape == (0, 8, 50)
     assert not convolutions.weight_gradient(dy[:0], x[:0], weight, *window, True).any()
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_the_part_of_a_trial_keeps_its_rows_whole(exchanged):
+    windows = Windows((1, 2), (1, 19), (1, 1))
+    x = torch.empty(4, 8, 172, 600)
+    flows = torch.empty(4, 8, *places(x.shape, (3, 39), windows))
+    assert list(flows.shape[2:]) == [172, 300]
+    images, part = convolutions._part(x, flows, (3, 39), windows, exchanged)
+    assert list(part.shape) == ([1, 8, 172, 23] if exchanged else [1, 8, 13, 300])
+    assert places(images.shape, (3, 39), windows) == list(part.shape[2:])

@@ -6,6 +6,7 @@ channels last, those of weights lie as state does: kernels of images with the ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,8 +25,8 @@ WAYS: Mapping[str, Way] = {
 }
 """The usual way first."""
 
-TRIED_PLACES = 64
-"""Windows along the longest axis of a trial, which has one image."""
+TRIED_PLACES, LARGE = 4096, 8
+"""Windows of a trial, of which the rows are whole, and how many times as many there are where one is made."""
 
 MOST_KNOWN = 4096
 """Sizes whose choice is looked up by themselves; with more of them, they are forgotten and looked up again."""
@@ -170,8 +171,12 @@ def _by_choice(
 
         def measure() -> str:
             ways = {name: _bound(run, WAYS[name], images, flows) for name in possible}
-            part = _part(images, flows, kernels.shape[2:], windows)
-            trials = None if part is None else {name: _bound(run, WAYS[name], *part) for name in possible}
+            trials = None
+            if flows.shape[0] * math.prod(flows.shape[2:]) >= LARGE * TRIED_PLACES:
+                trials = {
+                    name: _bound(run, WAYS[name], *_part(images, flows, kernels.shape[2:], windows, "exchanged" in name))
+                    for name in possible
+                }
             return kernel_choice.quickest(ways, trials)
 
         sources = [Path(convolution_ways.__file__)]
@@ -193,18 +198,22 @@ def possible_ways(operation: str, rank: int, groups: int) -> list[str]:
 
 
 def _part(
-    images: torch.Tensor, flows: torch.Tensor, extents: Sequence[int], windows: Windows
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """One image, cut along its longest axis, and its results; None where that is no small part."""
-    axis = max(range(len(extents)), key=lambda axis: flows.shape[axis + 2])
-    count = min(flows.shape[axis + 2], TRIED_PLACES)
-    if flows.shape[0] * flows.shape[axis + 2] < 4 * count:
-        return None
-    reach = windows.dilations[axis] * (extents[axis] - 1) + 1
-    size = (count - 1) * windows.strides[axis] + reach - 2 * windows.padding[axis]
-    if size < 1:
-        return None
-    return images[:1].narrow(axis + 2, 0, size), flows[:1].narrow(axis + 2, 0, count)
+    images: torch.Tensor, flows: torch.Tensor, extents: Sequence[int], windows: Windows, exchanged: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some rows of one image, and their results; columns of it where height and width are exchanged.
+
+    Which of its kernels oneDNN takes depends on the length of a row.
+    """
+    images, flows = images[:1], flows[:1]
+    axes = list(range(len(extents)))
+    for axis in (axes[::-1] if exchanged else axes)[:-1]:
+        others = math.prod(flows.shape[2:]) // flows.shape[axis + 2]
+        count = min(flows.shape[axis + 2], max(1, TRIED_PLACES // others))
+        reach = windows.dilations[axis] * (extents[axis] - 1) + 1
+        size = (count - 1) * windows.strides[axis] + reach - 2 * windows.padding[axis]
+        if count < flows.shape[axis + 2] and size > 0:
+            images, flows = images.narrow(axis + 2, 0, size), flows.narrow(axis + 2, 0, count)
+    return images, flows
 
 
 def _key(operation: str, images: torch.Tensor, kernels: torch.Tensor, windows: Windows) -> str:

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -36,7 +37,7 @@ LARGEST_FILE = 1 << 22
 """Choices that are kept, the latest of them, and bytes of a file that is read."""
 
 FAST_ENOUGH = 2e-4
-"""Seconds of the usual way up to which no other is tried."""
+"""Seconds of the usual way up to which it stays."""
 
 GAIN = 0.8
 """Another way is taken where it needs at most this share of the usual one's time: noise decides nothing."""
@@ -44,10 +45,12 @@ GAIN = 0.8
 HOPELESS, SLOWER = 8.0, 2.0
 """By how many times a way may be slower than the best, in a trial with a part of the operands, and in a run with all of them."""
 
-STARTING = 2e-3
-"""Seconds that a first run may take longer than the best of the others, since what is compiled for a shape is compiled in it."""
+STARTING = 1e-2
+"""Seconds that a first run, or a trial, may take longer besides: what is made for a shape is made in the first, and another
+process may have the core for a while."""
 
-ROUNDS = 3
+ROUNDS, LONG = 3, 0.3
+"""Further runs of those that are left, and seconds after which there are no more."""
 
 _log = logging.getLogger("burnish")
 _measuring = threading.Lock()
@@ -104,38 +107,39 @@ def quickest(ways: Mapping[str, Callable[[], object]], trials: Mapping[str, Call
         RuntimeError: the usual way fails, and so do all others. A way that fails where another does not is out.
     """
     usual = next(iter(ways))
-    left = dict(ways)
-    if trials is not None:
-        tried = _raced(trials, HOPELESS)
-        left = {name: run for name, run in left.items() if name in tried}
-    best = _raced(left, SLOWER, FAST_ENOUGH)
+    left = ways if trials is None else {name: ways[name] for name in _near(_raced(trials, HOPELESS), HOPELESS, STARTING)}
+    start = time.perf_counter()
+    best = _raced(left, SLOWER)
+    if best.get(usual, math.inf) <= FAST_ENOUGH:
+        return usual
     for _ in range(ROUNDS):
-        limit = SLOWER * min(best.values())
-        best = {name: min(seconds, _seconds(left[name])) for name, seconds in best.items() if seconds <= limit}
+        best = _near(best, SLOWER)
+        if len(best) == 1 or time.perf_counter() - start > LONG:
+            break
+        best = {name: min(seconds, _seconds(left[name])) for name, seconds in best.items()}
     winner = min(best, key=best.__getitem__)
     return usual if usual in best and best[winner] > GAIN * best[usual] else winner
 
 
-def _raced(ways: Mapping[str, Callable[[], object]], limit: float, enough: float = 0.0) -> dict[str, float]:
-    """The seconds of those ways that are not slower than the best by more than a factor; of two runs, where the first is near.
-
-    A way that takes ``enough`` or less ends the race: those before it are slower, and nothing is gained by what is left.
-    """
+def _raced(ways: Mapping[str, Callable[[], object]], limit: float) -> dict[str, float]:
+    """The seconds of each way that does not fail: of one run, and of the shorter of two where the first is near the best."""
     found: dict[str, float] = {}
     failure: Exception | None = None
     for name, run in ways.items():
         try:
-            seconds = _seconds(run)
-            if not found or seconds <= limit * min(found.values()) + STARTING:
-                found[name] = min(seconds, _seconds(run))
-                if found[name] <= enough:
-                    return {name: found[name]}
+            found[name] = _seconds(run)
         except (RuntimeError, MemoryError) as error:  # such as memory that is not there
             failure = error
     if not found:
         assert failure is not None
         raise failure
-    least = limit * min(found.values())
+    again = _near(found, limit, STARTING)
+    return found | {name: min(seconds, _seconds(ways[name])) for name, seconds in again.items()}
+
+
+def _near(found: Mapping[str, float], limit: float, more: float = 0.0) -> dict[str, float]:
+    """Those that take at most so many times as long as the best, or a little more."""
+    least = limit * min(found.values()) + more
     return {name: seconds for name, seconds in found.items() if seconds <= least}
 
 
