@@ -1,4 +1,4 @@
-"""Execution providers of ONNX Runtime other than the CPU's. Every build for CPUs has Azure's, which takes no operator of a program."""
+"""Execution providers of ONNX Runtime. Every build for CPUs has Azure's too, which takes no operator of a program."""
 
 from __future__ import annotations
 

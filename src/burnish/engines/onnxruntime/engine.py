@@ -61,8 +61,9 @@ class OnnxRuntimeEngine:
             residual network, at the same speed.
         spinning: let idle threads wait actively; faster steps, at the cost of what else runs on the machine.
         config: further ONNX Runtime session configuration entries, by key.
-        providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of them
-            takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in every step.
+        providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
+            them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
+            every step.
 
     Raises:
         EngineError: an option is none of those it may be, or this ONNX Runtime was built without a provider.
