@@ -81,6 +81,22 @@ def test_programs(program, tmp_path, change):
         Program.load(tmp_path / "changed")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda node: setattr(node, "op_type", "BitShift"), "'direction' is expected"),
+        (lambda node: setattr(node.outputs[0], "name", "other"), "Unable to find output name 'opt/"),
+    ],
+)
+def test_an_init_graph_that_cannot_be_run(program, change, message):
+    changed = Program.load(program)
+    change(next(node for node in changed.init.graph if node.op_type == "ConstantOfShape"))
+    with pytest.raises(
+        CheckpointError, match=rf"init graph of the program.* cannot be run: .*{message}.*compile the model again"
+    ):
+        changed.initial_state()
+
+
 def test_an_unchanged_program_is_read(program, tmp_path):
     Program.load(program)
     Program.load(program).save(tmp_path / "program.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ from burnish.optim.held_rows import without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import (
     compute_in_float32,
+    fold_constants,
     has_sixteen_bit_values,
     hoist_gather,
     recognize_normalization,
@@ -376,9 +378,14 @@ class _Compilation:
             "target": self.target.name,
         }
 
+    @functools.cached_property
+    def folded(self) -> ir.Model:
+        """The model with what hangs on constants alone computed. It is trained; an export keeps the form of its file."""
+        return fold_constants(self.model.clone())
+
     def source(self, model: ir.Model | None = None) -> Draft:
         """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
-        draft = Draft((model or self.model).clone())
+        draft = Draft((model or self.folded).clone())
         name_sources(draft.model.graph)
         draft.model.graph.outputs.clear()
         roles = dict.fromkeys(self.data, Role.DATA)

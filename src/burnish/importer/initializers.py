@@ -91,7 +91,8 @@ def _constants_of(value: ir.Value) -> list[ir.Value]:
             constants.append(current)
             continue
         if node.op_type == "If":
-            operands = [body.outputs[current.index() or 0] for body in bodies(node)]
+            index = node.outputs.index(current)
+            operands = [output for body in bodies(node) for output in body.outputs[index : index + 1]]
         elif node.op_type in ARRANGES:
             read = node.inputs if node.op_type == "Concat" else node.inputs[:1]
             operands = [operand for operand in read if operand is not None]

@@ -9,6 +9,7 @@ from burnish.passes.draw_dropout import draw_dropout
 from burnish.passes.expand_gradients import expand_gradients
 from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
+from burnish.passes.fold_constants import fold_constants
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.hoist_gather import hoist_gather
 from burnish.passes.merge_casts import merge_casts
@@ -30,6 +31,7 @@ __all__ = [
     "expand_gradients",
     "expand_recurrent_layers",
     "fold_batch_normalization",
+    "fold_constants",
     "fold_weight_normalization",
     "has_sixteen_bit_values",
     "hoist_gather",

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from burnish.errors import ConfigurationError
+from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.graph import describe_node, model_proto
 from burnish.program.signature import Entry, Role
 from burnish.program.state import Kind, kind_of
@@ -106,7 +106,11 @@ class ConstantOfShape(OpRun):
 
 
 def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine."""
+    """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine.
+
+    Raises:
+        CheckpointError: the evaluator cannot run it, as none that burnish writes.
+    """
     signature = program.signature["init"]
     read = {value.name for value in program.init.graph.inputs if value.uses() or value.is_graph_output()}
 
@@ -118,10 +122,17 @@ def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> 
         return np.broadcast_to(np.zeros((), entry.numpy_dtype), kind_of(weights, entry.name)[1])
 
     inputs = {entry.name: given(entry) for entry in signature.inputs}
-    with np.errstate(all="ignore"):
-        results = ReferenceEvaluator(model_proto(program.init), new_ops=[ConstantOfShape]).run(
-            [entry.name for entry in signature.outputs], inputs
-        )
+    names = [entry.name for entry in signature.outputs]
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(model_proto(program.init), new_ops=[ConstantOfShape]).run(names, inputs)
+    except (BurnishError, MemoryError):  # a weight that cannot be read any more, or has no room
+        raise
+    except Exception as error:  # the evaluator's errors share no base class of their own
+        raise CheckpointError(
+            f"The init graph of the program, which makes the optimizer's first state, cannot be run: {error}. It is damaged, or "
+            "another tool wrote it: compile the model again, or use another copy of the saved program"
+        ) from error
     return {entry.updates or entry.name: result for entry, result in zip(signature.outputs, results, strict=True)}
 
 

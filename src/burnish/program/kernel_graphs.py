@@ -18,7 +18,7 @@ import onnx_ir as ir
 from burnish.lowering import Target
 from burnish.ops import semantic_operators
 from burnish.optim import Optimizer
-from burnish.passes import recompute_activations
+from burnish.passes import fold_constants, recompute_activations
 from burnish.passes.recompute_request import Recompute
 from burnish.program.draft import settle
 from burnish.program.signature import GraphSignature, Role
@@ -125,6 +125,8 @@ def kernel_graphs(
     for name, model in semantic.items():
         if name in names or (name == "grad" and "step" in names):
             graphs[name] = model.clone()
+            if name == "predict":  # The others were folded when they were compiled; an export is made of this one.
+                fold_constants(graphs[name])
             settle(graphs[name], target)
     if recompute is not None and "grad" in graphs:
         planned, _ = update_graphs(graphs["grad"], grad, forward, optimizer, target, ("step",))

@@ -1,0 +1,126 @@
+"""What hangs on constants alone is computed once, before an engine sees it, instead of in every step.
+
+Only operators whose result has one right value to the last bit are computed here: those that move, compare or count, and those
+that round once, as IEEE 754 says. Exponentials, sines and sums have another last digit in each runtime, and draws are drawn anew:
+they stay.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from burnish.graph import FLOATING, Builder, constant_array, remove_node, static_shape
+
+MOVING = frozenset(
+    "Concat ConstantOfShape Expand EyeLike Flatten Gather GatherElements GatherND Identity Reshape Shape Size Slice Split "
+    "Squeeze Tile Transpose Trilu Unsqueeze Where".split()
+)
+COMPARING = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or Xor".split())
+ROUNDING_ONCE = frozenset("Abs Add Cast Ceil Floor Max Min Mul Neg Round Sign Sqrt Sub".split())
+INTEGER_ONLY = frozenset("CumSum Range ReduceMax ReduceMin ReduceProd ReduceSum".split())
+FLOATING_ONLY = frozenset({"Div"})
+"""Runtimes differ in the quotient of a negative integer."""
+
+KNOWN_DTYPES = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.UINT8}
+)
+SMALL = 1 << 10
+"""Elements that a result may have, whatever it is computed of; above, no more than its operands have together."""
+LARGEST = 1 << 20
+"""Elements that are computed at most: programs hold what is computed here, and memory does."""
+
+
+def fold_constants(model: ir.Model) -> ir.Model:
+    """Put constants, in place, where the main graph computes something of constants alone; the same model.
+
+    Values that are read keep their names. Bodies, outputs of the graph and what is larger than its operands stay as they are, and
+    so does what the evaluator of the standard cannot compute: to fold is never needed.
+    """
+    graph = model.graph
+    arrays: dict[ir.Value, np.ndarray] = {}
+    folded: list[ir.Node] = []
+    for node in graph:
+        if node.domain == "" and node.op_type != "Constant":
+            results = _computed(node, arrays, model.opset_imports[""])
+            if results:
+                folded.append(node)
+                arrays.update(zip(node.outputs, results, strict=True))
+    gone = set(folded)
+    for node in folded:
+        builder = Builder(graph, before=node)
+        for output in node.outputs:
+            if any(reader not in gone for reader, _ in output.uses()):
+                name, output.name = output.name, None
+                constant = builder.constant(arrays[output]).value
+                constant.name = name
+                output.replace_all_uses_with(constant)
+    for node in reversed(folded):
+        remove_node(node)
+    return model
+
+
+def _computed(node: ir.Node, arrays: dict[ir.Value, np.ndarray], opset: int) -> list[np.ndarray]:
+    """The outputs of a node of constants, where they are the same bits on every engine; else nothing."""
+    if not _is_exact(node) or any(not output.name or output.is_graph_output() for output in node.outputs):
+        return []
+    shapes = [static_shape(output) for output in node.outputs]
+    operands = [value for value in node.inputs if value is not None]
+    sizes = [_size(value) for value in operands]
+    if any(shape is None for shape in shapes) or any(size is None for size in sizes):
+        return []
+    count = sum(math.prod(shape) for shape in shapes if shape is not None)
+    if count > LARGEST or count > max(SMALL, sum(size for size in sizes if size is not None)):
+        return []
+    if not all(value in arrays or _is_constant(value) for value in operands):
+        return []
+    feeds = {}
+    for value in operands:
+        array = arrays.get(value)
+        array = constant_array(value) if array is None else array
+        if array is None or (node.op_type == "Cast" and not _casts_alike(array, node)):
+            return []
+        feeds[value.name or ""] = array
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset}).run(None, feeds)
+    except Exception:
+        return []
+    found = [np.asarray(result) for result in results]
+    expected = [(output.dtype, shape) for output, shape in zip(node.outputs, shapes, strict=True)]
+    return found if [(ir.DataType.from_numpy(array.dtype), array.shape) for array in found] == expected else []
+
+
+def _is_exact(node: ir.Node) -> bool:
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    if not all(value.dtype in KNOWN_DTYPES for value in values):
+        return False
+    operator, has_floats = node.op_type, any(value.dtype in FLOATING for value in values)
+    if operator in MOVING or operator in COMPARING or operator in ROUNDING_ONCE:
+        return True
+    return operator in (FLOATING_ONLY if has_floats else INTEGER_ONLY)
+
+
+def _size(value: ir.Value) -> int | None:
+    shape = static_shape(value)
+    return None if shape is None else math.prod(shape)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether a value is an initializer or the output of a Constant, without a look at its numbers."""
+    producer = value.producer()
+    if producer is None:
+        return value.is_initializer() and not value.is_graph_input()
+    return producer.op_type == "Constant" and producer.domain == ""
+
+
+def _casts_alike(array: np.ndarray, node: ir.Node) -> bool:
+    """Whether the numbers are within the range of the integers that they are cast to; runtimes differ beyond it."""
+    target = node.outputs[0].dtype
+    if array.dtype.kind != "f" or target is None or target in FLOATING or target == ir.DataType.BOOL:
+        return True
+    bounds = np.iinfo(target.numpy())
+    return bool(np.isfinite(array).all() and (array > bounds.min).all() and (array < bounds.max).all())
