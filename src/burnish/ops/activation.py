@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Tensor
-from burnish.ops.registry import Operation, gradient, lowering
+from burnish.ops.registry import Operation, gradient, lowering, training_form
 
 SELU_ALPHA = 1.67326319217681884765625
 SELU_GAMMA = 1.05070102214813232421875
@@ -204,6 +204,66 @@ def swish(op: Operation, dy: Tensor) -> Tensor:
     scaled = op.input if alpha == 1 else op.input * alpha
     s = op.builder.op("Sigmoid", scaled)
     return dy * (s * (scaled * (1 - s) + 1))
+
+
+@training_form("Mul")
+def gated_product(op: Operation) -> Tensor | None:
+    """x * sigmoid(x), as exporters write the sigmoid linear unit; None for any other product."""
+    one, other = op.required(0), op.required(1)
+    for x, gate in ((one, other), (other, one)):
+        maker = gate.value.producer()
+        if maker is not None and maker.op_type == "Sigmoid" and maker.domain == "" and maker.inputs[0] is x.value:
+            return _sigmoid_linear_unit(x)
+    return None
+
+
+@training_form("Swish")
+def swish_in_training(op: Operation) -> Tensor | None:
+    return _sigmoid_linear_unit(op.input) if op.attribute("alpha", 1.0) == 1 else None
+
+
+def _sigmoid_linear_unit(x: Tensor) -> Tensor | None:
+    """``burnish.Silu``, x * sigmoid(x), with sigmoid(x) beside it (Elfwing et al. 2017); None for sixteen bits."""
+    if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return None
+    y, gate = x.builder.op("Silu", x, domain=BURNISH_DOMAIN, outputs=2, like=x)
+    gate.value.type, gate.value.shape = x.value.type, x.value.shape
+    return y
+
+
+@gradient("Silu", domain=BURNISH_DOMAIN)
+def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | None:
+    """The gate is read by second derivatives."""
+    dx = None
+    if dy is not None:
+        dx = op.builder.op("SiluGrad", dy, op.input, *op.outputs, domain=BURNISH_DOMAIN, like=dy)
+    if d_gate is None:
+        return dx
+    gate = op.outputs[1]
+    by_gate = d_gate * (gate * (1 - gate))
+    return by_gate if dx is None else dx + by_gate
+
+
+@gradient("SiluGrad", domain=BURNISH_DOMAIN)
+def silu_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
+    """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)). All that is read is x's."""
+    dy, x, y, gate = (op.required(index) for index in range(4))
+    by_dy = op.builder.op("SiluGrad", v, x, y, gate, domain=BURNISH_DOMAIN, like=v) if op.wants(0) else None
+    by_x = v * dy * (gate * (1 - gate) * (x * (1 - gate * 2) + 2)) if op.wants(1) else None
+    return by_dy, by_x, None, None
+
+
+@lowering("Silu")
+def lower_silu(op: Operation) -> tuple[Tensor, Tensor]:
+    gate = op.builder.op("Sigmoid", op.input)
+    return op.input * gate, gate
+
+
+@lowering("SiluGrad")
+def lower_silu_grad(op: Operation) -> Tensor:
+    """Inputs dY, X, Y and the gate s = sigmoid(X); output dX = dY(s + Y(1 - s)). X need not be kept."""
+    dy, y, gate = op.required(0), op.required(2), op.required(3)
+    return dy * (gate + y * (1 - gate))
 
 
 @gradient("Softmax", since=13)

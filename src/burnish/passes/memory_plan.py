@@ -20,7 +20,8 @@ from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
 CENTERED = 4
-"""The output of ``BatchNormTraining`` of which either is kept for the gradient, it or x."""
+CENTERING = frozenset({"BatchNormTraining", "GroupNormTraining"})
+"""Operators of which either is kept for the gradient, their output ``CENTERED`` or x."""
 
 RECOMPUTES_METADATA = "burnish.recomputes"
 """Where a node says whose outputs its own outputs are once more: the names of those values, one per line; none where it only
@@ -129,7 +130,7 @@ def _memory_taken_over(
     if not task.inputs:
         return None
     if task.node.domain == BURNISH_DOMAIN:
-        shares = task.node.op_type == "AllReduceFinish" or (task.node.op_type == "BatchNormTraining" and position == CENTERED)
+        shares = task.node.op_type == "AllReduceFinish" or (task.node.op_type in CENTERING and position == CENTERED)
         return task.inputs[0] if shares and task.inputs[0] in block else None
     if position or task.node.domain not in ("", "ai.onnx"):
         return None
