@@ -11,7 +11,7 @@ from burnish.graph import Tensor, constant_array, remove_node, replace_node, rep
 
 RELU, CLIPPED = 1, 2
 """Activations as the kernels count them; 0 is none."""
-_GRADIENTS = {RELU: "ReluGrad", CLIPPED: "ClipGrad"}
+ACTIVATION_GRADIENTS = {RELU: "ReluGrad", CLIPPED: "ClipGrad"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def preceding(flow: ir.Value, behind: Following, gradients: Collection[ir.Node])
         gradients: the nodes of the layer's gradient.
     """
     node = flow.producer()
-    if behind.node is None or node is None or node.op_type != _GRADIENTS[behind.activation]:
+    if behind.node is None or node is None or node.op_type != ACTIVATION_GRADIENTS[behind.activation]:
         return None
     source = node.inputs[0]
     if source is None or node.inputs[1] is not behind.node.outputs[0]:
