@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
 
+import burnish
 from burnish.autodiff import differentiate
 from burnish.graph import Builder, Tensor
+from burnish.importer import load
 from burnish.lowering import lower_semantic_operators
-from oracles.gradient_harness import gradient_graph, run_gradients
+from burnish.modes import bind_as_exported, put_training_forms
+from oracles.gradient_harness import Evaluator, gradient_graph, run_gradients
 from specs.operator_spec import OperatorSpec, Sample
 
 CLIP = OperatorSpec("Clip", lambda rng: [])
@@ -60,3 +66,53 @@ def test_an_infinite_cotangent_is_cut_off_like_in_pytorch(bounded: str, singular
     sample = Sample([np.array([-1.0, 4.0])], build=build)
     _, (gradient,) = run_gradients(gradient_graph(RELU, sample, "float32"), sample, "float32", {0: np.array([1.0, 2.0])})
     np.testing.assert_allclose(gradient, [0, {"Sqrt": 0.5, "Log": 0.5, "Reciprocal": -0.125}[singular]])
+
+
+@pytest.mark.parametrize("order", ["x, gate", "gate, x"])
+def test_a_product_with_its_sigmoid_is_a_unit_of_its_own_in_training(order: str) -> None:
+    """x * sigmoid(x), as exporters write it; its gradient reads the result, which what comes behind keeps anyway, and not x."""
+    model = onnx.parser.parse_model(f"""
+<ir_version: 8, opset_import: ["": 18]>
+network (float[batch, 4] x) => (float[batch, 4] y) {{ h = Neg (x) gate = Sigmoid (h) y = Mul ({order.replace("x", "h")}) }}""")
+    source = load(model)
+    bind_as_exported(source.graph)
+    assert [node.op_type for node in source.graph if node.domain == "burnish"] == ["Silu"]
+    gradients = burnish.grad(model, "x")
+    products = Counter(node.op_type for node in gradients.graph)
+    assert products["Mul"] == 3
+    h = next(node for node in gradients.graph if node.op_type == "Neg").outputs[0]
+    assert sorted(use.node.op_type for use in h.uses()) == ["Mul", "Sigmoid"]
+
+
+@pytest.mark.parametrize("form", ["gate = Sigmoid (z) y = Mul (x, gate)", "gate = Sigmoid (x) y = Mul (gate, gate)"])
+def test_other_products_stay(form: str) -> None:
+    model = onnx.parser.parse_model(f"""
+<ir_version: 8, opset_import: ["": 18]>
+network (float[batch, 4] x, float[batch, 4] z) => (float[batch, 4] y) {{ {form} }}""")
+    source = load(model)
+    bind_as_exported(source.graph)
+    assert not [node for node in source.graph if node.domain == "burnish"]
+
+
+def test_derivatives_of_the_sigmoid_linear_unit_to_the_third() -> None:
+    graph = ir.Graph([], [], nodes=[], name="unit", opset_imports={"": 18})
+    graph.inputs.append(ir.Value(name="x", shape=ir.Shape([9]), type=ir.TensorType(ir.DataType.DOUBLE)))
+    builder = Builder(graph)
+    x = builder.tensor(graph.inputs[0])
+    builder.op("Mul", x, builder.op("Sigmoid", x))
+    put_training_forms(graph)
+    derivative = next(node for node in graph if node.op_type == "Silu").outputs[0]
+    array, rng = np.linspace(-6.0, 6.0, 9), np.random.default_rng(0)
+    tensor = torch.from_numpy(array).requires_grad_()
+    expected = [torch.nn.functional.silu(tensor)]
+    for _ in range(3):
+        cotangent = rng.normal(size=9)
+        found = differentiate(builder, {derivative: builder.constant(cotangent)}, [x.value])[x.value]
+        assert found is not None
+        derivative = found.value
+        graph.outputs.append(derivative)
+        expected += torch.autograd.grad((expected[-1] * torch.from_numpy(cotangent)).sum(), [tensor], create_graph=True)
+    names = [value.name for value in graph.outputs]
+    results = Evaluator(lower_semantic_operators(ir.Model(graph, ir_version=10)))({"x": array})
+    for name, value in zip(names, expected[1:], strict=True):
+        np.testing.assert_allclose(results[name], value.detach().numpy(), rtol=1e-12, atol=1e-14, err_msg=name)

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.ops.registry import Operation, gradient
+from burnish.ops.registry import Operation, gradient, training_form
 from burnish.ops.semantic import SemanticOperator, like
 
 SELU_ALPHA = 1.67326319217681884765625
@@ -15,6 +15,8 @@ SELU_GAMMA = 1.05070102214813232421875
 
 RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"))
 CLIP_GRAD = SemanticOperator("ClipGrad", ("dy", "y", "low", "high"), ("dx",), like("dy"))
+SILU = SemanticOperator("Silu", ("x",), ("y", "gate"), like("x", "x"))
+SILU_GRAD = SemanticOperator("SiluGrad", ("dy", "x", "y", "gate"), ("dx",), like("dy"))
 
 SINGULAR_AT_ZERO = frozenset({"Div", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt"})
 
@@ -207,6 +209,65 @@ def swish(op: Operation, dy: Tensor) -> Tensor:
     scaled = op.input if alpha == 1 else op.input * alpha
     s = op.builder.op("Sigmoid", scaled)
     return dy * (s * (scaled * (1 - s) + 1))
+
+
+@training_form("Mul")
+def gated_product(op: Operation) -> Tensor | None:
+    """x * sigmoid(x), as exporters write the sigmoid linear unit; None for any other product."""
+    one, other = op.required(0), op.required(1)
+    for x, gate in ((one, other), (other, one)):
+        maker = gate.value.producer()
+        if maker is not None and maker.op_type == "Sigmoid" and maker.domain == "" and maker.inputs[0] is x.value:
+            return _sigmoid_linear_unit(x)
+    return None
+
+
+@training_form("Swish")
+def swish_in_training(op: Operation) -> Tensor | None:
+    return _sigmoid_linear_unit(op.input) if op.attribute("alpha", 1.0) == 1 else None
+
+
+def _sigmoid_linear_unit(x: Tensor) -> Tensor | None:
+    """``burnish.Silu``, x * sigmoid(x), with sigmoid(x) beside it (Elfwing et al. 2017); None for sixteen bits."""
+    if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return None
+    y, _ = SILU.emit(x)
+    return y
+
+
+@SILU.gradient
+def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | None:
+    """The gate is read by second derivatives."""
+    dx = None
+    if dy is not None:
+        dx = SILU_GRAD(dy, op.input, *op.outputs)
+    if d_gate is None:
+        return dx
+    gate = op.outputs[1]
+    by_gate = d_gate * (gate * (1 - gate))
+    return by_gate if dx is None else dx + by_gate
+
+
+@SILU_GRAD.gradient
+def silu_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
+    """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)). All that is read is x's."""
+    dy, x, y, gate = (op.required(index) for index in range(4))
+    by_dy = SILU_GRAD(v, x, y, gate) if op.wants(0) else None
+    by_x = v * dy * (gate * (1 - gate) * (x * (1 - gate * 2) + 2)) if op.wants(1) else None
+    return by_dy, by_x, None, None
+
+
+@SILU.lowering
+def lower_silu(op: Operation) -> tuple[Tensor, Tensor]:
+    gate = op.builder.op("Sigmoid", op.input)
+    return op.input * gate, gate
+
+
+@SILU_GRAD.lowering
+def lower_silu_grad(op: Operation) -> Tensor:
+    """Inputs dY, X, Y and the gate s = sigmoid(X); output dX = dY(s + Y(1 - s)). X need not be kept."""
+    dy, y, gate = op.required(0), op.required(2), op.required(3)
+    return dy * (gate + y * (1 - gate))
 
 
 @gradient("Softmax", since=13)

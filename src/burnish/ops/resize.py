@@ -9,6 +9,7 @@ from burnish.errors import GradientError
 from burnish.graph import Tensor, same_dimension
 from burnish.ops.positions import extent, joined
 from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
 
 INTERPOLATION = (
     "mode",
@@ -19,18 +20,39 @@ INTERPOLATION = (
     "antialias",
 )
 
+RESIZE_GRAD = SemanticOperator("ResizeGrad", ("dy", "x", "scales", "sizes"), ("dx",), like("x"))
+
 
 @gradient("Resize", since=11)
 def resize(op: Operation, dy: Tensor) -> Tensor:
+    """The adjoint of an operator that is linear; of x its shape is read."""
+    x, y = op.input, op.output
+    _refuse_what_is_not_linear(op)
+    if x.rank is None:
+        raise GradientError(f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs")
+    if y.shape is not None:
+        dy.value.shape = ir.Shape(y.shape.dims)
+    attributes = {name: op.attribute(name) for name in (*INTERPOLATION, "axes")}
+    return RESIZE_GRAD(dy, x, op.optional(2), op.optional(3), **attributes)
+
+
+@RESIZE_GRAD.gradient
+def resize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
+    """The adjoint of the adjoint: Resize again."""
+    attributes = {name: op.attribute(name) for name in (*INTERPOLATION, "axes")}
+    resized = op.builder.op("Resize", v, None, op.optional(2), op.optional(3), like=op.input, **attributes)
+    return resized, *[None] * (len(op.inputs) - 1)
+
+
+@RESIZE_GRAD.lowering
+def lower_resize_grad(op: Operation) -> Tensor:
     """Along every axis y = A x with a matrix A of weights, and dx = A^T dy.
 
     A is what the same operator makes of the identity matrix, so that every mode has its gradient, as the runtime computes it.
     """
-    x, y, builder = op.input, op.output, op.builder
-    _refuse_what_is_not_linear(op)
-    if x.rank is None:
-        raise GradientError(f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs")
-    axes = [axis % x.rank for axis in op.attribute("axes", tuple(range(x.rank)))]
+    dy, x, builder = op.required(0), op.required(1), op.builder
+    y, rank = dy, x.rank or 0
+    axes = [axis % rank for axis in op.attribute("axes", tuple(range(rank)))]
     scales = op.optional(2)
     by_scale = scales is not None and scales.dimension(0) != 0
     factors = None if scales is None or scales.array is None else scales.array.reshape(-1)

@@ -3,7 +3,18 @@
 What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norms``.
 """
 
-from burnish.ops.normalization import batch, ghost, group, layer, local_response, lp, renorm, standardize, synchronized
+from burnish.ops.normalization import (
+    batch,
+    ghost,
+    group,
+    group_training,
+    layer,
+    local_response,
+    lp,
+    renorm,
+    standardize,
+    synchronized,
+)
 from burnish.ops.normalization.batch import batch_norm_training
 from burnish.ops.normalization.statistics import elements_per_channel
 
@@ -13,6 +24,7 @@ __all__ = [
     "elements_per_channel",
     "ghost",
     "group",
+    "group_training",
     "layer",
     "local_response",
     "lp",

@@ -6,7 +6,8 @@ float16 and bfloat16 are normalized in float32 and cast back before scale and bi
 from __future__ import annotations
 
 from burnish.errors import ModelError
-from burnish.graph import Tensor
+from burnish.graph import SIXTEEN_BIT, Tensor
+from burnish.ops.normalization.group_training import by_group, group_norm_training
 from burnish.ops.normalization.standardize import (
     check_not_empty,
     known_rank,
@@ -17,7 +18,7 @@ from burnish.ops.normalization.standardize import (
     standardize,
 )
 from burnish.ops.normalization.statistics import per_channel
-from burnish.ops.positions import extent, extents, joined, reshape_as
+from burnish.ops.positions import reshape_as
 from burnish.ops.registry import Operation, training_form
 
 DEFAULT_AXES = (0, 2, 3)
@@ -28,9 +29,12 @@ STD_OFFSET = 1e-9
 def group_normalization(op: Operation) -> Tensor:
     """Wu and He 2018; ONNX GroupNormalization-21, with a scale and a bias for each channel."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
-    grouped = _by_group(op, x)
+    groups = _checked_groups(op, x)
     for operand in (scale, bias):
         _check_size(op, operand, x.dimension(1), "channels")
+    if x.dtype not in SIXTEEN_BIT:
+        return group_norm_training(x, scale, bias, groups, op.attribute("epsilon", 1e-5))
+    grouped, _ = by_group(x, groups)
     normalized, _, _ = standardize(staged(grouped), 2 - (grouped.rank or 0), op.attribute("epsilon", 1e-5))
     y = reshape_as(op.builder.cast(normalized, x.dtype), x)
     return y * per_channel(scale, x) + per_channel(bias, x)
@@ -40,7 +44,7 @@ def group_normalization(op: Operation) -> Tensor:
 def group_normalization_scaled_by_group(op: Operation) -> Tensor:
     """ONNX GroupNormalization-18, with a scale and a bias for each group."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
-    grouped = _by_group(op, x)
+    grouped, _ = by_group(x, _checked_groups(op, x))
     for operand in (scale, bias):
         _check_size(op, operand, op.attribute("num_groups"), "groups")
     normalized, _, _ = standardize(staged(grouped), 2 - (grouped.rank or 0), op.attribute("epsilon", 1e-5))
@@ -58,6 +62,8 @@ def instance_normalization(op: Operation) -> Tensor:
     check_not_empty(op, x, 2 - rank)
     for operand in (scale, bias):
         _check_size(op, operand, x.dimension(1), "channels")
+    if x.dtype not in SIXTEEN_BIT:
+        return group_norm_training(x, scale, bias, 0, op.attribute("epsilon", 1e-5))
     normalized, _, _ = standardize(staged(x), 2 - rank, op.attribute("epsilon", 1e-5))
     return op.builder.cast(normalized, x.dtype) * per_channel(scale, x) + per_channel(bias, x)
 
@@ -76,9 +82,8 @@ def mean_variance_normalization(op: Operation) -> Tensor:
     return op.builder.cast(moved_back(normalized, permutation), x.dtype)
 
 
-def _by_group(op: Operation, x: Tensor) -> Tensor:
-    """Reshape ``x`` [N, C, ...] to [N, groups, elements]; images of unknown extents to [N, groups, others, height, width]."""
-    builder = op.builder
+def _checked_groups(op: Operation, x: Tensor) -> int:
+    """``num_groups`` of a node that can be carried out."""
     rank = known_rank(op, x)
     if rank < 2:
         raise ModelError(f"{op}: its input '{x.name}' of rank {rank} has no channel axis; give it at least two axes")
@@ -88,13 +93,7 @@ def _by_group(op: Operation, x: Tensor) -> Tensor:
         raise ModelError(
             f"{op}: num_groups = {groups} does not divide the {channels} channels of its input '{x.name}'; choose a divisor"
         )
-    batch = None if x.shape is None else x.shape.dims[0]
-    sizes = extents(x, 1)
-    if rank > 3 and sizes is None:
-        target = joined(builder, [builder.integers([0, groups, -1]), extent(x, -2), extent(x, -1)])
-        dimensions = [batch, groups, None, x.dimension(-2), x.dimension(-1)]
-        return builder.op("Reshape", x, target, shape=dimensions, dtype=x.dtype)
-    return builder.op("Reshape", x, builder.integers([0, groups, -1]))
+    return int(groups)
 
 
 def _check_size(op: Operation, operand: Tensor, size: int | None, what: str) -> None:

@@ -198,7 +198,7 @@ def _short_row_gradient(op: Operation, x: Tensor, dy: Tensor) -> Tensor:
     """r (dy - r² x mean(dy x)) in float64: in a row of a few elements dy and its part along x cancel, and y is rounded."""
     axis, epsilon = op.attribute("axis"), op.attribute("epsilon")
     x, dy = (op.builder.cast(tensor, ir.DataType.DOUBLE) for tensor in (x, dy))
-    inverse = _inverse(trailing_mean(x, axis, squares=True), epsilon, 0.0)
+    inverse = inverse_deviation(trailing_mean(x, axis, squares=True), epsilon, 0.0)
     along = inverse * inverse * trailing_mean(dy * x, axis)
     return op.builder.cast((dy - x * along) * inverse, ir.DataType.FLOAT)
 
@@ -213,7 +213,7 @@ def _normalization_gradient(
     centered: bool,
 ) -> Tensor | None:
     axis, offset = op.attribute("axis"), op.attribute("offset", 0.0)
-    dx = None if dy is None else _project(dy, y, inverse, axis, offset, centered)
+    dx = None if dy is None else projected(dy, y, inverse, axis, offset, centered)
     if d_inverse is not None:
         weight = d_inverse * inverse * inverse / trailing_count(y, axis)
         term = y * -_slope_by_std(weight, inverse, offset)
@@ -224,7 +224,8 @@ def _normalization_gradient(
     return dx
 
 
-def _project(dy: Tensor, y: Tensor, inverse: Tensor, axis: int, offset: float, centered: bool) -> Tensor:
+def projected(dy: Tensor, y: Tensor, inverse: Tensor, axis: int, offset: float = 0.0, centered: bool = True) -> Tensor:
+    """The gradient of rows by that of their standardized form ``y``: r (dy - mean(dy) - k y mean(dy y)), r the inverse std."""
     return STANDARDIZE_GRAD(dy, y, inverse, axis=axis, offset=offset, centered=int(centered))
 
 
@@ -246,21 +247,23 @@ def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None
     """
     q, y, r = (op.required(index) for index in range(3))
     axis, offset, centered = op.attribute("axis"), op.attribute("offset", 0.0), bool(op.attribute("centered"))
-    dq = _project(v, y, r, axis, offset, centered) if op.wants(0) else None
     if not op.wants(1) and not op.wants(2):
-        return dq, None, None
+        return projected(v, y, r, axis, offset, centered), None, None
+    return projection_gradients(v, q, y, r, axis, offset, centered)
+
+
+def projection_gradients(
+    v: Tensor, q: Tensor, y: Tensor, r: Tensor, axis: int, offset: float = 0.0, centered: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of ``projected(q, y, r)`` by its three operands, by that of its result, ``v``."""
     along_q, along_v = trailing_mean(q * y, axis), trailing_mean(v * y, axis)
-    dy = dr = None
-    if op.wants(1):
-        dy = -(v * _slope_by_std(r * along_q, r, offset) + q * _slope_by_std(r * along_v, r, offset))
-    if op.wants(2):
-        deviation = q - trailing_mean(q, axis) if centered else q
-        product = _slope_by_std(along_q * along_v, r, offset)
-        by_r = trailing_mean(v * deviation, axis) - product
-        if offset:
-            by_r = by_r - _slope_by_std(product, r, offset) * (r * offset)
-        dr = by_r * trailing_count(y, axis)
-    return dq, dy, dr
+    dy = -(v * _slope_by_std(r * along_q, r, offset) + q * _slope_by_std(r * along_v, r, offset))
+    deviation = q - trailing_mean(q, axis) if centered else q
+    product = _slope_by_std(along_q * along_v, r, offset)
+    by_r = trailing_mean(v * deviation, axis) - product
+    if offset:
+        by_r = by_r - _slope_by_std(product, r, offset) * (r * offset)
+    return projected(v, y, r, axis, offset, centered), dy, by_r * trailing_count(y, axis)
 
 
 @STANDARDIZE.lowering
@@ -275,23 +278,35 @@ def lower_standardize(op: Operation) -> tuple[Tensor, ...]:
     sizes = extents(x, axis)
     if sizes is not None and prod(sizes) <= LONGEST_KERNEL_ROW and x.dtype == ir.DataType.FLOAT and epsilon > 0 and not offset:
         return _by_standard_operator(x, axis, sizes, epsilon)
-    mean = _pilot(x, trailing_mean(x, axis), axis)
-    centered = x - mean
+    centered, shift, variance, mean = centered_rows(x, axis)
+    inverse_std = inverse_deviation(variance, epsilon, offset)
+    return (centered - shift) * inverse_std, mean, inverse_std
+
+
+def centered_rows(x: Tensor, axis: int, pilot: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows minus a value near their mean, the mean of what that leaves, the population variance, and the mean.
+
+    Args:
+        x: float32 or float64.
+        axis: the first normalized axis, counted from the end (negative).
+        pilot: what is taken off; None is the mean, as rounding leaves it.
+    """
+    taken = near_mean(x, trailing_mean(x, axis), axis) if pilot is None else pilot
+    centered = x - taken
     shift = trailing_mean(centered, axis)
-    variance = op.builder.op("Max", trailing_mean(centered, axis, squares=True) - shift * shift, 0)
-    inverse_std = _inverse(variance, epsilon, offset)
-    return (centered - shift) * inverse_std, mean + shift, inverse_std
+    variance = x.builder.op("Max", trailing_mean(centered, axis, squares=True) - shift * shift, 0)
+    return centered, shift, variance, taken + shift
 
 
 def _by_standard_operator(x: Tensor, axis: int, sizes: tuple[int, ...], epsilon: float) -> tuple[Tensor, ...]:
     builder = x.builder
-    mean = _pilot(x, builder.op("ReduceMean", x, builder.integers(list(range(axis, 0))), keepdims=1), axis)
+    mean = near_mean(x, builder.op("ReduceMean", x, builder.integers(list(range(axis, 0))), keepdims=1), axis)
     ones = builder.op("ConstantOfShape", builder.integers(sizes), value=ir.tensor(np.ones(1, x.dtype.numpy())), shape=sizes)
     y, shift, inverse_std = builder.op("LayerNormalization", x - mean, ones, outputs=3, like=x, axis=axis, epsilon=epsilon)
     return y, mean + shift, inverse_std
 
 
-def _pilot(x: Tensor, mean: Tensor, axis: int) -> Tensor:
+def near_mean(x: Tensor, mean: Tensor, axis: int) -> Tensor:
     """``mean``, or the row's first element where the two agree to rounding: a constant row is then centered to zeros exactly.
 
     The mean of a constant row is rounded, and the noise it leaves would count as variance, which could come out negative.
@@ -307,7 +322,7 @@ def _pilot(x: Tensor, mean: Tensor, axis: int) -> Tensor:
 @ROOT_MEAN_SQUARE_NORMALIZE.lowering
 def lower_root_mean_square_normalize(op: Operation) -> tuple[Tensor, ...]:
     x = op.input
-    inverse_rms = _inverse(trailing_mean(x, op.attribute("axis"), squares=True), op.attribute("epsilon"), 0.0)
+    inverse_rms = inverse_deviation(trailing_mean(x, op.attribute("axis"), squares=True), op.attribute("epsilon"), 0.0)
     return x * inverse_rms, inverse_rms
 
 
@@ -322,7 +337,7 @@ def lower_standardize_gradient(op: Operation) -> Tensor:
     return (q - y * along) * r
 
 
-def _inverse(square: Tensor, epsilon: float, offset: float) -> Tensor:
+def inverse_deviation(square: Tensor, epsilon: float, offset: float = 0.0) -> Tensor:
     """1 / (sqrt(square + epsilon) + offset); 0 where that is a division by zero.
 
     Computed in float64: it multiplies every element of its row, and there is one per row only.

@@ -19,9 +19,11 @@ from burnish.engines.torch.fusions.convolution_products import use_products
 from burnish.engines.torch.fusions.cross_entropy import fuse_cross_entropy
 from burnish.engines.torch.fusions.depthwise import fuse_depthwise
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
+from burnish.engines.torch.fusions.group_normalization import GROUPED, fuse_group_normalization
 from burnish.engines.torch.fusions.linear import fuse_linear
 from burnish.engines.torch.fusions.max_pooling import fuse_max_pooling
 from burnish.engines.torch.fusions.narrow_convolution_gradients import use_narrow_gradients
+from burnish.engines.torch.fusions.resize import RESIZED, fuse_resize
 from burnish.engines.torch.fusions.row_normalization import STANDARDIZED, fuse_normalization
 from burnish.engines.torch.fusions.softmax import fuse_softmax
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED, fuse_synchronized
@@ -31,8 +33,8 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED
-"""The semantic operators that only fusion takes: ATen has no kernels of them that keep as many digits."""
+FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED
+"""The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 
 def fuse(
@@ -66,6 +68,8 @@ def fuse(
         fuse_batch_normalization(graph)
         fuse_synchronized(graph)
         fuse_normalization(graph)
+        fuse_group_normalization(graph)
+        fuse_resize(graph)
         fuse_depthwise(graph)
     widen(graph, CONVOLUTIONS, narrow)
     if kernels and winograd:

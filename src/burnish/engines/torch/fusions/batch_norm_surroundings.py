@@ -13,7 +13,7 @@ from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
 
 RELU, CLIPPED = 1, 2
 """Activations as the kernels count them; 0 is none."""
-_GRADIENTS = {RELU: RELU_GRAD, CLIPPED: CLIP_GRAD}
+ACTIVATION_GRADIENTS = {RELU: RELU_GRAD, CLIPPED: CLIP_GRAD}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def preceding(flow: ir.Value, behind: Following, gradients: Collection[ir.Node])
         gradients: the nodes of the layer's gradient.
     """
     node = flow.producer()
-    if behind.node is None or node is None or not _GRADIENTS[behind.activation].is_of(node):
+    if behind.node is None or node is None or not ACTIVATION_GRADIENTS[behind.activation].is_of(node):
         return None
     source = node.inputs[0]
     if source is None or node.inputs[1] is not behind.node.outputs[0]:

@@ -62,11 +62,13 @@ inline void check_rows(const Tensor& tensor, const Tensor& like, const char* nam
 struct Walk {
   int64_t elements, channels, period, rows, threads, share;
 
-  explicit Walk(const Tensor& x) : elements(x.numel()), channels(x.size(1)) {
+  explicit Walk(const Tensor& x) : Walk(x.numel(), x.size(1), get_num_threads()) {}
+
+  Walk(int64_t elements, int64_t channels, int64_t most_threads) : elements(elements), channels(channels) {
     int64_t common = std::lcm(std::max<int64_t>(channels, 1), kWidth);
     period = common * ((kShortestPeriod + common - 1) / common);
     rows = elements / period;
-    threads = std::clamp<int64_t>(elements / kLeastShare, 1, get_num_threads());
+    threads = std::clamp<int64_t>(elements / kLeastShare, 1, most_threads);
     share = (rows + threads - 1) / threads;
   }
 

@@ -81,6 +81,16 @@ SCHEMAS = {
         "standardize_gradient(Tensor dy, Tensor x, Tensor? mean, Tensor? shift, Tensor inverse, Tensor? scale, int axis,"
         " float offset, bool centered, bool parameters) -> (Tensor, Tensor, Tensor)",
     ),
+    "group_norm": (
+        "group_norm(Tensor x, Tensor scale, Tensor bias, int num_groups, float epsilon, int activation, float limit)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
+        "group_norm_gradient(Tensor dy, Tensor x, Tensor scale, Tensor bias, Tensor mean, Tensor inverse_std, Tensor shift,"
+        " int num_groups, int activation, float limit) -> (Tensor, Tensor, Tensor)",
+    ),
+    "interpolate": (
+        "interpolate(Tensor x, Tensor row_starts, Tensor row_places, Tensor row_weights, Tensor column_starts,"
+        " Tensor column_places, Tensor column_weights) -> Tensor",
+    ),
     "shared_memory": (
         "shared_give(Tensor marks, Tensor slots, Tensor value, int number, int operation) -> ()",
         "shared_take(Tensor[] marks, Tensor[] slots, Tensor(a!) result, int number, int operation, float seconds) -> int",

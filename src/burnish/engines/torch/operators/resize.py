@@ -1,7 +1,8 @@
-"""Resize: interpolation along axes, one after the other, as sums of a few elements each."""
+"""Resize: interpolation along axes, one after the other, as sums of a few elements each; and its gradient."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from burnish.engines.torch.rules import Call, NotKnownYet, translates
+from burnish.graph import BURNISH_DOMAIN
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,8 @@ def resize(op: Call) -> Any:
     extents = op.extents()
     axes = [axis % rank for axis in op.attribute("axes", range(rank))]
     interpolation = Interpolation.of(op)
-    by_size = op.has(3) and op.extents(3) != [0]
-    sizes = op.integers(3) if by_size else None
-    scales = None if by_size else op.known_array(2).reshape(-1)
     roi = op.known_array(1).reshape(-1) if op.has(1) and interpolation.coordinates == "tf_crop_and_resize" else None
-    targets = _targets(op, axes, extents, sizes, scales)
+    targets = _targets(op, axes, extents)
     outside: Any = None
     for place, axis in enumerate(axes):
         scale, target = targets[place]
@@ -71,16 +70,118 @@ def resize(op: Call) -> Any:
     return x if outside is None else torch.where(outside, interpolation.outside, x)
 
 
-def _targets(
-    op: Call, axes: list[int], extents: list[Any], sizes: list[Any] | None, scales: np.ndarray | None
-) -> list[tuple[float, Any]]:
-    """The scale and the new extent of each axis."""
-    if sizes is None:
-        assert scales is not None
+@translates("FusedResize", domain=BURNISH_DOMAIN)
+def resize_by_kernel(op: Call) -> Any:
+    """As Resize, of what has no region of interest."""
+    axes, changes = _changes(op, op.extents())
+    return _interpolated(op.tensor(0), op.extents(), axes, [(target, taken.table()) for target, taken in changes])
+
+
+@translates("FusedResizeGrad", domain=BURNISH_DOMAIN)
+def resize_gradient_by_kernel(op: Call) -> Any:
+    """(dy, x, scales, sizes) -> dx; of x the shape is read."""
+    extents = op.extents(1)
+    axes, changes = _changes(op, extents)
+    resized = list(extents)
+    for axis, (target, _) in zip(axes, changes, strict=True):
+        resized[axis] = target
+    backwards = [(extents[axis], taken.turned(extents[axis])) for axis, (_, taken) in zip(axes, changes, strict=True)]
+    return _interpolated(op.tensor(0), resized, axes, backwards)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What results along an axis are sums of: places and weights, ``[terms, results]`` each."""
+
+    places: np.ndarray
+    weights: np.ndarray
+
+    def table(self) -> Table:
+        """As the kernel takes it, a result's terms side by side."""
+        terms, results = self.places.shape
+        return _table(np.arange(results + 1) * terms, self.places.T.reshape(-1), self.weights.T.reshape(-1))
+
+    def turned(self, extent: int) -> Table:
+        """That of the adjoint: for each element of an axis of ``extent`` the results that it is a term of."""
+        places = self.places.reshape(-1)
+        order = np.argsort(places, kind="stable")
+        starts = np.searchsorted(places[order], np.arange(extent + 1))
+        results = np.broadcast_to(np.arange(self.places.shape[1]), self.places.shape).reshape(-1)
+        return _table(starts, results[order], self.weights.reshape(-1)[order])
+
+
+Table = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _table(starts: np.ndarray, places: np.ndarray, weights: np.ndarray) -> Table:
+    used = weights != 0
+    kept = np.concatenate([[0], np.cumsum(used)])[starts]
+    return (
+        torch.from_numpy(kept.astype(np.int64)),
+        torch.from_numpy(places[used].astype(np.int64)),
+        torch.from_numpy(weights[used].astype(np.float32)),
+    )
+
+
+UNCHANGED = _table(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+"""An axis that stays as it is."""
+
+
+def _changes(op: Call, extents: list[Any]) -> tuple[list[int], list[tuple[int, Taken]]]:
+    """The axes that change, and for each the new extent and what it is made of.
+
+    Raises:
+        NotKnownYet: an extent or a scale is known only when the graph runs.
+    """
+    rank, interpolation = len(extents), Interpolation.of(op)
+    axes = [axis % rank for axis in op.attribute("axes", range(rank))]
+    changed, changes = [], []
+    for axis, (scale, target) in zip(axes, _targets(op, axes, extents), strict=True):
+        extent = extents[axis]
+        if scale == 1.0 or target is extent:
+            continue
+        if not (isinstance(extent, int) and isinstance(target, int)):
+            raise NotKnownYet
+        positions = source_positions(extent, target, scale, interpolation.coordinates, (0.0, 1.0), interpolation.precision)
+        if interpolation.mode == "nearest":
+            places = np.clip(_nearest(positions, interpolation.nearest), 0, extent - 1).astype(np.int64)[None]
+            taken = Taken(places, np.ones(places.shape))
+        else:
+            taken = Taken(*taps(positions, extent, scale, interpolation))
+        changed.append(axis)
+        changes.append((target, taken))
+    return changed, changes
+
+
+def _interpolated(x: Any, extents: list[Any], axes: list[int], changes: list[tuple[int, Table]]) -> Any:
+    """Sums along axes of a tensor: in one pass along the last two of images, else along one after the other."""
+    tables = dict(zip(axes, changes, strict=True))
+    if not tables:
+        return x
+    kernel = torch.ops.burnish.interpolate.default
+    if len(extents) == 4 and min(axes) >= 2:
+        (_, rows), (_, columns) = (tables.get(axis, (0, UNCHANGED)) for axis in (2, 3))
+        return kernel(x, *rows, *columns)
+    extents = list(extents)
+    for axis, (target, table) in tables.items():
+        behind = extents[axis + 1 :]
+        if not all(isinstance(extent, int) for extent in behind):
+            raise NotKnownYet
+        lines = torch.reshape(x, [-1, 1, extents[axis], math.prod(behind)])
+        extents[axis] = target
+        x = torch.reshape(kernel(lines, *table, *UNCHANGED), extents)
+    return x
+
+
+def _targets(op: Call, axes: list[int], extents: list[Any]) -> list[tuple[float, Any]]:
+    """The scale and the new extent of each axis, by the operands that hold all scales, or all sizes."""
+    if not (op.has(3) and op.extents(3) != [0]):
+        scales = op.known_array(2).reshape(-1)
         return [
             (float(scale), extents[axis] if scale == 1.0 else _scaled(extents[axis], scale))
             for axis, scale in zip(axes, scales, strict=True)
         ]
+    sizes = op.integers(3)
     policy = op.attribute("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return [_stretched(size, extents[axis]) for size, axis in zip(sizes, axes, strict=True)]
@@ -163,8 +264,9 @@ def taps(positions: np.ndarray, extent: int, scale: float, interpolation: Interp
     places = first + np.arange(count)[:, None]
     distances = np.abs(places - positions) / stretch
     weights = _cubic(distances, interpolation.cubic_a) if interpolation.mode == "cubic" else np.maximum(1 - distances, 0)
-    if interpolation.exclude_outside or stretch != 1.0:
+    if interpolation.exclude_outside:
         weights = np.where((places >= 0) & (places < extent), weights, 0)
+    if interpolation.exclude_outside or stretch != 1.0:
         weights = weights / weights.sum(axis=0)
     return np.clip(places, 0, extent - 1), weights
 
