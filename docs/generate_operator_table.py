@@ -34,8 +34,8 @@ on integer and boolean values. Where a rule is needed and missing, `burnish.comp
 
 `If`, `Loop` and `Scan` have no rule. An `If` that the model's shapes decide, or
 [an input that is fixed to a value](getting-started.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model
-is read. Weights in a branch or loop body that stays do not train, and a warning names them; data that was computed by weights that
-train cannot pass through one.
+is read. Weights in a branch or loop body that stays do not train, and a warning names them; data that was computed by weights
+that train cannot pass through one.
 
 ## Older opsets
 
