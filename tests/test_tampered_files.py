@@ -10,6 +10,8 @@ import shutil
 import zipfile
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import burnish
@@ -156,6 +158,14 @@ def test_an_encrypted_archive(tmp_path):
     (tmp_path / "data.npz").write_bytes(bytes(content))
     with pytest.raises(DataError, match="the array 'x' is encrypted"):
         open_dataset(tmp_path / "data.npz", classification(2))
+
+
+def test_a_table_whose_column_has_no_name_in_utf8(tmp_path):
+    path = tmp_path / "data.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"column": [1.0, 2.0], "label": [0, 1]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"column", b"\xff\xfflumn"))
+    with pytest.raises(DataError, match=r"data\.parquet: damaged, or no Parquet file \(.*utf-8"):
+        open_dataset(path, classification(2), label="label")
 
 
 @pytest.fixture(scope="module")

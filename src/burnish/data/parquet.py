@@ -42,9 +42,10 @@ def read_parquet(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: Parquet files are read with pyarrow, which is not installed; pip install pyarrow") from error
     try:
         table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+        names = table.column_names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from a name that is not UTF-8
         raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
-    return {name: _column(column, name, path) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return {name: _column(column, name, path) for name, column in zip(names, table.columns, strict=True)}
 
 
 def _column(column: Any, name: str, path: Path) -> np.ndarray:

@@ -47,7 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
 ALIGNMENT = 8
 """Bytes that the header is a multiple of, as safetensors writes it."""
-BLOCK = 1 << 22
+BLOCK = 1 << 20
 """Bytes that are looked at, counted and written before the next ones are: they stay in the cache meanwhile."""
 
 
@@ -62,17 +62,6 @@ class Checksum:
 
     def text(self) -> str:
         return f"{self._total:08x}"
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, np.ndarray], transfer: Transfer) -> str:
-        """Return the checksum of arrays; ``transfer`` is told of their bytes."""
-        checksum = cls()
-        for name in sorted(arrays):
-            checksum.add(name.encode())
-            for block in blocks(arrays[name]):
-                checksum.add(encoded(block))
-                transfer.advance(block.nbytes)
-        return checksum.text()
 
 
 def write_state_file(
@@ -200,14 +189,17 @@ class StateFile(LazyArrays):
     def __getitem__(self, name: str) -> np.ndarray:
         dtype, shape = self._kinds[name]
         array = np.empty(shape, dtype)
-        content = array.reshape(-1).view(np.uint8).data
+        self._read_into(array.reshape(-1).view(np.uint8).data, self._offsets[name])
+        return _little_endian(array)
+
+    def _read_into(self, content: memoryview, offset: int) -> None:
+        """Fill a buffer with what is in the file from a place behind the header on."""
         try:
-            self._file.seek(self._begin + self._offsets[name])
+            self._file.seek(self._begin + offset)
             if self._file.readinto(content) != len(content):
                 raise OSError("it ends too early")
         except OSError as error:
             raise self._damaged(error) from error
-        return _little_endian(array)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kinds)
@@ -219,8 +211,20 @@ class StateFile(LazyArrays):
         return self._kinds[name]
 
     def checksum(self) -> str:
-        """Return the ``Checksum`` of the arrays, as they are read."""
-        return Checksum.of(self, Transfer(f"checking '{self._path}'", sum(map(_size, self._kinds.values()))))
+        """Return the ``Checksum`` of the arrays, none of which is made for it."""
+        counted = Checksum()
+        buffer = memoryview(bytearray(BLOCK))
+        transfer = Transfer(f"checking '{self._path}'", sum(map(_size, self._kinds.values())))
+        for name in sorted(self._kinds):
+            counted.add(name.encode())
+            offset, left = self._offsets[name], _size(self._kinds[name])
+            while left:
+                part = buffer[: min(left, BLOCK)]
+                self._read_into(part, offset)
+                counted.add(part)
+                transfer.advance(len(part))
+                offset, left = offset + len(part), left - len(part)
+        return counted.text()
 
     def _damaged(self, error: Exception) -> CheckpointError:
         return CheckpointError(

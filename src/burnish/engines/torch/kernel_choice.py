@@ -45,12 +45,12 @@ GAIN = 0.8
 HOPELESS, SLOWER = 8.0, 2.0
 """By how many times a way may be slower than the best, in a trial with a part of the operands, and in a run with all of them."""
 
-STARTING = 1e-2
-"""Seconds that a first run, or a trial, may take longer besides: what is made for a shape is made in the first, and another
-process may have the core for a while."""
+NOISE = 1e-2
+"""Seconds that a run may take longer besides: what is made for a shape is made in the first, and another process may have the
+core for a while."""
 
-ROUNDS, LONG = 3, 0.3
-"""Further runs of those that are left, and seconds after which there are no more."""
+ROUNDS, LONG = 8, 0.4
+"""Further runs of those that are near the best, and seconds after which there are no more."""
 
 _log = logging.getLogger("burnish")
 _measuring = threading.Lock()
@@ -107,22 +107,23 @@ def quickest(ways: Mapping[str, Callable[[], object]], trials: Mapping[str, Call
         RuntimeError: the usual way fails, and so do all others. A way that fails where another does not is out.
     """
     usual = next(iter(ways))
-    left = ways if trials is None else {name: ways[name] for name in _near(_raced(trials, HOPELESS), HOPELESS, STARTING)}
-    start = time.perf_counter()
-    best = _raced(left, SLOWER)
-    if best.get(usual, math.inf) <= FAST_ENOUGH:
-        return usual
+    left = ways
+    if trials is not None:
+        left = {name: ways[name] for name in _near(_again(_first_runs(trials), trials), HOPELESS)}
+    start = _clock()
+    best = _first_runs(left)
     for _ in range(ROUNDS):
-        best = _near(best, SLOWER)
-        if len(best) == 1 or time.perf_counter() - start > LONG:
+        best = _again(best, left)
+        if best.get(usual, math.inf) <= FAST_ENOUGH:
+            return usual
+        if len(_near(best, SLOWER)) == 1 or _clock() - start > LONG:
             break
-        best = {name: min(seconds, _seconds(left[name])) for name, seconds in best.items()}
     winner = min(best, key=best.__getitem__)
-    return usual if usual in best and best[winner] > GAIN * best[usual] else winner
+    return usual if best.get(usual, math.inf) * GAIN < best[winner] else winner
 
 
-def _raced(ways: Mapping[str, Callable[[], object]], limit: float) -> dict[str, float]:
-    """The seconds of each way that does not fail: of one run, and of the shorter of two where the first is near the best."""
+def _first_runs(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The seconds of each way that does not fail."""
     found: dict[str, float] = {}
     failure: Exception | None = None
     for name, run in ways.items():
@@ -133,20 +134,29 @@ def _raced(ways: Mapping[str, Callable[[], object]], limit: float) -> dict[str, 
     if not found:
         assert failure is not None
         raise failure
-    again = _near(found, limit, STARTING)
-    return found | {name: min(seconds, _seconds(ways[name])) for name, seconds in again.items()}
+    return found
 
 
-def _near(found: Mapping[str, float], limit: float, more: float = 0.0) -> dict[str, float]:
+def _again(found: Mapping[str, float], ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The shorter of what was found and another run, for those that are near the best; the others are as they were."""
+    return {**found, **{name: min(found[name], _seconds(ways[name])) for name in _near(found, SLOWER)}}
+
+
+def _near(found: Mapping[str, float], limit: float) -> list[str]:
     """Those that take at most so many times as long as the best, or a little more."""
-    least = limit * min(found.values()) + more
-    return {name: seconds for name, seconds in found.items() if seconds <= least}
+    least = limit * min(found.values()) + NOISE
+    return [name for name, seconds in found.items() if seconds <= least]
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = _clock()
     run()
-    return time.perf_counter() - start
+    return _clock() - start
+
+
+def _clock() -> float:
+    """Seconds: on one thread those that it ran for, so that it does not matter who else has the core."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def file() -> Path | None:
