@@ -4,8 +4,8 @@
     python benchmarks/convolution_choice.py --threads 1 --only wide,signal
 
 For every shape the forward convolution and both its gradients are run in every way. The choice is measured afresh, into a file of
-the benchmark's own. A way that takes more than ten times as long as another in its first run is not run again. On one thread the
-time is that of the thread, so that other work on the machine hardly shows.
+the benchmark's own. A way that takes more than ten times as long as another in its first run is not run again. Times are those
+that the calling thread ran for: on an idle machine they are those of the clock, and beside other work they vary less.
 """
 
 from __future__ import annotations
@@ -134,10 +134,9 @@ def times(operation: Operation) -> dict[str, float]:
 
 
 def seconds(run: Callable[[], torch.Tensor]) -> float:
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
+    start = time.thread_time()
     run()
-    return clock() - start
+    return time.thread_time() - start
 
 
 def choice(operation: Operation, file: Path) -> tuple[str, float]:

@@ -155,8 +155,9 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _clock() -> float:
-    """Seconds: on one thread those that it ran for, so that it does not matter who else has the core."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    """Seconds that this thread has run for, so that it matters little who else has the cores: it takes part in all that PyTorch's
+    threads share, and waits for them without sleeping, but for a while."""
+    return time.thread_time()
 
 
 def file() -> Path | None:
