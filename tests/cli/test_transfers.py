@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from burnish.program import transfer
+from burnish import transfers
 
 TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "8", "--epochs", "1")
 
 
 def test_files_that_take_long(run, folder, monkeypatch):
-    monkeypatch.setattr(transfer, "FIRST_LINE_SECONDS", -1)
+    monkeypatch.setattr(transfers, "FIRST_LINE_SECONDS", -1)
     result = run(*TRAIN)
     assert "latest.safetensors': 0.0 of 0.0 GB" in result.stderr
     assert "GB" not in result.stdout

@@ -12,7 +12,7 @@ import pytest
 from burnish.graph import model_proto
 from burnish.models import residual_network
 from burnish.program import model_file
-from burnish.program.transfer import Transfer
+from burnish.transfers import Transfer
 
 TRANSFER = Transfer("writing", 0)
 

@@ -20,7 +20,7 @@ from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of
 from burnish.cli.predict import predict
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
-from burnish.program.transfer import transfers_reported
+from burnish.transfers import transfers_reported
 
 DEBUG = "--debug"
 

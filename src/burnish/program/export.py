@@ -20,7 +20,7 @@ from burnish.program.inference import OBJECTIVE, objective_entry
 from burnish.program.model_file import parts, write_model
 from burnish.program.persistence import ONE_FILE_LIMIT, TRAINING, constant_bytes
 from burnish.program.state import LazyArrays, check_state, chosen, file_path, replacing
-from burnish.program.transfer import Transfer
+from burnish.transfers import Transfer
 
 if TYPE_CHECKING:
     from burnish.program.program import Program

@@ -18,9 +18,9 @@ from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.graph import describe_node, model_proto
 from burnish.program.signature import Entry, Role
 from burnish.program.state import Kind, kind_of
-from burnish.program.transfer import Transfer
 from burnish.program.weights import Weights
 from burnish.random import check_seed
+from burnish.transfers import Transfer
 
 if TYPE_CHECKING:
     from burnish.program.program import Program

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from burnish.graph import model_proto
 from burnish.program.state_file import blocks, encoded
-from burnish.program.transfer import Transfer
+from burnish.transfers import Transfer
 
 SMALLEST_APART = 1 << 16
 """Bytes from which a weight is written by itself."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from burnish.errors import CheckpointError
 from burnish.program.state import Arrays, Kind, LazyArrays, kind_of, replacing
-from burnish.program.transfer import Transfer
+from burnish.transfers import Transfer
 
 DTYPES: Mapping[str, np.dtype] = {
     name: np.dtype(dtype)
