@@ -3,9 +3,3 @@
 What comes of it, the program with its signature and state, is in ``burnish.program``; the mathematics of losses, optimizers and
 operators in the layers below.
 """
-
-from burnish.compiler.compile import compile
-from burnish.compiler.gradient import grad
-from burnish.compiler.standard import lower
-
-__all__ = ["compile", "grad", "lower"]
