@@ -95,6 +95,7 @@ def write_checkpoint(
         raise ConfigurationError(
             f"extra of the checkpoint '{path}' is not JSON: {error}. Give numbers, strings, lists and dicts of them"
         ) from error
+    is_new_folder = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,7 +110,13 @@ def write_checkpoint(
         "extra": extra_text,
         **({"metadata": json.dumps(dict(metadata))} if metadata else {}),
     }
-    write_state_file(path, state, header, checksum=CHECKSUM, check=check)
+    try:
+        write_state_file(path, state, header, checksum=CHECKSUM, check=check)
+    except BaseException:
+        if is_new_folder:
+            with contextlib.suppress(OSError):  # something else is in it
+                path.parent.rmdir()
+        raise
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
