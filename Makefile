@@ -12,7 +12,7 @@ EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
 LOWEST_PYTHONS := $(foreach version,3.11 3.13,$(if $(shell python$(version) -c 'import venv, ensurepip; print(1)' 2>/dev/null),$(version)))
 LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_commands.py tests/data
 # Besides, with PyTorch: one model per engine, and the reference engine against float64 and against ONNX Runtime.
-LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/program/test_predictions.py
+LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
 .PHONY: help setup demo test test-all test-exports test-shipped test-lowest lint format bench docs clean
