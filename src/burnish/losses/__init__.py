@@ -7,7 +7,6 @@ reported is in ``burnish.metrics``.
 from __future__ import annotations
 
 from burnish.losses.base import (
-    CLASS_AXIS,
     Activation,
     Compared,
     LabelSpec,
@@ -41,6 +40,7 @@ from burnish.losses.regression import (
     mean_squared_error,
     smooth_l1,
 )
+from burnish.ops.labels import CLASS_AXIS
 
 __all__ = [
     "CLASS_AXIS",

@@ -16,7 +16,7 @@ from burnish.engines.torch.fusions.batched_products import fuse_batched_products
 from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.fusions.chosen_convolutions import choose_convolutions
 from burnish.engines.torch.fusions.convolution_products import use_products
-from burnish.engines.torch.fusions.cross_entropy import fuse_cross_entropy
+from burnish.engines.torch.fusions.cross_entropy import CROSS_ENTROPY, use_cross_entropy_kernels
 from burnish.engines.torch.fusions.depthwise import fuse_depthwise
 from burnish.engines.torch.fusions.elementwise import fuse_elementwise
 from burnish.engines.torch.fusions.group_normalization import GROUPED, fuse_group_normalization
@@ -25,7 +25,6 @@ from burnish.engines.torch.fusions.max_pooling import fuse_max_pooling
 from burnish.engines.torch.fusions.narrow_convolution_gradients import use_narrow_gradients
 from burnish.engines.torch.fusions.resize import RESIZED, fuse_resize
 from burnish.engines.torch.fusions.row_normalization import STANDARDIZED, fuse_normalization
-from burnish.engines.torch.fusions.softmax import fuse_softmax
 from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED, fuse_synchronized
 from burnish.engines.torch.fusions.widened_products import CONVOLUTIONS, PRODUCTS, widen
 from burnish.engines.torch.fusions.winograd import use_winograd
@@ -33,7 +32,9 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED
+FUSED = (
+    frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED | CROSS_ENTROPY
+)
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 
@@ -70,6 +71,7 @@ def fuse(
         fuse_normalization(graph)
         fuse_group_normalization(graph)
         fuse_resize(graph)
+        use_cross_entropy_kernels(graph)
         fuse_depthwise(graph)
     widen(graph, CONVOLUTIONS, narrow)
     if kernels and winograd:
@@ -83,9 +85,7 @@ def fuse(
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
     lower_semantic_operators(model, keep=left)
-    fuse_softmax(graph)
     if kernels:
-        fuse_cross_entropy(graph)
         transpose_narrow(graph)
         fuse_attention(graph, attended)
         fuse_linear(graph)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.rules import Call, translates
-from burnish.ops.activation import RELU_GRAD
+from burnish.ops.activation import LOG_SOFTMAX_GRAD, RELU_GRAD, SOFTMAX_GRAD
 
 
 @translates("Relu")
@@ -44,6 +44,16 @@ def softmax(op: Call) -> Any:
 @translates("LogSoftmax", since=13)
 def log_softmax(op: Call) -> Any:
     return torch.log_softmax(op.tensor(), op.attribute("axis", -1))
+
+
+@translates(SOFTMAX_GRAD)
+def softmax_gradient(op: Call) -> Any:
+    return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), op.torch_dtype(1))
+
+
+@translates(LOG_SOFTMAX_GRAD)
+def log_softmax_gradient(op: Call) -> Any:
+    return torch.ops.aten._log_softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), op.torch_dtype(1))
 
 
 @translates("Softplus")

@@ -217,11 +217,6 @@ def clip_gradient(op: Call) -> Any:
     return op.tensor(0) * inside
 
 
-@translates("FusedSoftmaxGrad", domain=BURNISH_DOMAIN)
-def softmax_gradient(op: Call) -> Any:
-    return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), torch.float32)
-
-
 @translates("FusedCrossEntropy", domain=BURNISH_DOMAIN)
 def cross_entropy(op: Call) -> Any:
     results = torch.ops.burnish.cross_entropy.default(op.tensor(0), op.tensor(1), op.attribute("ignored"))
