@@ -6,6 +6,9 @@ The public names are imported when they are first used, so that ``import burnish
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from burnish.provided import PROVIDED
+from burnish.version import __version__
+
 if TYPE_CHECKING:
     from burnish import comparison, engines, errors, losses, metrics, norms, optim, surgery
     from burnish.compiler.compile import compile
@@ -17,14 +20,13 @@ if TYPE_CHECKING:
     from burnish.program.precision import MixedPrecision
     from burnish.training import Session, Trainer
 
-__version__ = "0.1.0"
-
 __all__ = [
     "DataParallel",
     "MixedPrecision",
     "Program",
     "Session",
     "Trainer",
+    "__version__",
     "comparison",
     "compile",
     "engines",
@@ -49,6 +51,13 @@ _DEFINED_IN = {
     "grad": "burnish.compiler.gradient",
     "load": "burnish.importer",
     "lower": "burnish.compiler.standard",
+}
+
+PROVIDED |= {
+    "Program.save": "burnish.formats.saving:save",
+    "Program.load": "burnish.formats.saving:load",
+    "Program.to_onnx": "burnish.formats.training_info:to_training_model",
+    "Program.package": "burnish.engines.packaging:write_package",
 }
 
 

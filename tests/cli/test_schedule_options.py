@@ -15,8 +15,8 @@ import pytest
 
 import burnish
 from burnish.cli.schedule_options import TAKEOVER, take_over_checkpoints
+from burnish.formats.folder import MANIFEST
 from burnish.models import residual_network
-from burnish.program.persistence import MANIFEST
 from burnish.training import Session, read_checkpoint
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder

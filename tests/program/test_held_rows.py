@@ -15,6 +15,7 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError
+from burnish.formats.model_file import model_bytes
 from burnish.program import Program
 from oracles.several_workers import in_threads, part_of, train_in_threads
 
@@ -415,5 +416,5 @@ def test_a_second_step_compiles_nothing(monkeypatch):
 
 def test_every_graph_is_valid():
     for name, model in compiled(EVERY["accumulated average"]).graphs.items():
-        onnx.checker.check_model(burnish.program.persistence.model_bytes(model), full_check=True)
+        onnx.checker.check_model(model_bytes(model), full_check=True)
         assert not re.search("burnish", " ".join(node.domain for node in model.graph)), name

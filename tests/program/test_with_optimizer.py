@@ -15,9 +15,10 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError, ObjectiveWarning
+from burnish.formats.identity import graph_hashes
+from burnish.formats.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.program import Program, Role
-from burnish.program.persistence import graph_hashes, model_bytes
 from burnish.program.state import averages
 
 FROZEN = optim.groups(optim.sgd(lr=0.125, momentum=0.5), {"stage1*": "frozen", "stem*": "frozen"})

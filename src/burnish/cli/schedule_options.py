@@ -180,7 +180,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     Raises:
         CheckpointError: a file cannot be written.
     """
-    from burnish.program.state import remove_left_behind, replacing
+    from burnish.formats.file_writing import remove_left_behind, replacing
     from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
 
     wanted = json.loads(json.dumps(program.options))  # tuples are lists in a file
@@ -213,7 +213,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
 
 def _differs_in_rate(folder: Path, record: Path, wanted: dict[str, Any]) -> bool:
     """Whether what is in the folder of a run may be for another learning rate than a program of these options, and only that."""
-    from burnish.program.persistence import MANIFEST
+    from burnish.formats.folder import MANIFEST
 
     try:
         if record.exists():

@@ -57,7 +57,6 @@ from burnish.passes import (
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.export import ROUNDED
 from burnish.program.inference import Inference
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.program.precision import FULL, MixedPrecision, Precision
@@ -65,7 +64,7 @@ from burnish.program.precision import get as get_precision
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP
-from burnish.program.weights import Weights
+from burnish.program.weights import ROUNDED, Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 DEFAULT_LOSS = "cross_entropy"

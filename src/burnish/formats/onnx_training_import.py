@@ -33,6 +33,7 @@ from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training
 from burnish.norms import RunningVariance
 from burnish.passes import draw_dropout, expand_gradients, remove_unused
+from burnish.program import Program
 from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.graph_optimizer import GivenUpdate
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
@@ -42,8 +43,8 @@ from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
 TARGET = "onnxruntime"
 
 
-def load_foreign_training(name: str, proto: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the fields of a Program and the state that the file holds; see ``Program.load``.
+def load_foreign_training(name: str, proto: onnx.ModelProto) -> Program:
+    """Return a program, with the state that the file holds; see ``Program.load``.
 
     Args:
         name: what the model is called in messages.
@@ -74,7 +75,7 @@ class _Foreign:
             if key not in self.held:
                 raise self._lacks(f"binds '{key}', which is no initializer of it")
 
-    def program(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def program(self) -> Program:
         grad, grad_signature = finish(self._grad(), "grad", TARGETS[TARGET])
         predict, predict_signature = finish(self._predict(), "predict", TARGETS[TARGET])
         evaluate, evaluate_signature = finish(self._evaluate(), "evaluate", TARGETS[TARGET])
@@ -85,7 +86,7 @@ class _Foreign:
                 )
         update = self._update(grad)
         models, signatures = update_graphs(grad, grad_signature, (predict, evaluate), update, TARGETS[TARGET])
-        models |= {"grad": grad, "predict": predict, "evaluate": evaluate}
+        graphs: dict[str, Any] = {**models, "grad": grad, "predict": predict, "evaluate": evaluate}
         signatures |= {"grad": grad_signature, "predict": predict_signature, "evaluate": evaluate_signature}
         signature = Signature({name: signatures[name] for name in GRAPH_NAMES})
         names = {self._state_name(name): name for name in self.bindings}
@@ -96,8 +97,9 @@ class _Foreign:
         }
         saved = {entry.name: _array(self.held[names[entry.name]]) for entry in signature.state if entry.name in names}
         options = {"optimizer": update.options(), "target": TARGET}
-        fields = {**{name: models[name] for name in GRAPH_NAMES}, "signature": signature, "weights": weights, "options": options}
-        return fields, self._with_counters(signature, saved)
+        program = Program(**graphs, signature=signature, weights=weights, options=options)
+        program.saved_state = self._with_counters(signature, saved)
+        return program
 
     def _with_counters(self, signature: Signature, saved: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The file's state, and what only programs have: a key and a number of steps."""
