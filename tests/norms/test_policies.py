@@ -79,6 +79,7 @@ def follow(norm, layers, rank=4, rule="onnx", dtype=np.float64, momentum=None, b
 
 @pytest.mark.parametrize(("rank", "rule"), [(2, "onnx"), (3, "onnx"), (4, "pytorch")])
 @pytest.mark.parametrize("norm", CASES)
+@pytest.mark.each_value
 def test_a_policy_against_pytorch_in_float64(norm, rank, rule):
     layer = CASES[norm](0 if rule == "onnx" else 1)
     follow(norm, {"bn1": layer, "bn2": layer}, rank, rule)

@@ -199,6 +199,7 @@ IMAGES = {
 
 @pytest.mark.parametrize("n", [4200, 200_000])
 @pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.each_value
 def test_digits_kept_where_no_extent_is_known(name, n):
     layer = LAYERS[name]
     check_digits(replace(layer, shape=IMAGES.get(name, layer.shape)), n, symbolic=True)
@@ -232,6 +233,7 @@ def test_the_row_where_implementations_part(dy):
 
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-5, 1.0])
 @pytest.mark.parametrize("name", ["layer", "root_mean_square", "group", "instance"])
+@pytest.mark.each_value
 def test_constant_rows(name, epsilon):
     """A constant row is its own mean: y = 0 and, with an inverse std of 1/sqrt(epsilon), dx = (dy - mean(dy)) / sqrt(epsilon)."""
     layer = LAYERS[name]
@@ -384,6 +386,7 @@ SECOND_ORDER = {
 @pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("name", list(SECOND_ORDER))
+@pytest.mark.each_value(("name", "axis"))
 def test_second_and_third_derivatives(name, axis, known):
     """Gradients of gradients of all outputs, each time of the product with a new random cotangent, against PyTorch."""
     emit, in_pytorch, epsilon, offset = SECOND_ORDER[name]

@@ -97,6 +97,7 @@ def compiled(model: str, recompute: str | tuple[str, ...] | None = None) -> burn
 
 @pytest.mark.parametrize("requested", ["layers", f"layers:batch={BATCH}", "budget", ("*",)], ids=str)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.each_value
 def test_gradients_and_statistics_keep_their_bits(model, requested):
     plain = compiled(model)
     if requested == "budget":

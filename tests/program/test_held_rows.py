@@ -125,6 +125,7 @@ def test_the_rows_keep_their_bits_under_every_optimizer(optimizer):
 
 @pytest.mark.parametrize("engine", ["torch", "reference"])
 @pytest.mark.parametrize("name", ["adamw", "accumulated average", "decayed, then clipped"])
+@pytest.mark.each_value
 def test_the_rows_keep_their_bits_on_every_engine(engine, name):
     assert_held(trained(compiled(EVERY[name]), engine=engine))
 
@@ -220,6 +221,7 @@ def test_the_source_says_what_is_computed_for_it():
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["adamw", "accumulated average"])
+@pytest.mark.each_value
 def test_mixed_precision(precision, name):
     state = trained(compiled(EVERY[name], precision=precision), 6, engine="torch")
     assert_held(state)
@@ -242,6 +244,7 @@ SIZES = [[2, 4], [6, 0], [3, 3], [1, 5]]
     "options", [{}, {"shard_optimizer": True}, {"compression": "float16"}, {"compression": "powersgd"}], ids=str
 )
 @pytest.mark.parametrize("name", ["adamw", "decayed, then clipped", "accumulated", "accumulated average"])
+@pytest.mark.each_value
 def test_several_workers(name, options):
     program = compiled(EVERY[name])
     for _, states in train_in_threads(program, batches(4), SIZES, **options):

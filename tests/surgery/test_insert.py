@@ -74,6 +74,7 @@ def batches(sizes: tuple[int, ...] = (5, 2, 9)) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("after", ["Conv", "ConvTranspose", "Gemm", "*", ["conv", "fc?"]])
+@pytest.mark.each_value
 def test_outputs_stay(after: str | list[str], calibrated: bool) -> None:
     proto = small_network()
     x = batches()[0]["x"]
