@@ -18,10 +18,11 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
-from burnish.ops.pooling_windows import Windows, counts, spread
+from burnish.ops.pooling_windows import counts, spread
 from burnish.ops.positions import add_at_positions, count, flat_positions, reshape_as
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
+from burnish.ops.windows import Windows
 
 MAX_POOL_GRAD = SemanticOperator("MaxPoolGrad", ("dy", "indices", "x"), ("dx",), like("x"))
 AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), like("x"))
