@@ -41,7 +41,7 @@ from burnish.norms import (
     layer_names,
     resolve_policies,
 )
-from burnish.ops.collectives import all_reduce, parts_of
+from burnish.ops.collectives import PARTS_OF, all_reduce
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
 from burnish.optim.held_rows import without_rows
@@ -490,7 +490,7 @@ class _Compilation:
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
-        return reached, all_finite(builder, reached, parts_of)
+        return reached, all_finite(builder, reached, PARTS_OF)
 
     def _narrow(self, draft: Draft) -> None:
         """Place the casts of mixed precision in a draft that is not bound to a mode yet."""

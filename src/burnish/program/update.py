@@ -16,7 +16,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import Target
-from burnish.ops.collectives import parts_of
+from burnish.ops.collectives import PARTS_OF
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
@@ -172,7 +172,7 @@ class _Update:
             next_step = step + 1
             scaled = self.optimizer
             if isinstance(scaled, LossScaled) or (isinstance(scaled, RowHolder) and scaled.is_scaled):
-                finite = all_finite(draft.builder, gradients, parts_of) if finite is None else finite
+                finite = all_finite(draft.builder, gradients, PARTS_OF) if finite is None else finite
                 following, next_state = scaled.update_where(finite, *given)
                 next_step = where(finite, next_step, step)
             else:
