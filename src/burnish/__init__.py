@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from burnish.compiler.standard import lower
     from burnish.distributed import DataParallel
     from burnish.importer import load
+    from burnish.passes.precision import MixedPrecision
     from burnish.program import Program
-    from burnish.program.precision import MixedPrecision
     from burnish.training import Session, Trainer
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 
 _DEFINED_IN = {
     "DataParallel": "burnish.distributed",
-    "MixedPrecision": "burnish.program.precision",
+    "MixedPrecision": "burnish.passes.precision",
     "Program": "burnish.program",
     "Session": "burnish.training",
     "Trainer": "burnish.training",

@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
+from burnish.analysis.dependence import held_in_bodies, reasons_together
 from burnish.autodiff import differentiate
-from burnish.compiler.dependence import held_in_bodies, reasons_together
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
@@ -54,13 +54,13 @@ from burnish.passes import (
     recognize_normalization,
     recognize_training_normalization,
 )
+from burnish.passes.precision import FULL, MixedPrecision, Precision
+from burnish.passes.precision import get as get_precision
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.inference import Inference
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
-from burnish.program.precision import FULL, MixedPrecision, Precision
-from burnish.program.precision import get as get_precision
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP

@@ -32,10 +32,10 @@ from burnish.importer import load
 from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training
 from burnish.norms import RunningVariance
+from burnish.optim.graph_optimizer import GraphOptimizer
 from burnish.passes import draw_dropout, expand_gradients, remove_unused
 from burnish.program import Program
 from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.graph_optimizer import GivenUpdate
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
 from burnish.program.update import update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
@@ -295,7 +295,7 @@ class _Foreign:
         draft.add_output(draft.builder.scalar(1.0, loss), "count:loss", Role.METRIC)
         return draft
 
-    def _update(self, grad: ir.Model) -> GivenUpdate:
+    def _update(self, grad: ir.Model) -> GraphOptimizer:
         """The part of the step behind the gradients."""
         slots = [name for name in self.bindings if name not in self.gradients and name not in self.statistics]
         updated = [*self.gradients, *slots]
@@ -329,7 +329,7 @@ class _Foreign:
             index = list(graph.outputs).index(value)
             graph.outputs[index] = Builder(graph).op("Identity", Builder(graph).tensor(value)).value
             graph.outputs[index].name = f"next:{self._state_name(name)}"
-        return GivenUpdate(graph, {name: self.start[name] for name in slots}, self.rates)
+        return GraphOptimizer(graph, {name: self.start[name] for name in slots}, self.rates)
 
     def _settle_together(self, grad: ir.Model, update: ir.Model) -> None:
         opset = max(grad.opset_imports[""], update.opset_imports[""])

@@ -14,14 +14,14 @@ import onnx
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.analysis.memory_plan import PlannedPeak, planned_peak
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.optim import Optimizer
 from burnish.optim.held_rows import hold_rows
-from burnish.passes.memory_plan import PlannedPeak, planned_peak
+from burnish.passes import precision
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.frozen_layers import layers_left_moving
 from burnish.program.initialization import initial_state
