@@ -305,7 +305,7 @@ def test_accumulated_micro_batches_are_one_large_batch() -> None:
         (optim.groups(optim.sgd(), {"*": "frozen"}), "nothing would train: every parameter with a gradient, such as '.*', is in"),
         (optim.groups(optim.sgd(), {"stm*": "frozen"}), r"groups: the pattern 'stm\*' matches no parameter that trains; did you"),
         ("sdg", "there is no optimizer 'sdg'"),
-        ({"name": "groups"}, "optimizer 'groups' cannot be built from the options"),
+        ({"name": "groups"}, "optimizer 'groups' needs the option 'optimizer': give it"),
     ],
 )
 def test_an_optimizer_that_does_not_fit(program: Program, optimizer: object, message: str) -> None:

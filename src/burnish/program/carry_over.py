@@ -15,7 +15,6 @@ from burnish.optim.accumulate import ACCUMULATED, COUNT, UPDATES
 from burnish.optim.base import RatedOptimizer
 from burnish.optim.groups import Groups
 from burnish.optim.wrapper import layers_of
-from burnish.optim.wrappers import WRAPPERS
 from burnish.program.initialization import run_init
 from burnish.program.signature import Entry, Role, Signature
 from burnish.program.state import Arrays, shape_fits
@@ -113,7 +112,7 @@ def carry_over(
 
 def _averages_of_the_method(optimizer: Mapping[str, Any]) -> set[str]:
     """The slot of the average where the optimizer's method keeps it, and weighs it by the step."""
-    is_graph = optimizer.get("name") not in {*optim.OPTIMIZERS, *WRAPPERS}
+    is_graph = optimizer.get("name") not in {*optim.OPTIMIZERS, *optim.OPTIMIZERS.unlisted}
     layers = () if is_graph else layers_of(optim.get(optimizer))
     keeps = any(layer.keeps_average for layer in layers if isinstance(layer, RatedOptimizer | Groups))
     return {average.AVERAGE} if keeps else set()
