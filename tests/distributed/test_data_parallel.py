@@ -9,10 +9,10 @@ import pytest
 import burnish
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
-from burnish.engines.torch import kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.families.normalization.synchronized_fusion import SYNCHRONIZED
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get

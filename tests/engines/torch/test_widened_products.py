@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.widened_products import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
-from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
+from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
 
@@ -126,7 +127,7 @@ agraph (bool c, {dtype}[3, 4] a, {dtype}[4, 3] b) => ({dtype}[3, 3] y) {{
 
 def test_a_model_that_is_loaded_is_not_changed(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(*FORMS["MatMul"], dtype)
-    monkeypatch.setattr("burnish.engines.torch.fusions.widened_products.narrow_dtypes", lambda device: {NARROW[dtype]})
+    monkeypatch.setattr("burnish.engines.torch.families.precision.widening.narrow_dtypes", lambda device: {NARROW[dtype]})
     assert [node.op_type for node in widened(model, CPU).graph] == ["CastApart", "CastApart", "MatMul", "CastApart"]
     kind = NARROW[dtype].numpy()
     a, b = np.full((3, 70, 90), 0.5, kind), np.full((90, 50), 3.0, kind)
