@@ -115,10 +115,14 @@ def test_float32_differs_by_rounding():
         assert largest_difference(outcome, alone) < 2e-6
 
 
+@pytest.fixture(scope="module")
+def joined():
+    return train_in_threads(compiled(), image_batches(STEPS, 12), EVEN)
+
+
 @pytest.mark.parametrize("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}])
-def test_how_exchanges_are_joined_changes_no_bit(options):
-    program, batches = compiled(), image_batches(STEPS, 12)
-    joined, apart = train_in_threads(program, batches, EVEN), train_in_threads(program, batches, EVEN, **options)
+def test_how_exchanges_are_joined_changes_no_bit(joined, options):
+    apart = train_in_threads(compiled(), image_batches(STEPS, 12), EVEN, **options)
     for one, other in zip(joined, apart, strict=True):
         assert largest_difference(one, other) == 0
 
