@@ -116,6 +116,7 @@ def test_finds_the_bottom_of_a_parabola(name: str) -> None:
 
 
 @every_name
+@pytest.mark.slow
 def test_goes_down_the_valley_of_rosenbrock(name: str) -> None:
     assert rosenbrock(**ROSENBROCK[name].of(name)) < 1e-4
 
@@ -281,6 +282,7 @@ def run_graph(engine: OnnxRuntimeEngine, program: Program, graph: str, values: A
 @pytest.mark.parametrize(("optimization", "tolerance"), [("none", 0.0), ("all", 1e-6)], ids=["as_written", "rewritten"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_optimizer
+@pytest.mark.each_value
 def test_a_step_is_gradients_and_their_application(
     optimizer: optim.Optimizer, dtype: str, optimization: Any, tolerance: float
 ) -> None:

@@ -95,7 +95,6 @@ AverageOption = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
-AVERAGES = ("ema", "swa")
 AVERAGE = "average"
 """What evaluation and export call the average that an optimizer keeps."""
 
@@ -107,9 +106,8 @@ def build_optimizer(text: str, lr: float | None, momentum: float | None, weight_
         typer.BadParameter: a momentum or a weight decay for an optimizer that has none, or a setting that is given twice.
     """
     from burnish import optim
-    from burnish.settings import read_settings
 
-    name, settings = read_settings("optimizer", text)
+    name, settings = optim.OPTIMIZERS.read(text)
     known = optim.get(name).options()
     options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
     for key, value in options.items():
@@ -154,8 +152,8 @@ def with_updates(
         ConfigurationError: there is no such transform or setting, or the optimizer lacks it.
     """
     from burnish import optim
-    from burnish.optim.transforms.chain import transform_of
-    from burnish.settings import read_settings, suggestion, with_settings
+    from burnish.optim.transforms.chain import TRANSFORMS
+    from burnish.registry import Registry
 
     if decay_on not in ("all", "weights"):
         raise typer.BadParameter(f"--decay-on {decay_on}: give all, or weights to leave out biases and normalization")
@@ -173,16 +171,11 @@ def with_updates(
     if layer_decay is not None:
         optimizer = optim.layerwise_decay(optimizer, layer_decay)
     if transforms:
-        read = [read_settings("gradient transform", text) for text in transforms]
-        optimizer = optim.chain(*(transform_of({"name": name, **settings}) for name, settings in read), optimizer)
+        optimizer = optim.chain(*map(TRANSFORMS.resolve, transforms), optimizer)
     if average is not None:
-        name, settings = read_settings("average", average)
-        if name not in AVERAGES:
-            raise typer.BadParameter(
-                f"--average {average}: there is no average '{name}'{suggestion(name, AVERAGES)}; give {' or '.join(AVERAGES)}"
-            )
-        make = optim.ema if name == "ema" else optim.swa
-        optimizer = with_settings(f"average '{name}'", make, {"optimizer": optimizer, **settings})
+        averages: Registry[Optimizer] = Registry("average", {"ema": optim.ema, "swa": optim.swa})
+        name, settings = averages.read(average)
+        optimizer = averages.make(name, {"optimizer": optimizer, **settings})
     return optim.accumulate(optimizer, accumulate) if accumulate > 1 else optimizer
 
 

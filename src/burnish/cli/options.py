@@ -261,7 +261,7 @@ def is_program(source: Path) -> bool:
     Raises:
         ModelError: it is the folder of a run, which holds one.
     """
-    from burnish.program.persistence import MANIFEST
+    from burnish.formats.folder import MANIFEST
 
     if not source.is_dir():
         return False
@@ -392,9 +392,10 @@ def _size(count: int) -> str:
 
 def planned_batch(program: Program) -> int:
     """The batch that recomputation was planned for, else 1."""
-    requested = program.options.get("recompute")
-    setting = requested.partition(":batch=")[2] if isinstance(requested, str) else ""
-    return int(setting) if setting else 1
+    from burnish.passes import recompute_request
+
+    requested = recompute_request.get(program.options.get("recompute"))
+    return requested.batch or 1 if requested else 1
 
 
 def read_outputs(outputs: str | None) -> str | list[str] | None:
@@ -461,9 +462,9 @@ def norms(given: list[str]) -> str | dict[str, str]:
     parts = split(given)
     if not parts:
         return "auto"
-    from burnish.norms.policies import POLICIES, setting_names
+    from burnish.norms import POLICIES
 
-    settings = {name for policy in POLICIES.values() for name in setting_names(policy)}
+    settings = {setting for name in POLICIES for setting in POLICIES.takes(name)}
     values: list[str] = []
     for part in parts:
         # A comma stands between policies, and between the settings of one.

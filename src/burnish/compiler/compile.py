@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
+from burnish.analysis.dependence import held_in_bodies, reasons_together
 from burnish.autodiff import differentiate
-from burnish.compiler.dependence import held_in_bodies, reasons_together
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
@@ -41,7 +41,7 @@ from burnish.norms import (
     layer_names,
     resolve_policies,
 )
-from burnish.ops.collectives import all_reduce, parts_of
+from burnish.ops.collectives import PARTS_OF, all_reduce
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
 from burnish.optim.held_rows import without_rows
@@ -54,18 +54,17 @@ from burnish.passes import (
     recognize_normalization,
     recognize_training_normalization,
 )
+from burnish.passes.precision import FULL, MixedPrecision, Precision
+from burnish.passes.precision import get as get_precision
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.export import ROUNDED
 from burnish.program.inference import Inference
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
-from burnish.program.precision import FULL, MixedPrecision, Precision
-from burnish.program.precision import get as get_precision
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP
-from burnish.program.weights import Weights
+from burnish.program.weights import ROUNDED, Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 DEFAULT_LOSS = "cross_entropy"
@@ -491,7 +490,7 @@ class _Compilation:
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
-        return reached, all_finite(builder, reached, parts_of)
+        return reached, all_finite(builder, reached, PARTS_OF)
 
     def _narrow(self, draft: Draft) -> None:
         """Place the casts of mixed precision in a draft that is not bound to a mode yet."""

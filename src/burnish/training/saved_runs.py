@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from burnish.errors import CheckpointError
-from burnish.program.persistence import MANIFEST
+from burnish.formats.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
 
 AVERAGE = "average"

@@ -1,0 +1,200 @@
+"""From a program and its state to an inference model that any runtime loads, under the source's names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import CheckpointError
+from burnish.formats.file_writing import file_path, replacing
+from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
+from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
+from burnish.graph import Names, remove_node, replace_value
+from burnish.importer.classical import restore_zip_maps
+from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
+from burnish.program import Program
+from burnish.program.state import LazyArrays, check_state, chosen
+from burnish.program.weights import ROUNDED
+from burnish.transfers import Transfer
+
+SMALLEST_EXTERNAL = 1024
+"""Bytes from which a tensor goes into the data file, where there is one."""
+
+
+def export_inference(
+    program: Program,
+    state: Mapping[str, np.ndarray],
+    fold_norm: bool = True,
+    metadata: Mapping[str, str] | None = None,
+    round_weights: bool = True,
+) -> ir.Model:
+    """Return the model that predicts what the program does in this state.
+
+    Args:
+        program: the program.
+        state: arrays by state name; those that are neither ``param/...`` nor ``stat/...`` are not read. The model refers to
+            the arrays: pass copies if they change later. Those that are made on request are asked for when the model is
+            written.
+        fold_norm: compute weights under weight normalization once, and fold inference-mode batch normalization into the layers
+            beside it.
+        metadata: entries for ``metadata_props``, beside the source's and in place of those of the same key.
+        round_weights: give weights the dtypes of the source's file, by rounding to nearest. Else they stay float32 where the
+            state has them so, and the model casts them.
+
+    Returns:
+        A model with the source's inputs and outputs, and its weights and statistics as initializers under their own names.
+
+    Raises:
+        CheckpointError: a parameter or statistic is missing, or has another dtype or shape than the program's, or is too large
+            for the dtype of the source's file.
+    """
+    entries = [entry for entry in program.signature["predict"].inputs if entry.is_state]
+    needed = chosen(state, (entry.name for entry in entries))
+    check_state(entries, needed, CheckpointError, "The state", "Pass the state of a session of this program")
+    model = program.predict.clone()
+    model.metadata_props.pop(TRAINING, None)  # where the source was a program in one file, which this is not
+    model.metadata_props.pop(OBJECTIVE, None)
+    model.metadata_props.update({**objective_entry(program.options), **(metadata or {})})
+    graph = model.graph
+    _make_initializers(graph, needed)
+    if round_weights:
+        for name, dtype in program.options.get(ROUNDED, {}).items():
+            _round(graph.initializers[name], ir.DataType[dtype.upper()])
+    if fold_norm:
+        fold_weight_normalization(model)
+        fold_batch_normalization(model)
+    return remove_unused(model)
+
+
+def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None:
+    """Make the inputs of these names initializers with these arrays, in place, called what is behind the ``/``."""
+    tensors = {name.partition("/")[2]: _tensor(state, name) for name in state}
+    others = (*graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
+    # They took the names while the initializers were called ``param/<name>``.
+    if clashing := [other for other in others if other.name in tensors]:
+        names = Names.of(graph)
+        for other in clashing:
+            other.name = names.take(f"{other.name}:value")
+    values = list(graph.inputs)
+    graph.inputs.clear()
+    graph.inputs.extend(value for value in values if value.name not in state)
+    for value in values:
+        if value.name in state:
+            value.name = (value.name or "").partition("/")[2]
+            value.const_value = tensors[value.name]
+            graph.register_initializer(value)
+
+
+def _tensor(state: Mapping[str, np.ndarray], name: str) -> ir.TensorProtocol:
+    """An array as a tensor; one that is made on request is made when the tensor's elements are asked for, each time."""
+    called = name.partition("/")[2]
+    if not isinstance(state, LazyArrays):
+        return ir.Tensor(np.asarray(state[name], order="C"), name=called)
+    dtype, shape = state.kind(name)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(np.asarray(state[name], order="C"), name=called),
+        ir.DataType.from_numpy(dtype),
+        ir.Shape(shape),
+        name=called,
+    )
+
+
+def _round(value: ir.Value, dtype: ir.DataType) -> None:
+    """Let an initializer of float32 have the dtype that the model casts it to, in place of the cast."""
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    with np.errstate(over="ignore"):
+        rounded = array.astype(dtype.numpy())
+    overflowed = np.isinf(rounded) & np.isfinite(array)
+    if overflowed.any():
+        raise CheckpointError(
+            f"'{value.name}' holds {array[overflowed].flat[0]:g}, too large for {dtype.name.lower()}, its dtype in the source's "
+            f"file, which ends at {dtype.max:g}. Train with a smaller learning rate or with weight decay, or a file in float32"
+        )
+    value.const_value, value.type = ir.Tensor(rounded, name=value.name), ir.TensorType(dtype)
+    for node, _ in tuple(value.uses()):
+        assert node.op_type == "Cast"
+        replace_value(node.outputs[0], value)
+        remove_node(node)
+
+
+def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit: int = ONE_FILE_LIMIT) -> Path:
+    """Write a model, whole or not at all: an earlier file is replaced in one step, or stays as it was.
+
+    Outputs that were dictionaries in the source's file (ZipMap) are that again.
+
+    Args:
+        model: the model; not changed. Folders on the way to ``path`` are created.
+        path: the ``.onnx`` file. A model of more than ``one_file_limit`` bytes of weights keeps them beside it in
+            ``<file name>-<hash of the weights>.data``; data files of earlier saves under this path are then removed.
+        one_file_limit: at most 2 GiB, where the format ends.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    path = file_path(path, "tuned.onnx")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"'{path.parent}' could not be created: {error}. Choose a folder you can write to") from error
+    copy = model.clone()
+    data = _move_weights_out(copy, path) if constant_bytes(model) > one_file_limit else None
+    with replacing(path) as partial, partial.open("wb") as file:
+        write_model(copy, file, Transfer(f"writing '{path}'", constant_bytes(copy)), restore_zip_maps)
+    _remove_earlier_data(path, keep=data)
+    return path
+
+
+def _move_weights_out(model: ir.Model, path: Path) -> str:
+    """Write the large weights into one file beside ``path`` and let the model, in place, refer to it; returns its name.
+
+    The name carries a hash of the content: the model that is there keeps the data it refers to until it is replaced.
+    """
+    values = [value for value in model.graph.initializers.values() if _is_large(value)]
+    transfer = Transfer(f"writing '{path}'", sum(value.const_value.nbytes for value in values if value.const_value is not None))
+    digest = hashlib.sha256()
+    offsets = {}
+
+    def location() -> str:
+        return f"{path.name}-{digest.hexdigest()[:16]}.data"
+
+    unnamed = path.with_name(f"{path.name}.data")
+    with replacing(unnamed, lambda: path.with_name(location())) as partial, partial.open("wb") as file:
+        for value in values:
+            assert value.const_value is not None
+            offsets[value] = file.tell()
+            for part in parts(value.const_value):
+                digest.update(part)
+                file.write(part)
+                transfer.advance(len(part))
+    for value, offset in offsets.items():
+        tensor = value.const_value
+        assert tensor is not None
+        value.const_value = ir.ExternalTensor(
+            location(),
+            offset,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=value.name or "",
+            base_dir=path.parent,
+        )
+    return location()
+
+
+def _is_large(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALLEST_EXTERNAL
+
+
+def _remove_earlier_data(path: Path, keep: str | None) -> None:
+    earlier = re.compile(re.escape(path.name) + r"-[0-9a-f]{16}\.data")
+    for other in path.parent.iterdir():
+        if other.name != keep and earlier.fullmatch(other.name):
+            other.unlink(missing_ok=True)

@@ -1,0 +1,209 @@
+"""A program in a folder: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import CheckpointError
+from burnish.formats.consistency import inconsistency
+from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
+from burnish.formats.identity import DIGEST, digest_of
+from burnish.formats.model_file import save_model
+from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.importer import external_tensors, own_tensors
+from burnish.program import Program
+from burnish.program.signature import GRAPH_NAMES, Role, Signature
+from burnish.program.state import check_state
+
+FORMAT = "burnish program"
+FORMAT_VERSION = 1
+MANIFEST = "program.json"
+SEMANTIC_SUFFIX = ".semantic.onnx"
+STATE_FILE = "state.safetensors"
+
+
+def save_program(program: Program, directory: Path) -> Path:
+    """Write a program into ``directory``, whole or not at all; see ``Program.save``."""
+    _refuse_other_content(directory)
+    partial = partial_path(directory)
+    try:
+        partial.mkdir(parents=True)
+        _write_files(program, partial)
+        _put_in_place(partial, directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"The program could not be saved in '{directory}': {error}. What was there is untouched. "
+            "Free space on the disk, or choose a folder you can write to"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return directory
+
+
+def _refuse_other_content(directory: Path) -> None:
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise CheckpointError(f"'{directory}' is a file; a program is saved as a folder: give another path")
+    present = {path.name for path in directory.iterdir()}
+    if not present:
+        return
+    own = {MANIFEST}
+    with contextlib.suppress(CheckpointError):
+        own |= set(_read_manifest(directory)["files"])
+    foreign = sorted(present - own)
+    if foreign or MANIFEST not in present:
+        names = ", ".join(f"'{name}'" for name in foreign[:3])
+        raise CheckpointError(
+            f"'{directory}' holds files that are not a saved program's ({names}): save the program into a folder of its own"
+        )
+
+
+def _write_files(program: Program, directory: Path) -> None:
+    for name, model in program.graphs.items():
+        save_model(model, directory / f"{name}.onnx")
+    for name, model in program.semantic.items():
+        save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
+    write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(FORMAT_VERSION)})
+    files = {}
+    for path in sorted(directory.iterdir()):
+        flush_to_disk(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _file_hash(path)}
+    manifest = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "signature": program.signature.to_dict(),
+        "options": program.options,
+        "files": files,
+    }
+    manifest[DIGEST] = digest_of(manifest)
+    path = directory / MANIFEST
+    path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    flush_to_disk(path)
+    flush_to_disk(directory)
+
+
+def _put_in_place(partial: Path, directory: Path) -> None:
+    """Rename ``partial`` to ``directory``; an earlier program there steps aside first, and back if that fails."""
+    earlier = partial_path(directory, "earlier")
+    if directory.exists():
+        os.rename(directory, earlier)
+    try:
+        os.rename(partial, directory)
+    except OSError:
+        if earlier.exists():
+            os.rename(earlier, directory)
+        raise
+    flush_to_disk(directory.parent)
+    remove_left_behind(directory)
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_program(directory: Path) -> Program:
+    """Read what ``save_program`` wrote; see ``Program.load``."""
+    if not (directory / MANIFEST).is_file():
+        raise CheckpointError(f"'{directory}' is not a saved program: it has no {MANIFEST}. Give the folder that was saved to")
+    manifest = _read_manifest(directory)
+    graphs = sorted(manifest["signature"])
+    for name in [*(f"{graph}.onnx" for graph in graphs), STATE_FILE]:
+        if name not in manifest["files"]:
+            raise _damaged(directory, f"{MANIFEST} does not list {name}")
+    for name, recorded in manifest["files"].items():
+        _check_file(directory, name, recorded)
+    signature = _read_signature(directory, manifest)
+    weights, _ = read_state_file(directory / STATE_FILE, "state file")
+    entries = [entry for entry in signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)]
+    check_state(
+        entries, weights, CheckpointError, f"'{directory / STATE_FILE}'", "Save the program again from the original model"
+    )
+    models = {graph: _read_model(directory, f"{graph}.onnx", manifest["files"]) for graph in graphs}
+    suffix = len(SEMANTIC_SUFFIX)
+    semantic = {
+        name[:-suffix]: _read_model(directory, name, manifest["files"])
+        for name in manifest["files"]
+        if name.endswith(SEMANTIC_SUFFIX)
+    }
+    problem = inconsistency(signature, models, manifest["options"])
+    if problem is not None:
+        raise _damaged(directory, f"{problem} ({MANIFEST})")
+    if manifest.get(DIGEST, digest_of(manifest)) != digest_of(manifest):
+        raise _damaged(directory, f"{MANIFEST} has changed since it was written")
+    return Program(**models, semantic=semantic, signature=signature, weights=weights, options=dict(manifest["options"]))
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format is {manifest['format']!r}, expected {FORMAT!r}")
+        version = int(manifest["version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(directory, f"{MANIFEST} cannot be read as one: {error}") from error
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"'{directory}' was saved in format version {version}, and this burnish reads up to {FORMAT_VERSION}: "
+            "update burnish, or save the program again with this version"
+        )
+    expected = {"signature": dict, "options": dict, "files": dict}
+    for key, kind in expected.items():
+        if not isinstance(manifest.get(key), kind):
+            raise _damaged(directory, f"{MANIFEST} has no '{key}'")
+    return manifest
+
+
+def _check_file(directory: Path, name: str, recorded: Any) -> None:
+    path = directory / name
+    if Path(name).name != name or name in ("", ".", "..") or path.resolve().parent != directory.resolve():
+        raise CheckpointError(
+            f"{MANIFEST} of '{directory}' names '{name}', which lies outside the folder, and was not opened. "
+            "Do not use this folder, or save the program again"
+        )
+    if not path.is_file():
+        raise _damaged(directory, f"{name} is missing")
+    if not isinstance(recorded, dict) or path.stat().st_size != recorded.get("bytes"):
+        expected = recorded.get("bytes") if isinstance(recorded, dict) else "an unknown number of"
+        raise _damaged(directory, f"{name} has {path.stat().st_size} bytes, and {expected} were written")
+    if _file_hash(path) != recorded.get("sha256"):
+        raise _damaged(directory, f"{name} has changed since it was written")
+
+
+def _read_signature(directory: Path, manifest: dict[str, Any]) -> Signature:
+    try:
+        signature = Signature.from_dict(manifest["signature"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(directory, f"the signature in {MANIFEST} cannot be read: {error!r}") from error
+    if set(signature) != set(GRAPH_NAMES):
+        raise _damaged(directory, f"the signature in {MANIFEST} has graphs {sorted(signature)}, expected {sorted(GRAPH_NAMES)}")
+    return signature
+
+
+def _read_model(directory: Path, name: str, files: dict[str, Any]) -> ir.Model:
+    try:
+        model = ir.load(directory / name)
+    except Exception as error:  # the protobuf library's errors are not those of onnx_ir
+        raise _damaged(directory, f"{name} cannot be read as an ONNX model: {error}") from error
+    for value, tensor in external_tensors(model):
+        if str(tensor.location) not in files:
+            raise CheckpointError(
+                f"'{directory / name}' reads '{value}' from '{tensor.location}', which is not a file of this program, "
+                "and was not opened. Do not use this folder, or save the program again"
+            )
+    own_tensors(model, directory)
+    return model
+
+
+def _damaged(directory: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"'{directory}' is not a whole saved program: {what}. Save the program again, or use another copy")

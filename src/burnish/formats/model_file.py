@@ -1,0 +1,175 @@
+"""A model in one ONNX file, written one weight at a time: the bytes that protobuf would make of the whole in memory.
+
+A message is written as its fields, in the order of their numbers; one that holds another begins with its size (protobuf's wire
+format). What comes before and after the weights is small, and left to protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import onnx
+import onnx_ir as ir
+
+from burnish.formats.state_file import blocks, encoded
+from burnish.graph import model_proto, named_failures
+from burnish.transfers import Transfer
+
+SMALLEST_APART = 1 << 16
+"""Bytes from which a weight is written by itself."""
+
+# Numbers of fields in onnx.proto.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_LENGTH_DELIMITED = 2
+
+
+def write_model(
+    model: ir.Model, file: BinaryIO, transfer: Transfer, complete: Callable[[onnx.ModelProto], None] | None = None
+) -> None:
+    """Write a model.
+
+    Args:
+        model: the model; changed: large initializers lose their data.
+        file: where to.
+        transfer: told of the bytes of weights that are written.
+        complete: changes, in place, the proto that is written, in which large initializers have no data; not these.
+    """
+    apart = {name: value.const_value for name, value in model.graph.initializers.items() if _is_large(value.const_value)}
+    for name, tensor in apart.items():
+        assert tensor is not None
+        model.graph.initializers[name].const_value = ir.ExternalTensor(
+            "elsewhere",
+            0,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+    proto = model_proto(model)
+    if complete is not None:
+        complete(proto)
+    graph = proto.graph
+    for initializer in graph.initializer:
+        if initializer.name in apart:
+            initializer.ClearField("external_data")
+            initializer.ClearField("data_location")
+    tensors = [_Message.split(initializer, _RAW_DATA) for initializer in graph.initializer]
+    contents = [apart.get(initializer.name) for initializer in graph.initializer]
+    sizes = [
+        message.size + (0 if content is None else _framed_size(_RAW_DATA, content.nbytes))
+        for message, content in zip(tensors, contents, strict=True)
+    ]
+    whole, inner = _Message.split(proto, _GRAPH), _Message.split(graph, _INITIALIZER)
+    file.write(whole.before)
+    file.write(_frame(_GRAPH, inner.size + sum(_framed_size(_INITIALIZER, size) for size in sizes)))
+    file.write(inner.before)
+    for message, content, size in zip(tensors, contents, sizes, strict=True):
+        file.write(_frame(_INITIALIZER, size))
+        file.write(message.before)
+        if content is not None:
+            file.write(_frame(_RAW_DATA, content.nbytes))
+            for part in parts(content):
+                file.write(part)
+                transfer.advance(len(part))
+        file.write(message.after)
+    file.write(inner.after)
+    file.write(whole.after)
+
+
+def parts(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+    """The bytes of a tensor, as files have them, one part after the other."""
+    if tensor.dtype.bitwidth % 8:
+        yield tensor.tobytes()
+        return
+    for block in blocks(tensor.numpy()):
+        yield encoded(block)
+
+
+def _is_large(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether a tensor is written by itself: not one that stays in another file, nor texts, whose bytes nothing counts."""
+    if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
+        return False
+    return tensor.nbytes >= SMALLEST_APART
+
+
+class _Message:
+    """The encoded fields of a message around a field that is written by itself.
+
+    Attributes:
+        before, after: the fields, in the order of their numbers.
+        size: bytes of both.
+    """
+
+    def __init__(self, before: bytes, after: bytes):
+        self.before, self.after = before, after
+        self.size = len(before) + len(after)
+
+    @classmethod
+    def split(cls, message: Any, number: int) -> _Message:
+        """The fields before and after the one of this number; the raw data of a small tensor is one of those before."""
+        before, after = type(message)(), type(message)()
+        for descriptor, value in message.ListFields():
+            if descriptor.number == number and number != _RAW_DATA:
+                continue
+            target = before if descriptor.number <= number else after
+            if isinstance(value, bool | int | float | str | bytes):
+                setattr(target, descriptor.name, value)
+            else:
+                getattr(target, descriptor.name).MergeFrom(value)
+        return cls(before.SerializeToString(deterministic=True), after.SerializeToString(deterministic=True))
+
+
+def _frame(number: int, size: int) -> bytes:
+    """What stands before a field of ``size`` bytes: its number, how it is encoded, its size."""
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(size)
+
+
+def _framed_size(number: int, size: int) -> int:
+    return len(_frame(number, size)) + size
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+ONE_FILE_LIMIT = 1 << 30
+"""Bytes of constants above which a graph is written with external data; a protobuf file ends at 2 GiB."""
+
+
+def fits_one_file(model: ir.Model) -> bool:
+    """Whether a model's constants leave it well below the 2 GiB that a protobuf can hold."""
+    return constant_bytes(model) <= ONE_FILE_LIMIT
+
+
+def constant_bytes(model: ir.Model) -> int:
+    """Return the bytes of a model's initializers and constants."""
+    total = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                total += attribute.as_tensor().nbytes
+    return total
+
+
+def model_bytes(model: ir.Model) -> bytes:
+    """Return a model as a serialized ModelProto, the same bytes for the same model."""
+    return model_proto(model).SerializeToString(deterministic=True)
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write a model; large constants go into ``<name>.data`` beside it when one file cannot hold them."""
+    if fits_one_file(model):
+        path.write_bytes(model_bytes(model))
+        return
+    copy = model.clone()
+    ir.passes.common.LiftConstantsToInitializersPass()(copy)
+    with named_failures():
+        ir.save(copy, path, external_data=f"{path.stem}.data")

@@ -1,0 +1,248 @@
+"""The file that a state is kept in: a safetensors file with a text header, written and read one array at a time.
+
+The format (https://github.com/huggingface/safetensors): eight bytes with the size of the header, the header in JSON, then the
+arrays, little-endian and without gaps. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from burnish.errors import CheckpointError
+from burnish.formats.file_writing import replacing
+from burnish.program.state import Arrays, Kind, LazyArrays, kind_of
+from burnish.transfers import Transfer
+
+DTYPES: Mapping[str, np.dtype] = {
+    name: np.dtype(dtype)
+    for name, dtype in {
+        "F64": np.float64,
+        "F32": np.float32,
+        "F16": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+        "I64": np.int64,
+        "I32": np.int32,
+        "I16": np.int16,
+        "I8": np.int8,
+        "U64": np.uint64,
+        "U32": np.uint32,
+        "U16": np.uint16,
+        "U8": np.uint8,
+        "BOOL": np.bool_,
+    }.items()
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+METADATA = "__metadata__"
+ALIGNMENT = 8
+"""Bytes that the header is a multiple of, as safetensors writes it."""
+BLOCK = 1 << 20
+"""Bytes that are looked at, counted and written before the next ones are: they stay in the cache meanwhile."""
+
+
+class Checksum:
+    """CRC-32 of names and contents, in the order of the names: a file system may give back other bits than it was given."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def add(self, content: bytes | memoryview) -> None:
+        self._total = zlib.crc32(content, self._total)
+
+    def text(self) -> str:
+        return f"{self._total:08x}"
+
+
+def write_state_file(
+    path: Path,
+    state: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+    *,
+    checksum: str | None = None,
+    check: Callable[[str, np.ndarray], None] | None = None,
+) -> None:
+    """Write arrays and a text header into one safetensors file, one array at a time, whole or not at all.
+
+    Args:
+        path: the file.
+        state: arrays by name; those that are made on request are asked for once.
+        metadata: the text header.
+        checksum: the entry of the header that is to hold the ``Checksum`` of what was written; None for none.
+        check: called with each name and, in turn, flat parts of its array, before they are written; what it raises ends it all.
+
+    Raises:
+        CheckpointError: the file cannot be written; an earlier one is as it was.
+    """
+    kinds = {name: kind_of(state, name) for name in state}
+    offsets = _offsets(kinds)
+    counted = Checksum()
+    transfer = Transfer(f"writing '{path}'", sum(map(_size, kinds.values())))
+    texts = dict(metadata) if checksum is None else {**metadata, checksum: counted.text()}
+    with replacing(path) as partial, partial.open("wb") as file:
+        begin = file.write(_header(kinds, offsets, texts))
+        for name in sorted(state):
+            file.seek(begin + offsets[name])
+            counted.add(name.encode())
+            for block in blocks(state[name]):
+                if check is not None:
+                    check(name, block)
+                content = encoded(block)
+                counted.add(content)
+                file.write(content)
+                transfer.advance(block.nbytes)
+        if checksum is not None:
+            file.seek(0)
+            file.write(_header(kinds, offsets, {**metadata, checksum: counted.text()}))
+
+
+def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array in flat parts of at most ``BLOCK`` bytes."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    step = max(1, BLOCK // max(1, flat.itemsize))
+    for begin in range(0, flat.size, step):
+        yield flat[begin : begin + step]
+
+
+def encoded(block: np.ndarray) -> memoryview:
+    """The bytes of a flat array, little-endian."""
+    return _little_endian(block).view(np.uint8).data
+
+
+def _little_endian(array: np.ndarray) -> np.ndarray:
+    return array.byteswap() if sys.byteorder == "big" else array
+
+
+def _size(kind: Kind) -> int:
+    dtype, shape = kind
+    return dtype.itemsize * math.prod(shape)
+
+
+def _offsets(kinds: Mapping[str, Kind]) -> dict[str, int]:
+    """Where each array begins behind the header: those of large elements first, so that all are aligned."""
+    offsets, end = {}, 0
+    for name in sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name)):
+        offsets[name] = end
+        end += _size(kinds[name])
+    return offsets
+
+
+def _header(kinds: Mapping[str, Kind], offsets: Mapping[str, int], metadata: Mapping[str, str]) -> bytes:
+    described: dict[str, object] = {METADATA: dict(metadata)}
+    for name, begin in offsets.items():
+        dtype, shape = kinds[name]
+        if dtype not in NAMES:
+            raise CheckpointError(f"'{name}' is of {dtype}, which a safetensors file cannot hold")
+        described[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [begin, begin + _size(kinds[name])]}
+    text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+class StateFile(LazyArrays):
+    """A safetensors file that is open, and each of its arrays read when it is asked for.
+
+    Args:
+        path: the file.
+        kind: what it should be, for messages: ``checkpoint``.
+
+    Attributes:
+        metadata: the text header.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not a safetensors file; also from reading an array.
+    """
+
+    def __init__(self, path: Path, kind: str):
+        if not path.is_file():
+            raise CheckpointError(f"There is no {kind} '{path}': check the path, or start without it")
+        self._path, self._called = path, kind
+        try:
+            with safe_open(path, framework="np") as checked:  # sizes and offsets agree with each other, and with the file's size
+                self.metadata = dict(checked.metadata() or {})
+            self._file = path.open("rb")
+            (size,) = struct.unpack("<Q", self._file.read(8))
+            described = json.loads(self._file.read(size))
+            described.pop(METADATA, None)
+            self._begin = 8 + size
+            self._kinds = {name: (DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))) for name, entry in described.items()}
+            self._offsets = {name: int(entry["data_offsets"][0]) for name, entry in described.items()}
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+            raise self._damaged(error) from error
+
+    def __enter__(self) -> StateFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._file.close()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        dtype, shape = self._kinds[name]
+        array = np.empty(shape, dtype)
+        self._read_into(array.reshape(-1).view(np.uint8).data, self._offsets[name])
+        return _little_endian(array)
+
+    def _read_into(self, content: memoryview, offset: int) -> None:
+        """Fill a buffer with what is in the file from a place behind the header on."""
+        try:
+            self._file.seek(self._begin + offset)
+            if self._file.readinto(content) != len(content):
+                raise OSError("it ends too early")
+        except OSError as error:
+            raise self._damaged(error) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def kind(self, name: str) -> Kind:
+        return self._kinds[name]
+
+    def checksum(self) -> str:
+        """Return the ``Checksum`` of the arrays, none of which is made for it."""
+        counted = Checksum()
+        buffer = memoryview(bytearray(BLOCK))
+        transfer = Transfer(f"checking '{self._path}'", sum(map(_size, self._kinds.values())))
+        for name in sorted(self._kinds):
+            counted.add(name.encode())
+            offset, left = self._offsets[name], _size(self._kinds[name])
+            while left:
+                part = buffer[: min(left, BLOCK)]
+                self._read_into(part, offset)
+                counted.add(part)
+                transfer.advance(len(part))
+                offset, left = offset + len(part), left - len(part)
+        return counted.text()
+
+    def _damaged(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"'{self._path}' is not a whole {self._called}: it is truncated, damaged or another kind of file ({error}). "
+            "Use an earlier one, or start without it"
+        )
+
+
+def read_state_file(path: Path, kind: str) -> tuple[Arrays, dict[str, str]]:
+    """Read a safetensors file: arrays by name, and its text header. Sizes are checked before memory is taken.
+
+    Args:
+        path: the file.
+        kind: what it should be, for the message: ``checkpoint``.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not a safetensors file.
+    """
+    with StateFile(path, kind) as file:
+        return dict(file), file.metadata
