@@ -1,4 +1,4 @@
-"""Learning rates that who trains computes, for programs that take theirs as an input: factors, of the step and the run's length."""
+"""Factors of learning rates that a trainer computes, from the step and the steps of the run, for programs that take a rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.optim.base import is_schedule
 from burnish.settings import is_number
 
 Factor = Callable[[int, int], float]
-"""(step from 0, steps of the whole run) -> factor of the rate. It depends on these alone: a resumed run goes on as it would have."""
+"""(step from 0, steps of the run) -> factor of the rate. It depends on these alone: a resumed run goes on as it would have."""
 
 
 def constant(step: int, steps: int) -> float:
