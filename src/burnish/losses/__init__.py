@@ -1,6 +1,6 @@
 """Losses: what training minimizes, as sums of terms over sums of weights, in operators that autodiff differentiates.
 
-One file per family, on what is in ``base``. How a loss is wired into a program is in ``burnish.program``; what is only
+One file per family, on what is in ``base``. How a loss is wired into a program is in ``burnish.compiler``; what is only
 reported is in ``burnish.metrics``.
 """
 

@@ -1,6 +1,6 @@
 """Optimizers: pure graph builders ``(parameters, gradients, state, step) -> (parameters', state')``, one file each.
 
-What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.program``. Nothing here runs a graph.
+What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.compiler``. Nothing here runs a graph.
 """
 
 from __future__ import annotations
