@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from burnish.errors import GradientError
-from burnish.graph import Tensor, unbroadcast
-from burnish.ops.registry import Operation, gradient
+from burnish.graph import SIXTEEN_BIT, Tensor, same_dimension, unbroadcast
+from burnish.graph.uses import is_read_once
+from burnish.ops.registry import Operation, gradient, training_form
+from burnish.ops.semantic import Operands, OutputType, SemanticOperator
+
+
+def _gradient_types(operands: Operands) -> list[OutputType]:
+    """What is not asked for has no elements."""
+    dy, x = operands["dy"], operands["x"]
+    assert dy.shape is not None
+    assert x.shape is not None
+    weight = [dy.shape[-1], x.shape[-1]] if operands.attributes["transposed"] else [x.shape[-1], dy.shape[-1]]
+    return [
+        OutputType(dy.dtype, ir.Shape([0]) if operands.tensors[2] is None else x.shape),
+        OutputType(dy.dtype, ir.Shape(weight)),
+        OutputType(dy.dtype, ir.Shape([dy.shape[-1] if operands.attributes["bias"] else 0])),
+    ]
+
+
+LINEAR_GRAD = SemanticOperator("LinearGrad", ("dy", "x", "weight"), ("dx", "dw", "db"), _gradient_types)
+"""The gradients of y = x W + b, with x [..., K] and W [K, N], or [N, K] where ``transposed``.
+
+Without a weight there is no dx; there is a db [N] where the attribute ``bias`` is set, of a matrix dy.
+"""
 
 
 @gradient("MatMul")
@@ -12,13 +36,15 @@ def matmul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """dA = dY·Bᵀ and dB = Aᵀ·dY over the last two axes; a vector counts as a matrix of one row (left) or column (right).
 
     A right operand without batch axes, the weight of a linear layer, sees the left one as a single tall matrix: its gradient
-    is one product and needs no sum over a batch. Gemm transposes without a copy.
+    is one product and needs no sum over a batch.
     """
     builder, a, b = op.builder, op.required(0), op.required(1)
     rank_of_b = _known_rank(op, b)
     if rank_of_b == 1 and a.rank == 1:
         return dy * b if op.wants(0) else None, dy * a if op.wants(1) else None
-    if rank_of_b <= 2:
+    if rank_of_b == 1:
+        return _by_vector(op, a, b, dy)
+    if rank_of_b == 2:
         return _by_matrix(op, a, b, dy)
     da = db = None
     if _known_rank(op, a) == 1:
@@ -31,21 +57,41 @@ def matmul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return da, db
 
 
-def _by_matrix(op: Operation, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    builder = op.builder
-    vector = b.rank == 1
-    tall_dy = _tall(builder.op("Unsqueeze", dy, builder.integers([-1])) if vector else dy)
-    da = db = None
-    if op.wants(0):
-        column = builder.op("Unsqueeze", b, builder.integers([1])) if vector else b
-        da = builder.op("Gemm", tall_dy, column, transB=1)
-        if a.rank != 2:
-            da = reshaped_like(da, a)
-    if op.wants(1):
-        db = builder.op("Gemm", _tall(a), tall_dy, transA=1)
-        if vector:
-            db = builder.op("Squeeze", db, builder.integers([1]))
+def _by_vector(op: Operation, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    builder, one = op.builder, op.builder.integers([1])
+    column_of_dy = builder.op("Unsqueeze", dy, builder.integers([-1]))
+    da = _input_gradient(column_of_dy, a, builder.op("Unsqueeze", b, one)) if op.wants(0) else None
+    db = builder.op("Squeeze", _weight_gradient(column_of_dy, a), one) if op.wants(1) else None
     return da, db
+
+
+def _by_matrix(op: Operation, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    if not op.wants(1):
+        return _input_gradient(dy, a, b), None
+    if (a.rank or 0) < 2 or dy.shape is None:
+        return _input_gradient(dy, a, b) if op.wants(0) else None, _weight_gradient(dy, a)
+    da, db, _ = LINEAR_GRAD.emit(dy, a, b if op.wants(0) else None, transposed=0, bias=0)
+    return da if op.wants(0) else None, db
+
+
+@LINEAR_GRAD.lowering
+def lower_linear_grad(op: Operation) -> tuple[Tensor | None, ...]:
+    dy, x, weight, transposed = op.required(0), op.required(1), op.optional(2), op.attribute("transposed")
+    dx = None if weight is None else _input_gradient(dy, x, weight, transposed)
+    dw = _weight_gradient(dy, x, transposed)
+    return dx, dw, unbroadcast(dy, op.outputs[2]) if op.attribute("bias") else None
+
+
+def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, transposed: int = 0) -> Tensor:
+    """dY·Wᵀ, of the shape of x. Gemm transposes without a copy."""
+    dx = dy.builder.op("Gemm", _tall(dy), weight, transB=1 - transposed)
+    return dx if x.rank == 2 else reshaped_like(dx, x)
+
+
+def _weight_gradient(dy: Tensor, x: Tensor, transposed: int = 0) -> Tensor:
+    """Xᵀ·dY, or its transpose."""
+    x, dy = _tall(x), _tall(dy)
+    return dy.builder.op("Gemm", *((dy, x) if transposed else (x, dy)), transA=1)
 
 
 def _tall(tensor: Tensor) -> Tensor:
@@ -89,6 +135,8 @@ def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     alpha, beta = op.attribute("alpha", 1.0), op.attribute("beta", 1.0)
     # Whatever is not 0 transposes.
     left, right = (int(bool(op.attribute(name, 0))) for name in ("transA", "transB"))
+    if op.wants(1) and not left and alpha == 1 and a.rank == 2 and dy.shape is not None:
+        return _linear(op, dy, right, beta)
     da = db = dc = None
     if op.wants(0):
         if left:
@@ -104,6 +152,33 @@ def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
         summed = unbroadcast(dy, c)
         dc = summed if beta == 1 else summed * beta
     return da, db, dc
+
+
+def _linear(op: Operation, dy: Tensor, transposed: int, beta: float) -> tuple[Tensor | None, ...]:
+    """The gradients of a Gemm that is a layer with a weight."""
+    c = op.optional(2) if op.wants(2) else None
+    is_bias = c is not None and beta == 1 and c.dtype not in SIXTEEN_BIT and c.rank == 1 and dy.shape is not None
+    is_bias = is_bias and c is not None and c.shape is not None and same_dimension(c.shape[0], dy.shape[-1])
+    weight = op.required(1) if op.wants(0) else None
+    da, db, dc = LINEAR_GRAD.emit(dy, op.required(0), weight, transposed=transposed, bias=int(is_bias))
+    if c is not None and not is_bias:
+        summed = unbroadcast(dy, c)
+        dc = summed if beta == 1 else summed * beta
+    return da if op.wants(0) else None, db, dc if op.wants(2) else None
+
+
+@training_form("Add")
+def biased_product(op: Operation) -> Tensor | None:
+    """A product of matrices and a bias, as Gemm, whose gradients are those of one layer; None for any other sum."""
+    for product, bias in (op.inputs, op.inputs[::-1]):
+        node = None if product is None else product.value.producer()
+        if node is None or product is None or bias is None or node.op_type != "MatMul" or node.domain != "":
+            continue
+        x, weight = (op.builder.tensor(value) for value in node.inputs if value is not None)
+        fits = x.rank == weight.rank == 2 and bias.rank == 1 and is_read_once(product.value)
+        if fits and x.dtype not in SIXTEEN_BIT and same_dimension(bias.shape[0], product.shape[-1]):
+            return op.builder.op("Gemm", x, weight, bias, like=op.output)
+    return None
 
 
 @gradient("Einsum")

@@ -7,10 +7,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from burnish.engines.torch.families.linear.fusion import fuse_linear
+from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
+from oracles.semantic_gradients import semantic_gradients
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
 HEADER = '<ir_version: 10, opset_import: ["": 22]>\n'
@@ -85,33 +86,32 @@ def test_other_transpositions_stay(text):
     assert [node.op_type for node in model.graph] == before
 
 
-LAYER = """graph (bfloat16[batch, 3, {k}] x, float[{n}, {k}] w, float[{n}] b, bfloat16[rows, {n}] dy, bfloat16[rows, {k}] flat)
-    => (bfloat16[batch, 3, {n}] y, float[{n}, {k}] dw) {{
+LAYER = """graph (bfloat16[batch, 3, {k}] x, float[{n}, {k}] w, float[{n}] b) => (bfloat16[batch, 3, {n}] y) {{
     t = Transpose <perm = [1, 0]> (w)
     m = Cast <to = 16> (t)
     c = Cast <to = 16> (b)
     p = MatMul (x, m)
     y = Add (c, p)
-    g = Gemm <transA = 1> (flat, dy)
-    wide = Cast <to = 1> (g)
-    dw = Transpose <perm = [1, 0]> (wide)
 }}"""
 
 
 @needs_kernels
 @pytest.mark.parametrize(("rows", "k", "n"), [(2, 7, 11), (30, 520, 300), (1, 1, 1)])
-def test_linear_layers_of_bfloat16_are_one_product(rows, k, n):
-    model = parsed(LAYER.format(k=k, n=n))
+def test_linear_layers_of_bfloat16_are_one_product_and_their_gradients_one_call(rows, k, n, monkeypatch):
+    # As mixed precision has it: of a model in bfloat16 the gradient is computed in float32.
+    monkeypatch.setattr("burnish.compiler.gradient.has_sixteen_bit_values", lambda model: False)
+    model = semantic_gradients(parsed(LAYER.format(k=k, n=n)), wrt=["w"], of="y")
     transpose_narrow(model.graph)
+    use_linear_gradients(model.graph)
     fuse_linear(model.graph)
-    assert kinds(model) == ["Cast", "Cast", "Cast", "FusedLinear", "FusedLinearWeightGrad"]
+    assert kinds(model) == ["Cast", "Cast", "Cast", "FusedLinear", "FusedLinearGrad"]
     generator = torch.Generator().manual_seed(k)
     x = torch.randn(rows, 3, k, generator=generator).bfloat16()
     w, b = torch.randn(n, k, generator=generator), torch.randn(n, generator=generator)
-    dy = torch.randn(rows * 3, n, generator=generator).bfloat16()
-    found = computed(model, {"x": x, "w": w, "b": b, "dy": dy, "flat": x.reshape(-1, k)})
+    dy = torch.randn(rows, 3, n, generator=generator).bfloat16()
+    found = computed(model, {"x": x, "w": w, "b": b, "cotangent:y": dy})
     narrow, flat = w.bfloat16().double(), x.reshape(-1, k).double()
-    exact = {"y": x.double() @ narrow.t() + b.bfloat16().double(), "dw": dy.double().t() @ flat}
-    for name, dtype in {"y": torch.bfloat16, "dw": torch.float32}.items():
+    exact = {"y": x.double() @ narrow.t() + b.bfloat16().double(), "grad:w": dy.double().reshape(-1, n).t() @ flat}
+    for name, dtype in {"y": torch.bfloat16, "grad:w": torch.float32}.items():
         assert found[name].dtype == dtype
         torch.testing.assert_close(found[name].double(), exact[name], rtol=2**-8, atol=1e-5 * exact[name].abs().max().item())

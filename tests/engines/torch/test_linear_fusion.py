@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch.families.linear.fusion import fuse_linear
+from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.linear.products import linear, linear_gradients, linear_weight_gradient
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
+from burnish.ops.matmul import LINEAR_GRAD
+from oracles.semantic_gradients import semantic_gradients
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
 LINEAR = """graph (float[batch, 5, {k}] x, float[{n}, {k}] w, float[{n}] b) => (float[batch, 5, {n}] y) {{
@@ -30,6 +32,7 @@ def parsed(text: str) -> ir.Model:
 
 
 def fused(model: ir.Model) -> list[str]:
+    use_linear_gradients(model.graph)
     fuse_linear(model.graph)
     model.opset_imports.setdefault("burnish", 1)
     return sorted(node.op_type for node in model.graph if node.op_type != "Constant")
@@ -45,13 +48,12 @@ def computed(model: ir.Model, inputs: dict[str, np.ndarray]) -> dict[str, np.nda
 @pytest.mark.parametrize(("rows", "k", "n"), [(3, 7, 11), (1, 1, 1), (0, 4, 3), (64, 700, 130), (130, 520, 300), (130, 300, 520)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_layer_and_its_gradients_keep_their_digits(text, rows, k, n, threads):
-    model = burnish.grad(onnx.parser.parse_model(HEADER + text.format(k=k, n=n)), wrt=["x", "w", "b"], of="y")
+    model = semantic_gradients(onnx.parser.parse_model(HEADER + text.format(k=k, n=n)), wrt=["x", "w", "b"], of="y")
     kinds = fused(model)
     if text is GEMM:
         assert kinds == ["FusedLinear", "FusedLinearGrad"]
     else:
-        assert kinds.count("FusedLinear") == 2
-        assert kinds.count("FusedLinearWeightGrad") == 1
+        assert kinds.count("FusedLinear") == kinds.count("FusedLinearGrad") == 1
     assert not {"MatMul", "Gemm", "Transpose", "Add"} & set(kinds)
     generator = np.random.default_rng(rows)
     lead = (rows, 5) if text is LINEAR else (rows,)
@@ -151,40 +153,42 @@ def test_values_that_are_read_twice_are_still_there():
     np.testing.assert_array_equal(found["t"], w.T)
 
 
-PERCEPTRON = """<ir_version: 10, opset_import: ["": 18, "burnish": 1]>
-graph (float[rows, 5] x, float[7, 5] w, float[7] b, float[7, 3] v, float[rows, 3] dy) => (
-    float[rows, 3] y, float[7, 5] dw, float[7] db, float[7, 3] dv, float[3] sums
-) {
+PERCEPTRON = """graph (float[rows, 5] x, float[7, 5] w, float[7] b, float[7, 3] v, float[3] c) => (float[rows, 3] y) {
     h = Gemm <transB = 1> (x, w, b)
     r = Relu (h)
-    y = MatMul (r, v)
-    dv = Gemm <transA = 1> (r, dy)
-    zero = Constant <value = int64[1] {0}> ()
-    sums = ReduceSum <keepdims = 0> (dy, zero)
-    t = Transpose <perm = [1, 0]> (v)
-    dr = MatMul (dy, t)
-    dh = burnish.ReluGrad (dr, r)
-    transposed = Gemm <transA = 1> (x, dh)
-    dw = Transpose <perm = [1, 0]> (transposed)
-    db = ReduceSum <keepdims = 0> (dh, zero)
+    p = MatMul (r, v)
+    y = Add (p, c)
 }"""
 
 
 @pytest.mark.parametrize("rows", [0, 1, 6, 30_000])
 def test_layers_with_a_relu_between_and_their_gradients_are_a_call_each(rows):
-    model, plain = (ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(PERCEPTRON))) for _ in range(2))
-    for node in (*model.graph, *plain.graph):
-        for output in node.outputs:
-            # Inference ends at the operator of burnish's.
-            output.dtype = output.dtype or ir.DataType.FLOAT
-            output.shape = output.shape or (node.inputs[1].shape if node.op_type == "ReluGrad" else ir.Shape([5, 7]))
+    source, wrt = onnx.parser.parse_model(HEADER + PERCEPTRON), ["w", "b", "v", "c"]
+    model, plain = semantic_gradients(source, wrt=wrt, of="y"), burnish.grad(source, wrt=wrt, of="y")
     assert fused(model) == ["FusedLinear", "FusedLinear", "FusedLinearGrad", "FusedLinearGrad"]
     generator = np.random.default_rng(rows)
-    shapes = {"x": (rows, 5), "w": (7, 5), "b": (7,), "v": (7, 3), "dy": (rows, 3)}
+    shapes = {"x": (rows, 5), "w": (7, 5), "b": (7,), "v": (7, 3), "c": (3,), "cotangent:y": (rows, 3)}
     inputs = {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     found, expected = computed(model, inputs), computed(plain, inputs)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6 * max(rows, 1) ** 0.5 * 4, err_msg=name)
+
+
+@pytest.mark.parametrize("of_bias", [False, True])
+def test_the_gradients_of_a_layer_whose_weight_alone_trains_are_one_operator(of_bias):
+    source = onnx.parser.parse_model(HEADER + GEMM.format(k=4, n=3))
+    model = semantic_gradients(source, wrt=["w", "b"] if of_bias else ["w"], of="y")
+    (node,) = [node for node in model.graph if LINEAR_GRAD.is_of(node)]
+    assert [value.name for value in node.inputs if value is not None] == ["cotangent:y", "x"]
+    assert node.attributes["bias"].value == of_bias
+    assert "ReduceSum" not in [node.op_type for node in model.graph]
+
+
+def test_a_frozen_weight_has_no_gradient_of_its_own():
+    source = onnx.parser.parse_model(HEADER + GEMM.format(k=4, n=3))
+    model = semantic_gradients(source, wrt=["x"], of="y")
+    assert not any(LINEAR_GRAD.is_of(node) for node in model.graph)
+    assert fused(model) == ["FusedLinear", "FusedLinear"]
 
 
 def test_a_relu_whose_sum_is_read_elsewhere_stays():
@@ -195,20 +199,6 @@ def test_a_relu_whose_sum_is_read_elsewhere_stays():
 }"""
     )
     assert fused(model) == ["FusedLinear", "Relu"]
-
-
-def test_gradients_that_wait_for_each_other_are_calls_of_their_own():
-    # x is only there when the gradient of the row sums is.
-    model = parsed(
-        """graph (float[3, 5] dy, float[5, 4] w) => (float[5, 4] dw, float[5] sums) {
-    zero = Constant <value = int64[1] {0}> ()
-    sums = ReduceSum <keepdims = 0> (dy, zero)
-    scaled = Mul (dy, sums)
-    x = MatMul (scaled, w)
-    dw = Gemm <transA = 1> (dy, x)
-}"""
-    )
-    assert fused(model) == ["FusedLinear", "FusedLinearWeightGrad", "Mul", "ReduceSum"]
 
 
 def test_gradients_of_small_layers_let_nan_through_where_a_relu_did():

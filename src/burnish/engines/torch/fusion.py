@@ -17,7 +17,7 @@ from burnish.engines.torch.families.convolution.products_fusion import use_produ
 from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
 from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
-from burnish.engines.torch.families.linear.fusion import fuse_linear
+from burnish.engines.torch.families.linear.fusion import LINEAR, fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.torch.families.normalization.group_fusion import GROUPED, fuse_group_normalization
 from burnish.engines.torch.families.normalization.row_fusion import STANDARDIZED, fuse_normalization
@@ -31,8 +31,8 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = (
-    frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED | CROSS_ENTROPY
+FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}).union(
+    SYNCHRONIZED, STANDARDIZED, GROUPED, RESIZED, CROSS_ENTROPY, LINEAR
 )
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
@@ -82,10 +82,12 @@ def fuse(
         choose_convolutions(graph, measured=kernel_choice == "measured")
     # A fused layer stands where its activation was: what reads its statistics may have come before.
     graph.sort()
+    transpose_narrow(graph)
+    if kernels:
+        use_linear_gradients(graph)
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
     lower_semantic_operators(model, keep=left)
     if kernels:
-        transpose_narrow(graph)
         fuse_attention(graph, attended)
         fuse_linear(graph)
         fuse_batched_products(graph)

@@ -107,7 +107,7 @@ def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Ten
 def linear_gradients(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, transposed: bool, swapped: bool, relu: bool, bias: bool
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of a linear layer of float32, from dy [M, N] and x [M, K]: of x, of the weight, and of the bias.
+    """The gradients of a linear layer, from dy [..., N] and x [..., K]: of x, of the weight, and of the bias.
 
     Args:
         dy: the gradient of the layer's result.
@@ -121,7 +121,11 @@ def linear_gradients(
     operands = (dy, x, weight)
     if has_torch_function(operands):
         return handle_torch_function(linear_gradients, operands, *operands, transposed, swapped, relu, bias)
-    if dy.numel() <= SMALL_ROWS and x.numel() <= SMALL_ROWS and (together := _small("linear_gradient")) is not None:
+    if x.dim() > 2:
+        flat = linear_gradients(dy.flatten(0, -2), x.flatten(0, -2), weight, transposed, swapped, relu, bias)
+        return flat[0] if weight is None else flat[0].view(x.shape), *flat[1:]
+    is_small = dy.dtype == torch.float32 and dy.numel() <= SMALL_ROWS and x.numel() <= SMALL_ROWS
+    if is_small and (together := _small("linear_gradient")) is not None:
         return together(dy, x, weight, transposed, swapped, relu, bias)
     nothing = dy.new_empty(0)
     dx = nothing if weight is None else linear(dy, weight, None, transposed, False)

@@ -21,15 +21,11 @@ def linear(op: Call) -> Any:
     return products.linear(op.tensor(0), op.tensor(1), op.optional(2), *flags)
 
 
-@translates("FusedLinearWeightGrad", domain=BURNISH_DOMAIN)
-def linear_weight_gradient(op: Call) -> Any:
-    return products.linear_weight_gradient(op.tensor(0), op.tensor(1))
-
-
 @translates("FusedLinearGrad", domain=BURNISH_DOMAIN)
 def linear_gradients(op: Call) -> Any:
     """(dy, x, weight or nothing) -> dx, dw, db."""
-    products.expect_small()
+    if op.dtype(0) == ir.DataType.FLOAT:
+        products.expect_small()
     flags = [bool(op.attribute(name)) for name in ("transposed", "swapped", "relu", "bias")]
     results = products.linear_gradients(op.tensor(0), op.tensor(1), op.optional(2), *flags)
     return tuple(results[index] if op.is_read(index) else None for index in range(3))

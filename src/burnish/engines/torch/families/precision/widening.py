@@ -22,7 +22,7 @@ from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvTranspose"), CONV_INPUT_GRAD.key, CONV_WEIGHT_GRAD.key})
 PRODUCTS = frozenset(
     {("", name) for name in ("MatMul", "Gemm", "Einsum")}
-    | {(BURNISH_DOMAIN, name) for name in ("FusedLinear", "FusedLinearWeightGrad", "FusedBatchedProduct")}
+    | {(BURNISH_DOMAIN, name) for name in ("FusedLinear", "FusedLinearGrad", "FusedBatchedProduct")}
 )
 """What is widened, by domain and operator."""
 
@@ -88,14 +88,17 @@ def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Colle
 
 def _round_behind(graph: ir.Graph, node: ir.Node) -> None:
     """Let a node that reads float32 give float32, which is cast to what it gave."""
-    result = node.outputs[0]
-    wide = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), name=node.name, num_outputs=1)
-    wide.outputs[0].type, wide.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), result.shape
+    count = len(node.outputs)
+    wide = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), name=node.name, num_outputs=count)
     wide.metadata_props.update(node.metadata_props)
     graph.insert_before(node, wide)
     builder = Builder(graph, before=node)
-    assert result.dtype is not None
-    replace_node(node, _cast(builder, wide.outputs[0], result.dtype))
+    rounded: list[Tensor | None] = []
+    for result, output in zip(node.outputs, wide.outputs, strict=True):
+        output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), result.shape
+        assert result.dtype is not None
+        rounded.append(_cast(builder, output, result.dtype) if result.uses() or result.is_graph_output() else None)
+    replace_node(node, tuple(rounded))
 
 
 def _cast(builder: Builder, value: ir.Value, dtype: ir.DataType) -> Tensor:

@@ -45,7 +45,6 @@ OWN_RESULTS = {
         "FusedElementwiseSums",
         "FusedLinear",
         "FusedLinearGrad",
-        "FusedLinearWeightGrad",
         "PointwiseConv",
         "PointwiseConvInputGrad",
         "WinogradConv",
