@@ -75,15 +75,28 @@ def use_linear_gradients(graph: ir.Graph) -> None:
     dw.
     """
     for node in list(graph):
-        if LINEAR_GRAD.is_of(node) and node.outputs[1].dtype in DTYPES:
-            _use_linear_gradient(graph, node)
+        if not LINEAR_GRAD.is_of(node) or node.outputs[0].dtype not in DTYPES:
+            continue
+        dy, x, weight = (*node.inputs, None)[:3]
+        assert dy is not None
+        if x is None:
+            assert weight is not None
+            _use_product(graph, node, dy, weight)
+        else:
+            _use_linear_gradient(graph, node, dy, x, weight)
 
 
-def _use_linear_gradient(graph: ir.Graph, node: ir.Node) -> None:
-    dy, x = node.inputs[:2]
-    weight = node.inputs[2] if len(node.inputs) > 2 else None
-    assert dy is not None
-    assert x is not None
+def _use_product(graph: ir.Graph, node: ir.Node, dy: ir.Value, weight: ir.Value) -> None:
+    """The gradient of what a layer was given is a product itself."""
+    matrix, swapped = _as_it_lies(weight)
+    builder = Builder(graph, before=node)
+    operands, like = [builder.tensor(dy), builder.tensor(matrix)], builder.tensor(node.outputs[0])
+    transposed = int(bool(attribute_value(node, "transposed", 0)) == swapped)
+    replace_node(node, builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, transposed=transposed, relu=0))
+    remove_unread(graph, weight.producer())
+
+
+def _use_linear_gradient(graph: ir.Graph, node: ir.Node, dy: ir.Value, x: ir.Value, weight: ir.Value | None) -> None:
     replaced = list(node.outputs)
     relu = only_user(replaced[0], RELU_GRAD.name, BURNISH_DOMAIN)
     of_small_layer = x.dtype == ir.DataType.FLOAT and _rank(x) == 2
