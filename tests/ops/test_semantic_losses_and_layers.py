@@ -1,4 +1,4 @@
-"""Softmax cross-entropy and the gradients of layers as semantic operators: what is emitted, and what flows through each output."""
+"""Softmax cross-entropy and gradients of layers as semantic operators: what is emitted, and what flows through each output."""
 
 from __future__ import annotations
 

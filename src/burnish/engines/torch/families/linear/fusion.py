@@ -60,7 +60,7 @@ def fuse_linear(graph: ir.Graph) -> None:
         matrix, swapped = _as_it_lies(match["matrix"])
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in (match["x"], matrix, match.get("bias"))]
-        settings = {"transposed": int(match["transposed"] != swapped), "relu": int(node.op_type == "Relu")}
+        settings: dict[str, Any] = {"transposed": int(match["transposed"] != swapped), "relu": int(node.op_type == "Relu")}
         like = builder.tensor(node.outputs[0])
         result = builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, **settings)
         makers = [value.producer() for value in node.inputs if value is not None]
