@@ -16,7 +16,7 @@ import pytest
 
 import burnish
 from burnish.cli import launch
-from burnish.cli.train import exchange_options, parallel_run
+from burnish.cli.worker_options import Exchange, join_workers
 
 COMMAND = (sys.executable, "-m", "burnish")
 
@@ -242,14 +242,12 @@ def test_more_workers_than_samples(data):
 def test_options_of_the_exchange_reach_the_session(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    options = exchange_options(
-        1, deterministic=True, compression="float16", shard_optimizer=False, bucket_size=1000, share=False, synchronize_every=None
-    )
-    parallel, group = parallel_run(None, 60.0, options)
+    options = Exchange(deterministic=True, compression="float16", bucket_size=1000, share=False)
+    parallel, group = join_workers(None, 60.0, options.settings(is_alone=False))
     assert (parallel.deterministic, parallel.compression, parallel.shard_optimizer) == (True, "float16", False)
     assert (parallel.bucket_size, parallel.share, parallel.synchronize_every) == (1000, False, None)
     assert parallel.group is group
-    (unchanged, _) = parallel_run(None, 60.0, exchange_options(1, deterministic=False, bucket_size=None, share=None))
+    (unchanged, _) = join_workers(None, 60.0, Exchange().settings(is_alone=False))
     assert (unchanged.bucket_size, unchanged.share) == (burnish.DataParallel().bucket_size, True)
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from burnish.cli.compilation_options import Compilation, ModelArgument
 from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.data_options import check_data_options
-from burnish.cli.options import Compilation, ModelArgument, takes_compilation
+from burnish.cli.option_groups import takes_options
 
 if TYPE_CHECKING:
     from burnish.comparison import Comparison
@@ -23,7 +24,7 @@ COMPARISON = "Comparison"
 SHOWN = 12
 
 
-@takes_compilation("schedule", "warmup", "recompute")
+@takes_options("schedule", "warmup", "recompute")
 def compare(
     model: ModelArgument,
     engines: Annotated[

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from burnish.cli.compilation_options import COMPILATION, Compilation, is_program
 from burnish.cli.console import counted, output
-from burnish.cli.options import COMPILATION, Compilation, is_program, planned_line, takes_compilation
+from burnish.cli.option_groups import takes_options
+from burnish.cli.program_lines import planned_line
 from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
 from burnish.errors import ModelError
 
 
-@takes_compilation()
+@takes_options()
 def compile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)],
     folder: Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from burnish.cli.compilation_values import read_metrics, read_outputs
 from burnish.cli.console import counted, output
 from burnish.cli.data_options import check_data_options
 from burnish.cli.model_options import (
@@ -23,13 +24,13 @@ from burnish.cli.model_options import (
     print_table,
     write_csv,
 )
-from burnish.cli.options import metric_names, read_outputs
-from burnish.cli.pixel_options import Pixels, takes_pixels
+from burnish.cli.option_groups import takes_options
+from burnish.cli.pixel_options import Pixels
 
 OBJECTIVE = "What is measured of an ONNX file; a run has its own"
 
 
-@takes_pixels
+@takes_options()
 def evaluate(
     model: ModelArgument,
     data: Annotated[
@@ -71,7 +72,7 @@ def evaluate(
     """Print loss and metrics of a model over labelled data."""
     if path is not None and path.suffix != ".csv":
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
-    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first)
+    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named)
     from burnish.data import open_dataset
     from burnish.training.trained_model import open_model
 
@@ -81,7 +82,7 @@ def evaluate(
         best=best,
         average=average,
         loss=loss,
-        metrics=metric_names(metrics) if metrics else None,
+        metrics=read_metrics(metrics) if metrics else None,
         outputs=read_outputs(outputs),
         engine=engine,
     )
@@ -89,7 +90,7 @@ def evaluate(
     dataset = open_dataset(data, opened.to_evaluate, label=label, classes=known, image_size=image_size, pixels=pixels.settings())
     console = output()
     console.print(f"{opened.name}; {data}: {counted(len(dataset), 'sample')}", markup=False)
-    if (line := pixels_of(opened, getattr(dataset, "preprocessing", None), pixels.first is not None)) is not None:
+    if (line := pixels_of(opened, getattr(dataset, "preprocessing", None), pixels.first_named is not None)) is not None:
         console.print(line, markup=False)
     if known is None and (classes := getattr(dataset, "classes", None)):
         console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called", markup=False)

@@ -9,7 +9,8 @@ import typer
 
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
-from burnish.cli.options import FoldOption, export_line
+from burnish.cli.program_lines import export_line
+from burnish.cli.train_options import FoldOption
 
 
 def export(

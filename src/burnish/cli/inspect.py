@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from burnish.cli.compilation_options import BatchOption, BindOption
+from burnish.cli.compilation_values import read_batch, read_bind, read_outputs
 from burnish.cli.console import counted, output
-from burnish.cli.options import BatchOption, BindOption, read_batch, read_bind, read_outputs
 
 CONSTANTS_SHOWN = 10
 CLASSES_SHOWN = 20

@@ -7,6 +7,7 @@ several at a port of the first. Nothing listens here.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,17 @@ def run_id() -> str:
 def is_restart() -> bool:
     """Whether the launcher has started the workers before."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return the command line of burnish with these arguments."""
+    return shlex.join(["burnish", *arguments])
+
+
+def resuming(arguments: Sequence[str]) -> str:
+    """Return the command line that goes on with the run of a command."""
+    arguments = [argument for argument in arguments if argument != "--overwrite"]
+    return command_line(arguments if "--resume" in arguments else [*arguments, "--resume"])
 
 
 def check_count(workers: int) -> None:

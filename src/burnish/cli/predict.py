@@ -23,12 +23,13 @@ from burnish.cli.model_options import (
     print_table,
     write_csv,
 )
-from burnish.cli.pixel_options import Pixels, takes_pixels
+from burnish.cli.option_groups import takes_options
+from burnish.cli.pixel_options import Pixels
 
 SHOWN = 20
 
 
-@takes_pixels
+@takes_options()
 def predict(
     model: ModelArgument,
     data: Annotated[
@@ -93,7 +94,7 @@ def predict(
     samples = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings())
     console = output()
     console.print(f"{opened.name}; {data}: {counted(len(samples.dataset), 'sample')}", markup=False)
-    if (line := pixels_of(opened, samples.preprocessing, pixels.first is not None)) is not None:
+    if (line := pixels_of(opened, samples.preprocessing, pixels.first_named is not None)) is not None:
         console.print(line, markup=False)
     if samples.note is not None:
         console.print(samples.note, markup=False)

@@ -11,8 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses
-from burnish.cli.options import planned_batch, planned_line
-from burnish.cli.train import what_trains
+from burnish.cli.program_lines import planned_batch, planned_line, what_trains
 from burnish.compiler.dependence import captured, reasons_together, unreached_weights
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
