@@ -22,4 +22,4 @@ def check(model: ModelArgument, *, compilation: Compilation) -> None:
         if len(lacking) > 1:
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise
-    output().print(f"{model} can be trained: {what_trains(program)}", markup=False)
+    output().print(f"{model} can be trained: {what_trains(program)}")

@@ -22,27 +22,12 @@ from burnish.cli.compilation_values import (
     read_recompute,
 )
 from burnish.cli.console import errors, split
-from burnish.cli.optimizer_options import (
-    AccumulateOption,
-    AverageOption,
-    DecayOnOption,
-    DecayOption,
-    FreezeOption,
-    GroupOption,
-    LayerDecayOption,
-    MomentumOption,
-    OptimizerOption,
-    RateOption,
-    TransformOption,
-    build_optimizer,
-    with_updates,
-)
+from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import OptionGroup
 from burnish.cli.schedule_options import CONSTANT
 from burnish.errors import GradientError, ModelError, UntrainedWeightsWarning
 
 if TYPE_CHECKING:
-    from burnish.optim import Optimizer
     from burnish.program import Program
 
 COMPILATION = "Compilation"
@@ -86,8 +71,7 @@ class Compilation(OptionGroup):
             rich_help_panel=COMPILATION,
         ),
     ] = "cross_entropy"
-    optimizer: OptimizerOption = "sgd"
-    lr: RateOption = None
+    optimizer: OptimizerOptions = OptimizerOptions()  # noqa: RUF009  # it is frozen
     schedule: Annotated[
         str,
         typer.Option(
@@ -101,15 +85,6 @@ class Compilation(OptionGroup):
         int,
         typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.", rich_help_panel=COMPILATION),
     ] = 0
-    momentum: MomentumOption = None
-    weight_decay: DecayOption = None
-    decay_on: DecayOnOption = "all"
-    transform: TransformOption = None
-    group: GroupOption = None
-    freeze: FreezeOption = None
-    layer_decay: LayerDecayOption = None
-    accumulate: AccumulateOption = 1
-    average: AverageOption = None
     trainable: Annotated[
         list[str] | None,
         typer.Option(
@@ -188,7 +163,7 @@ class Compilation(OptionGroup):
         """
         if is_program(model):
             return self._load(model)
-        optimizer = self.built_optimizer()
+        optimizer = self.optimizer.built()
         policies = read_norms(self.norm or [])
         from burnish.compiler.compile import compile
 
@@ -207,24 +182,6 @@ class Compilation(OptionGroup):
                 batch=read_batch(self.batch),
                 bind=read_bind(self.bind or []),
             )
-
-    def built_optimizer(self) -> Optimizer:
-        """The optimizer with what goes around it.
-
-        Raises:
-            typer.BadParameter, ConfigurationError: as ``build_optimizer`` and ``with_updates``.
-        """
-        optimizer = build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
-        return with_updates(
-            optimizer,
-            transforms=self.transform or [],
-            groups=self.group or [],
-            frozen=split(self.freeze or []),
-            decay_on=self.decay_on,
-            layer_decay=self.layer_decay,
-            average=self.average,
-            accumulate=self.accumulate,
-        )
 
     def _load(self, folder: Path) -> Program:
         if self.named:
@@ -274,4 +231,4 @@ def untrained_weights_named() -> Iterator[None]:
         if not isinstance(warning.message, UntrainedWeightsWarning):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         elif launch.other_rank() is None:
-            errors().print(f"warning: {warning.message.problem} ({OPTIONS_NAMED})", style="yellow", markup=False)
+            errors().print(f"warning: {warning.message.problem} ({OPTIONS_NAMED})", style="yellow")

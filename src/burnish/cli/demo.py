@@ -47,8 +47,7 @@ def demo(
     train_set, test_set = open_dataset("digits", wanted), open_dataset("digits:test", wanted)
     console.print(
         f"A residual network with batch normalization: {what_trains(program)}. "
-        f"{len(train_set):,} images of handwritten digits to train on, {len(test_set)} to test with.",
-        markup=False,
+        f"{len(train_set):,} images of handwritten digits to train on, {len(test_set)} to test with."
     )
     trainer = Trainer(
         program,
@@ -72,19 +71,14 @@ def demo(
     (labels,) = [batch["labels"] for batch in arrays.epoch(0)]
     counted = right_by_onnxruntime(tuned, images, labels)
     total = len(labels)
-    console.print(f"Test accuracy, burnish session:    {expected}/{total} = {expected / total:.2%}", markup=False)
-    console.print(
-        f"Test accuracy, plain ONNX Runtime: {counted}/{total} = {counted / total:.2%}, from {tuned}",
-        markup=False,
-    )
+    console.print(f"Test accuracy, burnish session:    {expected}/{total} = {expected / total:.2%}")
+    console.print(f"Test accuracy, plain ONNX Runtime: {counted}/{total} = {counted / total:.2%}, from {tuned}")
     if counted != expected:
         raise EngineError(
             f"The exported model '{tuned}' is right {counted} times and the session {expected} times, of {total}: "
             "they have to agree. This is a defect of burnish; please report it with the version of onnxruntime"
         )
-    console.print(
-        f"They agree. Done in {time.monotonic() - begin:.0f} s; curves, metrics and checkpoints are in {folder}.", markup=False
-    )
+    console.print(f"They agree. Done in {time.monotonic() - begin:.0f} s; curves, metrics and checkpoints are in {folder}.")
 
 
 def right_by_session(session: Session, loader: Loader) -> int:

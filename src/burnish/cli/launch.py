@@ -265,7 +265,7 @@ def _run(
         raise typer.Exit(INTERRUPTED)  # the first worker has said where the state is
     what = f"Stopped by {signal.Signals(stop).name}, and the workers too. Go on from the last checkpoint:"
     for line in (what, f"  {resume}"):
-        errors().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        errors().print(line, style="yellow")
     raise typer.Exit(128 + int(stop))
 
 

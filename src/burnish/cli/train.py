@@ -34,7 +34,7 @@ def train(
     if course.start_from is not None and (results.resume or course.reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     is_program(model)  # refuses the folder of a run
-    check_schedule(compilation.schedule, compilation.warmup, compilation.lr)
+    check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     workers.check()
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
     settings = exchange.settings(workers.is_alone)

@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 
 
+@dataclass
 class TrainingRun:
     """A run in a folder, begun or gone on with.
 
-    Args:
+    Attributes:
         model, data, pixels, compilation, course, results: as the command line says.
         command: the arguments of the command line, to print and to keep.
         parallel, group: the workers, as ``join_workers`` returns them.
@@ -44,26 +46,22 @@ class TrainingRun:
         WorkerError: the same, on all workers but the first.
     """
 
-    def __init__(
-        self,
-        model: Path,
-        data: Data,
-        pixels: Pixels,
-        compilation: Compilation,
-        course: Course,
-        results: Results,
-        command: Sequence[str],
-        parallel: DataParallel | None,
-        group: ProcessGroup,
-    ):
-        self.model, self.data, self.pixels = model, data, pixels
-        self.compilation, self.course, self.results = compilation, course, results
-        self.command, self.parallel, self.group = command, parallel, group
-        self.folder = results.folder or Path("runs") / model.stem
+    model: Path
+    data: Data
+    pixels: Pixels
+    compilation: Compilation
+    course: Course
+    results: Results
+    command: Sequence[str]
+    parallel: DataParallel | None
+    group: ProcessGroup
+
+    def __post_init__(self) -> None:
+        self.folder = self.results.folder or Path("runs") / self.model.stem
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
-        self.console = output(quiet=group.rank > 0)
-        self.resumes: bool = on_first(group, self._resumes, "the folder of the run")
-        self.start = None if self.resumes else course.start_from
+        self.console = output(quiet=self.group.rank > 0)
+        self.resumes: bool = on_first(self.group, self._resumes, "the folder of the run")
+        self.start = None if self.resumes else self.course.start_from
         if self.start is not None and self.start.is_dir():
             self.start = CheckpointFolder(self.start / "checkpoints").latest
 
@@ -109,7 +107,7 @@ class TrainingRun:
         self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(line)
 
     def _resumes(self) -> bool:
         """Whether the run in the folder goes on; refuses a folder that holds another."""
