@@ -15,7 +15,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test test-all test-exports test-shipped test-lowest lint format bench docs clean
+.PHONY: help setup demo test test-all test-fuzz test-exports test-shipped test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -26,11 +26,16 @@ setup: $(TEST_STAMP)  ## Create .venv with everything that tests need, PyTorch i
 demo: $(DEMO_SET_UP)  ## Train a small network on images of digits, without PyTorch; the result is in runs/demo
 	$(VENV)/bin/burnish demo
 
-# One worker per core, each with one thread: the tests are many and small.
-test: $(TEST_STAMP)  ## Run all tests
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto
+# One worker per core, each with one thread: the tests are many and small. A worker takes neighbours, which share what they set up.
+PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
 
-test-all: test  ## Run all tests, and 2,000 broken models through loading, compilation and a step
+test: $(TEST_STAMP)  ## Run the tests, but for long runs and for cases whose values all stand in others
+	$(PYTEST) -m "not slow"
+
+test-all: $(TEST_STAMP)  ## Run all tests
+	$(PYTEST)
+
+test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilation and a step
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz run --cases 2000
 
 # An environment of its own: torchvision, without the CUDA libraries that its operators need, would stop PyTorch's exporter elsewhere.

@@ -1,7 +1,48 @@
-"""What every test may rely on."""
+"""What every test may rely on, and which cases of a product of parameters ``make test`` runs."""
 
 import signal
+from collections import Counter, defaultdict
+from itertools import combinations
+
+import pytest
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that; the tests of interrupts send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what ``each_value`` leaves to ``make test-all``: the cases whose values all stand in others."""
+    tables = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("each_value") and hasattr(item, "callspec"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+    for cases in tables.values():
+        chosen = _covering([_values(item) for item in cases])
+        for index, item in enumerate(cases):
+            if index not in chosen:
+                item.add_marker(pytest.mark.slow)
+
+
+def _values(item: pytest.Item) -> list[str]:
+    """The values of a case, and those combinations of them that the mark asks for."""
+    values = {name: f"{name}={value!r}" for name, value in item.callspec.params.items()}
+    together = [" and ".join(values[name] for name in names) for names in item.get_closest_marker("each_value").args]
+    return [*values.values(), *together]
+
+
+def _covering(cases: list[list[str]]) -> set[int]:
+    """Indices of cases in which every value stands: of those that bring the most new values, the one of the newest pairs."""
+    uncovered, pairs, chosen = set().union(*cases), Counter(), set()
+
+    def merit(index: int) -> tuple[int, int, int]:
+        met = [pairs[pair] for pair in combinations(cases[index], 2)]
+        return len(uncovered.intersection(cases[index])), met.count(0), -sum(met)
+
+    while uncovered:
+        best = max((index for index in range(len(cases)) if index not in chosen), key=merit)
+        uncovered.difference_update(cases[best])
+        pairs.update(combinations(cases[best], 2))
+        chosen.add(best)
+    return chosen

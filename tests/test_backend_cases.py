@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,10 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from burnish.backend import BurnishBackend
+from oracles.standard_cases import standard_cases
 
+MODULES = """adagrad adam momentum dropout batch_normalization maxunpool meanvariancenormalization negativeloglikelihoodloss
+softmax_cross_entropy_loss""".split()
 NODE_CASES = {
     "adagrad": (r"test_adagrad", 2),
     "adam": (r"test_adam", 2),
@@ -30,13 +32,7 @@ NODE_CASES = {
 TRAINING_DROPOUT = r"test_training_dropout"
 
 
-def node_cases():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # cases of other operators overflow on purpose
-        return list(load_model_tests(kind="node"))
-
-
-CASES = node_cases()
+CASES = standard_cases(MODULES)
 
 
 def matching(pattern):

@@ -198,19 +198,23 @@ LOSSES = [item for item in vars(losses).values() if isinstance(item, type) and i
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("optimizer", optim.SGD, r"not the type 'SGD': call it, as in burnish\.optim\.sgd\(\)"),
+        ("optimizer", optim.SGD, r"not the class 'SGD': call it, as in burnish\.optim\.SGD\(\.\.\.\)"),
         ("optimizer", optim.sgd, r"not the function 'sgd': call it"),
-        ("loss", losses.cross_entropy, r"not the function 'cross_entropy': .* call it, as in burnish\.losses\.cross_entropy\(\)"),
-        *(("loss", loss, rf"not the class '{loss.__name__}': .* call it") for loss in LOSSES),
+        ("loss", losses.cross_entropy, r"the function 'cross_entropy': call it, as in burnish\.losses\.cross_entropy\(\.\.\.\)"),
+        *(("loss", loss, rf"not the class '{loss.__name__}': call it") for loss in LOSSES),
         (
             "metrics",
             [metrics.METRICS["f1"]],
-            r"a metric is a name or an object of burnish\.metrics, not <function f1 .*call it, as in f1",
+            r"a metric is a name or an object of burnish\.metrics, not the function 'f1': call it, as in burnish\.metrics\.f1",
         ),
-        ("metrics", [type(metrics.get("f1"))], r"not <class '.*F1'>: call it, as in F1\(\.\.\.\); there is"),
-        ("metrics", [type(metrics.get("accuracy"))], r"not <class '.*Accuracy'>: call it"),
+        (
+            "metrics",
+            [type(metrics.get("f1"))],
+            r"not the class 'F1': call it, as in burnish\.metrics\.F1\(\.\.\.\); choose among",
+        ),
+        ("metrics", [type(metrics.get("accuracy"))], r"not the class 'Accuracy': call it"),
         ("norm", Train, r"norm must be a policy, such as 'train' or 'frozen', or \{pattern: policy\}, not <class"),
-        ("norm", {"*": Train}, r"a policy is text, such as .*, not <class"),
+        ("norm", {"*": Train}, r"a norm policy is a name or an object of burnish\.norms, not the class 'Train': call it"),
         ("precision", burnish.MixedPrecision, r"precision: unknown <class .*, or give a burnish\.MixedPrecision\(\.\.\.\)"),
     ],
 )

@@ -12,8 +12,8 @@ import pytest
 
 import burnish
 from burnish.engines.torch.fusions import elementwise
+from burnish.formats.export import export_inference
 from burnish.optim import sgd
-from burnish.program.export import export_inference
 from burnish.training import Session
 from scaling_models import SHAPES, batch_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.errors import ConfigurationError
+from burnish.registry import Registry
 from burnish.settings import is_number, is_whole, matches_pattern, nearest, read_settings, suggestion, with_settings
 
 
@@ -45,9 +46,61 @@ def test_patterns_and_what_comes_near():
     assert suggestion("zzz", ["adam", "sgd"]) == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("power:3", {"rate": 3}),
+        ("power: .5, power = 2", {"rate": 0.5, "power": 2}),
+        ("power:power=2,rate=inf", {"power": 2, "rate": float("inf")}),
+        ("power:fast", {"rate": "fast"}),
+        ("power:[1,2]", {"rate": [1, 2]}),
+    ],
+)
+def test_the_first_setting_may_stand_without_its_name(text, settings):
+    assert NUMBERS.read(text) == ("power", settings)
+
+
+def test_what_is_asked_for_by_text_by_options_or_as_an_object():
+    assert NUMBERS.resolve("power:3,power=2") == NUMBERS.resolve({"name": "power", "rate": 3, "power": 2}) == 12
+    assert NUMBERS.resolve("nothing") == 0
+    assert NUMBERS.resolve(7) == 7
+    assert NUMBERS.resolve("of:3") == 3
+    assert list(NUMBERS.takes("power")) == ["rate", "power"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("powr", r"there is no number 'powr' \(did you mean 'power'\?\); choose among nothing, power$"),
+        ("power:1,2", "number 'power:1,2': settings are written name=value, with commas between, not '2'"),
+        ("power:1,rate=2", "number 'power:1,rate=2' gives rate twice: give it once"),
+        ("power:", "number 'power:': no settings stand after the colon: give some, or leave the colon out"),
+        ("power", "number 'power' needs the option 'rate': give it"),
+        ("nothing:1", "number 'nothing' has no option '1'; it takes none"),
+        ({"rate": 1}, "the options of a number have a 'name', and these have only 'rate'"),
+        ({}, "have only nothing"),
+        (0.5, "a number is a name or an object of tests, not 0.5; choose among nothing, power"),
+        (int, r"not the class 'int': call it, as in tests.int\(\.\.\.\); choose among"),
+    ],
+)
+def test_what_is_not_there_is_named(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        NUMBERS.resolve(given)
+
+
 def made(rate, *, power=1):
     """What settings are given to, in the tests below."""
     return rate * 2**power
+
+
+NUMBERS: Registry[float] = Registry(
+    "number",
+    {"nothing": lambda: 0, "power": made},
+    home="tests",
+    is_made=lambda given: isinstance(given, int),
+    unlisted={"of": lambda number: number},
+    bare=True,
+)
 
 
 def test_settings_are_given_by_name():

@@ -17,10 +17,10 @@ import pytest
 import burnish
 from burnish.data import Wanted, open_dataset
 from burnish.errors import CheckpointError, DataError
+from burnish.formats.identity import DIGEST, digest_of
 from burnish.models import residual_network
 from burnish.optim import schedules
 from burnish.program import Program
-from burnish.program.persistence import DIGEST, digest_of
 from burnish.training import read_checkpoint, write_checkpoint
 from specs.program_inputs import classification
 

@@ -6,6 +6,9 @@ The public names are imported when they are first used, so that ``import burnish
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from burnish.provided import PROVIDED
+from burnish.version import __version__
+
 if TYPE_CHECKING:
     from burnish import comparison, engines, errors, losses, metrics, norms, optim, surgery
     from burnish.compiler.compile import compile
@@ -13,11 +16,9 @@ if TYPE_CHECKING:
     from burnish.compiler.standard import lower
     from burnish.distributed import DataParallel
     from burnish.importer import load
+    from burnish.passes.precision import MixedPrecision
     from burnish.program import Program
-    from burnish.program.precision import MixedPrecision
     from burnish.training import Session, Trainer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DataParallel",
@@ -25,6 +26,7 @@ __all__ = [
     "Program",
     "Session",
     "Trainer",
+    "__version__",
     "comparison",
     "compile",
     "engines",
@@ -41,7 +43,7 @@ __all__ = [
 
 _DEFINED_IN = {
     "DataParallel": "burnish.distributed",
-    "MixedPrecision": "burnish.program.precision",
+    "MixedPrecision": "burnish.passes.precision",
     "Program": "burnish.program",
     "Session": "burnish.training",
     "Trainer": "burnish.training",
@@ -49,6 +51,13 @@ _DEFINED_IN = {
     "grad": "burnish.compiler.gradient",
     "load": "burnish.importer",
     "lower": "burnish.compiler.standard",
+}
+
+PROVIDED |= {
+    "Program.save": "burnish.formats.saving:save",
+    "Program.load": "burnish.formats.saving:load",
+    "Program.to_onnx": "burnish.formats.training_info:to_training_model",
+    "Program.package": "burnish.engines.packaging:write_package",
 }
 
 

@@ -24,29 +24,41 @@ _COMMA = re.compile(r",(?![^\[]*\])")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-def read_settings(kind: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Read ``huber:delta=0.5,reduction=sum`` or ``adamw:betas=[0.8,0.9]``: a name, and settings behind a colon.
+def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Read ``huber:delta=0.5,reduction=sum`` or ``adamw:betas=[0.8,0.9]``: a name, and settings after a colon.
 
     Args:
         kind: what it is, for the message: ``loss``.
-        text: a value in it is JSON where it can be read as such, else text; ``True``, ``False`` and ``None`` are read as well.
+        text: a value in it is JSON or a number where it can be read as such, else text; ``True``, ``False`` and ``None`` are read
+            as well.
+        first: the setting whose value may come first without its name: ``ghost:32``. Empty: the value is taken for a name.
 
     Raises:
-        ConfigurationError: a setting without a value, or one that is given twice.
+        ConfigurationError: a setting without a value, one that is given twice, or a colon without settings.
     """
-    name, _, rest = text.partition(":")
+    name, colon, rest = (part.strip() for part in text.partition(":"))
+    if colon and not rest:
+        raise ConfigurationError(f"{kind} '{text}': no settings stand after the colon: give some, or leave the colon out")
     settings: dict[str, Any] = {}
-    for part in filter(None, _COMMA.split(rest)):
+    for index, part in enumerate(filter(None, _COMMA.split(rest))):
         setting, separator, value = (word.strip() for word in part.partition("="))
-        if not separator:
-            raise ConfigurationError(f"{kind} '{text}': settings are written name=value, with commas between, not '{part}'")
+        if not separator and index == 0 and first is not None:
+            setting, value = first or setting, setting
+        elif not separator:
+            raise ConfigurationError(f"{kind} '{text}': settings are written name=value, with commas between, not '{setting}'")
         if setting in settings:
             raise ConfigurationError(f"{kind} '{text}' gives {setting} twice: give it once")
+        settings[setting] = _value(value)
+    return name, settings
+
+
+def _value(text: str) -> Any:
+    for read in (json.loads, float):
         try:
-            settings[setting] = json.loads(_PYTHON_WORDS.get(value, value))
-        except json.JSONDecodeError:
-            settings[setting] = value
-    return name.strip(), settings
+            return read(_PYTHON_WORDS.get(text, text))
+        except ValueError:
+            continue
+    return text
 
 
 def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, Any]) -> Made:
@@ -60,6 +72,15 @@ def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, A
     Raises:
         ConfigurationError: a setting that it does not take, one that it needs and was not given, or a value that it cannot use.
     """
+    check_settings(what, make, settings)
+    try:
+        return make(**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}; it was given the options {dict(settings)}") from error
+
+
+def check_settings(what: str, make: Callable[..., object], settings: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a setting by name that ``make`` does not take, or one that it needs and was not given."""
     parameters = inspect.signature(make).parameters.values()
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     takes = [one.name for one in named]
@@ -72,10 +93,6 @@ def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, A
     for one in named:
         if one.default is one.empty and one.name not in settings:
             raise ConfigurationError(f"{what} needs the option '{one.name}': give it")
-    try:
-        return make(**settings)
-    except TypeError as error:
-        raise ConfigurationError(f"{what}: {error}; it was given the options {dict(settings)}") from error
 
 
 class PlainSettings:

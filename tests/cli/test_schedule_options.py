@@ -15,8 +15,8 @@ import pytest
 
 import burnish
 from burnish.cli.schedule_options import TAKEOVER, take_over_checkpoints
+from burnish.formats.folder import MANIFEST
 from burnish.models import residual_network
-from burnish.program.persistence import MANIFEST
 from burnish.training import Session, read_checkpoint
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
@@ -91,6 +91,7 @@ def _check_resumed(folder: Path, program: burnish.Program, state: dict[str, np.n
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_write_while_it_changes_its_rate_is_resumed_with_either(programs, run_folder, tmp_path):
     expected = read_checkpoint(run_folder / "checkpoints/latest.safetensors").state
     kills = 0

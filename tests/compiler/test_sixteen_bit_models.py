@@ -125,6 +125,7 @@ def trained(proto: onnx.ModelProto, engine: str, batch: dict[str, np.ndarray], s
 @pytest.mark.parametrize("keep_io", [False, True], ids=["own_io", "float32_io"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.each_value
 def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: str, keep_io: bool, tmp_path: Path) -> None:
     """Updates of 1e-4 of the gradient are below what sixteen bits hold beside the weights."""
     source = single("perceptron", dtype)
@@ -146,6 +147,7 @@ def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: s
 @pytest.mark.parametrize("form", ["own_io", "float32_io", "blocked"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.each_value(("network", "form"))
 def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: str, form: str) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     batch = {
@@ -169,6 +171,7 @@ def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: s
 @pytest.mark.parametrize("form", ["own_io", "float32_io", "blocked"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("network", ["perceptron", "mobile"])
+@pytest.mark.each_value(("network", "form"))
 def test_the_export_has_the_dtypes_of_the_file(network: str, dtype: str, form: str, fold_norm: bool, tmp_path: Path) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     file = converted(source, dtype, form != "own_io", BLOCKED[network] if form == "blocked" else ())
@@ -206,6 +209,7 @@ def test_the_export_has_the_dtypes_of_the_file(network: str, dtype: str, form: s
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.each_value
 def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str) -> None:
     """ONNX Runtime has no kernels of bfloat16: what the file says is computed in float32 there."""
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
@@ -221,6 +225,7 @@ def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.each_value
 def test_a_frozen_base_stays_in_the_dtype_of_the_file(dtype: str, engine: str, tmp_path: Path) -> None:
     source = single("transformer", dtype)
     file, batch = converted(source, dtype), small_networks.batch_of(small_networks.transformer())
@@ -484,6 +489,7 @@ def test_statistics_of_a_bfloat16_file_are_recalibrated(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.each_value
 def test_an_exported_file_is_evaluated_as_the_session_that_it_came_from(dtype: str, engine: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     session = burnish.Session(burnish.compile(file), engine)

@@ -14,9 +14,9 @@ from burnish.data import ArrayDataset, DataDescription, Wanted, open_dataset
 from burnish.data.model_metadata import CLASS_NUMBERS, CLASSES, PIXELS
 from burnish.data.pixel_presets import PRESETS
 from burnish.errors import DataError
+from burnish.formats.metadata import OBJECTIVE
 from burnish.models import residual_network
 from burnish.program import Program
-from burnish.program.inference import OBJECTIVE
 from specs.program_inputs import class_entry, data_entry
 
 KNOWN = DataDescription(PRESETS["imagenet"], ("ant", "bee", "Küken"))

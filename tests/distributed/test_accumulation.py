@@ -58,6 +58,7 @@ def compiled(optimizer, model=None, **options) -> burnish.Program:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", [TWO, THREE], ids=["2 workers", "3 workers"])
+@pytest.mark.each_value
 def test_every_state_is_that_of_one_process(name, sizes):
     program, batches = compiled(OPTIMIZERS[name]), image_batches(STEPS, SAMPLES)
     alone = train_alone(program, batches)

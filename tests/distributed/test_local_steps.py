@@ -90,6 +90,7 @@ def reference(start, batches, sizes, every, lr, momentum, outer=None):
 @pytest.mark.parametrize("outer", [None, (0.7, 0.9)], ids=["local SGD", "DiLoCo"])
 @pytest.mark.parametrize("sizes", [TWO, THREE], ids=["2 workers", "3 workers"])
 @pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.each_value
 def test_rounds_of_four_steps_are_the_formula(outer, sizes, engine):
     inner = optim.sgd(lr=0.25, momentum=0.8)
     program, batches = classifier(inner if outer is None else optim.diloco(inner, *outer)), batches_of()

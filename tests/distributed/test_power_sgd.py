@@ -11,9 +11,10 @@ import burnish
 from burnish import optim
 from burnish.distributed import join
 from burnish.distributed.connection.communicators import GroupCommunicator
+from burnish.distributed.connection.encodings import COMPRESSIONS, LowRank
 from burnish.distributed.connection.exchange import Exchange
 from burnish.distributed.connection.ordered_sums import OrderedSums
-from burnish.distributed.connection.power_sgd import PowerSGD, rank_of
+from burnish.distributed.connection.power_sgd import PowerSGD
 from burnish.engines.torch import kernels
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
@@ -188,13 +189,11 @@ def test_another_state_begins_without_errors():
 
 
 def test_ranks():
-    assert [rank_of(text) for text in (None, "float16", "powersgd", "powersgd:4")] == [None, None, 2, 4]
-    for text in ("powersgd:", "powersgd:0", "powersgd:two", "powersgd:-1"):
-        with pytest.raises(
-            ConfigurationError, match=r"compression='powersgd:.*': the rank behind the colon is a whole number of 1"
-        ):
+    assert [COMPRESSIONS.resolve(text) for text in ("powersgd", "powersgd:4")] == [LowRank(2), LowRank(4)]
+    for text in ("powersgd:0", "powersgd:two", "powersgd:-1"):
+        with pytest.raises(ConfigurationError, match="the rank of powersgd must be a whole number of 1 or more"):
             burnish.DataParallel(compression=text)
-    with pytest.raises(
-        ConfigurationError, match=r"compression='zip': give one of .*'powersgd', 'powersgd:<rank>', or leave it out"
-    ):
+    with pytest.raises(ConfigurationError, match="compression 'powersgd:': no settings stand after the colon"):
+        burnish.DataParallel(compression="powersgd:")
+    with pytest.raises(ConfigurationError, match="there is no compression 'zip'; choose among bfloat16, float16, powersgd"):
         burnish.DataParallel(compression="zip")

@@ -13,6 +13,7 @@ import pytest
 
 import burnish
 from burnish import optim
+from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
@@ -25,7 +26,6 @@ from burnish.models import residual_network
 from burnish.norms import get
 from burnish.passes import run_in_order
 from burnish.passes.compute_in_float64 import compute_in_float64
-from burnish.passes.memory_plan import RECOMPUTES_METADATA, planned_peak
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads, train_part

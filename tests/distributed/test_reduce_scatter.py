@@ -10,8 +10,8 @@ import torch
 from worker_processes import run
 
 from burnish.distributed import join
+from burnish.distributed.connection import encodings
 from burnish.distributed.connection.communicators import GroupCommunicator
-from burnish.distributed.connection.encodings import encoding_of
 from burnish.distributed.connection.ordered_sums import OrderedSums
 from burnish.engines.communicator import GRADIENTS
 
@@ -28,7 +28,7 @@ def terms(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 def section_of(rank: int, sizes: list[int], dtype: torch.dtype, compression: str | None) -> torch.Tensor:
     """What a rank should get: each worker's part rounded to what travels, added up in the order of the ranks."""
-    encoding, first = encoding_of(compression), sum(sizes[:rank])
+    encoding, first = compression and encodings.COMPRESSIONS.resolve(compression), sum(sizes[:rank])
     total = torch.zeros(sizes[rank], dtype=dtype)
     for other in range(len(sizes)):
         part = terms(other, sum(sizes), dtype)[first : first + sizes[rank]]
@@ -43,7 +43,7 @@ def _sections(rank, cases, share_memory):
         assert (group._lane is not None) == share_memory
         plain = GroupCommunicator(group)
         for compression in COMPRESSIONS:
-            communicator = OrderedSums(plain, compression=encoding_of(compression))
+            communicator = OrderedSums(plain, compression=compression and encodings.COMPRESSIONS.resolve(compression))
             for dtype in (torch.float32, torch.float64):
                 for sizes in cases:
                     expected = section_of(rank, sizes, dtype, compression)

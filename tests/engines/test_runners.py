@@ -13,8 +13,8 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
 from burnish.errors import EngineError, NonFiniteLossError
+from burnish.formats import model_file
 from burnish.graph import Builder
-from burnish.program import persistence
 from oracles.tiny_program import CLASSES, FEATURES, LR, TRAINED, numpy_step, tiny_batch, tiny_program
 
 ENGINES = [OnnxRuntimeEngine, ReferenceEngine, TorchEngine]
@@ -335,7 +335,7 @@ def test_the_reference_engine_names_what_it_lacks():
 
 
 def test_constants_beyond_one_file_go_through_external_data(monkeypatch):
-    monkeypatch.setattr(persistence, "ONE_FILE_LIMIT", 1 << 10)
+    monkeypatch.setattr(model_file, "ONE_FILE_LIMIT", 1 << 10)
     table = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="large")
     row = ir.Value(name="row", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["n"]))
@@ -345,7 +345,7 @@ def test_constants_beyond_one_file_go_through_external_data(monkeypatch):
     result.value.name = "rows"
     graph.outputs.append(result.value)
     model = ir.Model(graph, ir_version=10)
-    assert not persistence.fits_one_file(model)
+    assert not model_file.fits_one_file(model)
     np.testing.assert_array_equal(OnnxRuntimeEngine().run(model, {"row": np.array([5, 1])})["rows"], table[[5, 1]])
     assert [node.op_type for node in model.graph] == ["Constant", "Gather"]
 

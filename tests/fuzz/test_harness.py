@@ -30,7 +30,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_first_cases_lead_to_no_defect(tmp_path: Path) -> None:
-    """A small part of what ``make test-all`` runs."""
+    """A small part of what ``make test-fuzz`` runs."""
     tally = tmp_path / "tally.json"
     done = python("-m", "fuzz", "run", "--cases", str(CASES), "--processes", "1", "--seconds", "30", "--tally", str(tally))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -86,6 +86,7 @@ def check(module: torch.nn.Module, model: onnx.ModelProto, arguments: tuple) -> 
 @pytest.mark.parametrize("exporter", ["older", "newer", "newer, open"])
 @pytest.mark.parametrize("include_last_offset", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.each_value(("mode", "include_last_offset"))
 def test_bags_between_offsets(mode, include_last_offset, exporter):
     module = Bags(mode, include_last_offset)
     model = export(module, arguments_of(include_last_offset, factors=False, empty=False), exporter)
@@ -101,6 +102,7 @@ def test_bags_whose_indices_have_weights(exporter):
 
 @pytest.mark.parametrize("exporter", ["older", "newer"])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.each_value
 def test_bags_of_one_size(mode, exporter):
     module = EqualBags(mode)
     arguments = (torch.randint(0, ROWS, (5, 3), generator=torch.Generator().manual_seed(0)),)

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.errors import ModelError
+from burnish.formats.identity import graph_hash
 from burnish.importer import FileTensor, external_data, load
-from burnish.program.persistence import graph_hash
 
 RANDOM = np.random.default_rng(0)
 POSITIONS = np.arange(4096, dtype=np.int64)
@@ -269,7 +269,7 @@ def test_saved_programs_hold_their_constants(moved: MovedAway, expected: burnish
 def test_a_saved_program_with_large_constants_finds_them(
     moved: MovedAway, expected: burnish.Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("burnish.program.persistence.ONE_FILE_LIMIT", 1 << 10)
+    monkeypatch.setattr("burnish.formats.model_file.ONE_FILE_LIMIT", 1 << 10)
     burnish.compile(moved.path).save("program")
     assert Path("program", "step.data").is_file()
     program = burnish.Program.load("program")

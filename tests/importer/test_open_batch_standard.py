@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 import onnx
-import onnx.backend.test.case.node as standard
 import pytest
 from onnx import helper, numpy_helper
 
@@ -16,18 +14,17 @@ from burnish import engines
 from burnish.errors import BurnishError, UnsupportedOperatorError
 from burnish.importer import load
 from oracles.batches import assert_as_alone
+from oracles.standard_cases import standard_cases
 
 OPERATORS = "AffineGrid Attention CenterCropPad CumProd DFT DeformConv RotaryEmbedding STFT".split()
+MODULES = "affinegrid attention center_crop_pad cumprod dft deformconv rotaryembedding stft".split()
 SAMPLES = 3
 
 
 @cache
 def cases_by_operator() -> dict[str, list]:
     found: dict[str, list] = {operator: [] for operator in OPERATORS}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cases = standard.collect_testcases(None)
-    for case in cases:
+    for case in standard_cases(MODULES):
         for operator in {node.op_type for node in case.model.graph.node}.intersection(OPERATORS):
             found[operator].append(case)
     return found

@@ -33,10 +33,10 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
     [
         (
             lambda: losses.get("crossentropy"),
-            r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\); there is bce, ",
+            r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\); choose among bce, ",
         ),
-        (lambda: losses.get(losses.focal), r"not the function 'focal': .*call it, as in burnish\.losses\.focal\(\)"),
-        (lambda: losses.get(3), "loss must be a name or a loss object of burnish.losses, not int; there is bce, "),
+        (lambda: losses.get(losses.focal), r"not the function 'focal': call it, as in burnish\.losses\.focal\(\.\.\.\)"),
+        (lambda: losses.get(3), "a loss is a name or an object of burnish.losses, not 3; choose among bce, "),
         (lambda: losses.get({"name": "mse", "delta": 1}), "loss 'mse' has no option 'delta'; it takes reduction"),
         (lambda: losses.get({}), "the options of a loss have a 'name', and these have only nothing"),
         (

@@ -41,6 +41,7 @@ def in_numpy_names(arrays: dict[str, np.ndarray]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("shape", [(2, 6, 5, 7), (2, 6, 35)])
 @pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
 @pytest.mark.parametrize("groups", [0, 1, 3])
+@pytest.mark.each_value(("groups", "known"))
 def test_first_to_third_derivatives(groups, known, shape):
     """Gradients of gradients by x, scale and bias, each time of products with new random cotangents, against PyTorch."""
     rng = np.random.default_rng(groups)
@@ -98,6 +99,7 @@ def run(model: ir.Model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize("groups", [0, 2])
 @pytest.mark.parametrize("start", [0.0, 50.0, -3000.0])
+@pytest.mark.each_value
 def test_images_that_begin_unlike_the_rest_keep_their_digits(start, groups):
     """The eighth that is averaged for the pilot may be a margin of one colour: the pilot is then off the mean by deviations."""
     rng = np.random.default_rng(0)

@@ -199,6 +199,7 @@ IMAGES = {
 
 @pytest.mark.parametrize("n", [4200, 200_000])
 @pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.each_value
 def test_digits_kept_where_no_extent_is_known(name, n):
     layer = LAYERS[name]
     check_digits(replace(layer, shape=IMAGES.get(name, layer.shape)), n, symbolic=True)
@@ -232,6 +233,7 @@ def test_the_row_where_implementations_part(dy):
 
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-5, 1.0])
 @pytest.mark.parametrize("name", ["layer", "root_mean_square", "group", "instance"])
+@pytest.mark.each_value
 def test_constant_rows(name, epsilon):
     """A constant row is its own mean: y = 0 and, with an inverse std of 1/sqrt(epsilon), dx = (dy - mean(dy)) / sqrt(epsilon)."""
     layer = LAYERS[name]
@@ -336,33 +338,6 @@ def test_bfloat16_has_statistics_in_float32():
         assert relative_error(np.asarray(results[name]), exact) <= 8e-3, name
 
 
-def test_group_normalization_with_a_scale_for_each_group():
-    """The version of opset 18 is deprecated, and the checker refuses it: a graph that holds it is built here."""
-    graph = ir.Graph([], [], nodes=[], name="grouped", opset_imports={"": 18})
-    rng = np.random.default_rng(6)
-    arrays = {"x": rng.standard_normal((2, 6, 3)), "scale": rng.standard_normal(3), "bias": rng.standard_normal(3)}
-    for name, array in arrays.items():
-        graph.inputs.append(ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.DOUBLE)))
-    node = ir.node("GroupNormalization", list(graph.inputs), {"num_groups": 3, "epsilon": 0.5})
-    node.outputs[0].type, node.outputs[0].shape = graph.inputs[0].type, graph.inputs[0].shape
-    graph.append(node)
-    graph.outputs.append(node.outputs[0])
-    node.outputs[0].name = "y"
-    assert has_gradient(node, 18)
-    bind_as_exported(graph)
-    builder = Builder(graph)
-    dy = rng.standard_normal((2, 6, 3))
-    gradients = differentiate(builder, {graph.outputs[0]: builder.constant(dy)}, list(graph.inputs))
-    names = [graph.outputs[0].name, *(gradients[value].name for value in graph.inputs)]
-    graph.outputs.extend(gradients[value].value for value in graph.inputs)
-    results = Evaluator(lower_semantic_operators(ir.Model(graph, ir_version=10)))(arrays)
-    x, scale, bias = (torch.from_numpy(array).requires_grad_() for array in arrays.values())
-    y = functional.group_norm(x, 3, scale.repeat_interleave(2), bias.repeat_interleave(2), eps=0.5)
-    y.backward(torch.from_numpy(dy))
-    for name, expected in zip(names, (y.detach(), x.grad, scale.grad, bias.grad), strict=True):
-        assert_close(results[name], expected.numpy(), 1e-10, name)
-
-
 def torch_standardize(x: torch.Tensor, axes: list[int], epsilon: float, offset: float) -> tuple[torch.Tensor, ...]:
     mean = x.mean(axes, keepdim=True)
     inverse_std = 1 / ((x.var(axes, correction=0, keepdim=True) + epsilon).sqrt() + offset)
@@ -384,6 +359,7 @@ SECOND_ORDER = {
 @pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("name", list(SECOND_ORDER))
+@pytest.mark.each_value(("name", "axis"))
 def test_second_and_third_derivatives(name, axis, known):
     """Gradients of gradients of all outputs, each time of the product with a new random cotangent, against PyTorch."""
     emit, in_pytorch, epsilon, offset = SECOND_ORDER[name]

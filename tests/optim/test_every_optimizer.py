@@ -281,6 +281,7 @@ def run_graph(engine: OnnxRuntimeEngine, program: Program, graph: str, values: A
 @pytest.mark.parametrize(("optimization", "tolerance"), [("none", 0.0), ("all", 1e-6)], ids=["as_written", "rewritten"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @every_optimizer
+@pytest.mark.each_value
 def test_a_step_is_gradients_and_their_application(
     optimizer: optim.Optimizer, dtype: str, optimization: Any, tolerance: float
 ) -> None:

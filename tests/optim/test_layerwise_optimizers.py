@@ -53,11 +53,14 @@ OPTAX_CASES = [
     *((optim.lamb, optax_lamb, options) for options in LAMB_OPTIONS),
     *((optim.lars, optax_lars, options) for options in LARS_OPTIONS),
 ]
+EVERY_VALUE = OPTAX_CASES[::3]
+"""Cases in which every value of every option stands; how they combine is seen by make test-all."""
 
 
 def optax_cases(cases: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]]) -> pytest.MarkDecorator:
     ids = [f"{make.__name__}-{list(options.values())}" for make, _, options in cases]
-    return pytest.mark.parametrize(("make", "reference", "options"), cases, ids=ids)
+    rows = [pytest.param(*case, marks=() if case in EVERY_VALUE else pytest.mark.slow) for case in cases]
+    return pytest.mark.parametrize(("make", "reference", "options"), rows, ids=ids)
 
 
 def adafactor_cases(cases: list[dict[str, Any]]) -> pytest.MarkDecorator:
@@ -70,8 +73,8 @@ def test_matches_optax_in_float64(make: Callable[..., Any], reference: Callable[
     assert_same_history(run_layers(make(lr=LR, **options), "float64"), expected, rtol=1e-10, atol=1e-12)
 
 
-# Every value of every option is among a third of the cases; how they combine, float64 covers.
-@optax_cases(OPTAX_CASES[::3])
+# How the values of the options combine, float64 covers.
+@optax_cases(EVERY_VALUE)
 def test_float32_stays_near_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
     actual = run_layers(make(lr=LR, **options), "float32")
     assert all(array.dtype == np.float32 for array in actual[-1].values())

@@ -156,17 +156,17 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
         ),
         (
             lambda: optim.get("sdg"),
-            r"there is no optimizer 'sdg' \(did you mean 'sgd'\?\); there is " + ", ".join(sorted(optim.OPTIMIZERS)),
+            r"there is no optimizer 'sdg' \(did you mean 'sgd'\?\); choose among " + ", ".join(sorted(optim.OPTIMIZERS)),
         ),
         (lambda: optim.get({"name": "sgd", "beta": 1}), "optimizer 'sgd' has no option 'beta'; it takes lr, momentum"),
-        (lambda: optim.get({"lr": 1}), "there is no optimizer 'None'"),
+        (lambda: optim.get({"lr": 1}), "the options of an optimizer have a 'name', and these have only 'lr'"),
         (lambda: optim.get("ema"), r"optimizer 'ema' goes around another one: give the object, burnish.optim.ema\("),
         (lambda: optim.get("sgd:nesterov"), "optimizer 'sgd:nesterov': settings are written name=value, .* not 'nesterov'"),
         (lambda: optim.get("sgd:lr=1,lr=2"), "optimizer 'sgd:lr=1,lr=2' gives lr twice"),
         (lambda: optim.get("sgd:momentum=fast"), "sgd: momentum must be a finite number .* not 'fast'"),
-        (lambda: optim.get(optim.AdamW), r"not the type 'AdamW': call it, as in burnish.optim.adamw\(\)"),
-        (lambda: optim.get(optim.adamw), r"not the function 'adamw': call it, as in burnish.optim.adamw\(\)"),
-        (lambda: optim.get(0.1), "optimizer must be a name or an optimizer of burnish.optim, not float"),
+        (lambda: optim.get(optim.AdamW), r"not the class 'AdamW': call it, as in burnish.optim.AdamW\(\.\.\.\)"),
+        (lambda: optim.get(optim.adamw), r"not the function 'adamw': call it, as in burnish.optim.adamw\(\.\.\.\)"),
+        (lambda: optim.get(0.1), "an optimizer is a name or an object of burnish.optim, not 0.1"),
     ],
 )
 def test_bad_settings_are_named(make: Callable[[], Any], message: str) -> None:

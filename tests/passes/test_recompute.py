@@ -11,12 +11,12 @@ import onnxruntime
 import pytest
 
 import burnish
+from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.passes.forward import NEVER_REPEATED_METADATA
-from burnish.passes.memory_plan import RECOMPUTES_METADATA, planned_peak
 from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.recompute_request import Recompute, get
 
@@ -97,6 +97,7 @@ def compiled(model: str, recompute: str | tuple[str, ...] | None = None) -> burn
 
 @pytest.mark.parametrize("requested", ["layers", f"layers:batch={BATCH}", "budget", ("*",)], ids=str)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.each_value
 def test_gradients_and_statistics_keep_their_bits(model, requested):
     plain = compiled(model)
     if requested == "budget":

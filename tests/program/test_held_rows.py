@@ -15,6 +15,7 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError
+from burnish.formats.model_file import model_bytes
 from burnish.program import Program
 from oracles.several_workers import in_threads, part_of, train_in_threads
 
@@ -124,6 +125,7 @@ def test_the_rows_keep_their_bits_under_every_optimizer(optimizer):
 
 @pytest.mark.parametrize("engine", ["torch", "reference"])
 @pytest.mark.parametrize("name", ["adamw", "accumulated average", "decayed, then clipped"])
+@pytest.mark.each_value
 def test_the_rows_keep_their_bits_on_every_engine(engine, name):
     assert_held(trained(compiled(EVERY[name]), engine=engine))
 
@@ -219,6 +221,7 @@ def test_the_source_says_what_is_computed_for_it():
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["adamw", "accumulated average"])
+@pytest.mark.each_value
 def test_mixed_precision(precision, name):
     state = trained(compiled(EVERY[name], precision=precision), 6, engine="torch")
     assert_held(state)
@@ -241,6 +244,7 @@ SIZES = [[2, 4], [6, 0], [3, 3], [1, 5]]
     "options", [{}, {"shard_optimizer": True}, {"compression": "float16"}, {"compression": "powersgd"}], ids=str
 )
 @pytest.mark.parametrize("name", ["adamw", "decayed, then clipped", "accumulated", "accumulated average"])
+@pytest.mark.each_value
 def test_several_workers(name, options):
     program = compiled(EVERY[name])
     for _, states in train_in_threads(program, batches(4), SIZES, **options):
@@ -415,5 +419,5 @@ def test_a_second_step_compiles_nothing(monkeypatch):
 
 def test_every_graph_is_valid():
     for name, model in compiled(EVERY["accumulated average"]).graphs.items():
-        onnx.checker.check_model(burnish.program.persistence.model_bytes(model), full_check=True)
+        onnx.checker.check_model(model_bytes(model), full_check=True)
         assert not re.search("burnish", " ".join(node.domain for node in model.graph)), name

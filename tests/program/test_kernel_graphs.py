@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import burnish
+from burnish.analysis.memory_plan import RECOMPUTES_METADATA
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.rules import translated_operators
+from burnish.formats.identity import graph_hashes
+from burnish.formats.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
-from burnish.passes.memory_plan import RECOMPUTES_METADATA
 from burnish.program import kernel_graphs
 from burnish.program.draft import shape_of
-from burnish.program.persistence import graph_hashes, model_bytes
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
 

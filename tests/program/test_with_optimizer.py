@@ -15,9 +15,10 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError, ObjectiveWarning
+from burnish.formats.identity import graph_hashes
+from burnish.formats.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.program import Program, Role
-from burnish.program.persistence import graph_hashes, model_bytes
 from burnish.program.state import averages
 
 FROZEN = optim.groups(optim.sgd(lr=0.125, momentum=0.5), {"stage1*": "frozen", "stem*": "frozen"})
@@ -304,7 +305,7 @@ def test_accumulated_micro_batches_are_one_large_batch() -> None:
         (optim.groups(optim.sgd(), {"*": "frozen"}), "nothing would train: every parameter with a gradient, such as '.*', is in"),
         (optim.groups(optim.sgd(), {"stm*": "frozen"}), r"groups: the pattern 'stm\*' matches no parameter that trains; did you"),
         ("sdg", "there is no optimizer 'sdg'"),
-        ({"name": "groups"}, "optimizer 'groups' cannot be built from the options"),
+        ({"name": "groups"}, "optimizer 'groups' needs the option 'optimizer': give it"),
     ],
 )
 def test_an_optimizer_that_does_not_fit(program: Program, optimizer: object, message: str) -> None:

@@ -160,9 +160,26 @@ def test_groups_that_do_not_divide() -> None:
         burnish.surgery.convert(one_layer((4,)), "group:7")
 
 
-@pytest.mark.parametrize("to", ["batch", "group", "group:", "group:0", "group:-2", "group:two", "layer:2", "", None, 32])
-def test_unknown_normalizations(to: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"unknown normalization .*'group:32', 'layer', 'instance'"):
+CHOICE = "choose among group, instance, layer"
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("batch", f"there is no normalization 'batch'; {CHOICE}"),
+        ("", f"there is no normalization ''; {CHOICE}"),
+        (None, f"a normalization is a name, not None; {CHOICE}"),
+        (32, f"a normalization is a name, not 32; {CHOICE}"),
+        ("group", "normalization 'group' needs the option 'groups': give it"),
+        ("group:", "normalization 'group:': no settings stand after the colon"),
+        ("group:0", "convert: groups must be a whole number of 1 or more, such as 'group:32', not 0"),
+        ("group:-2", "convert: groups must be .* not -2"),
+        ("group:two", "convert: groups must be .* not 'two'"),
+        ("layer:2", "normalization 'layer' has no option '2'; it takes none"),
+    ],
+)
+def test_unknown_normalizations(to: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         burnish.surgery.convert(one_layer((4,)), to)  # type: ignore[arg-type]
 
 

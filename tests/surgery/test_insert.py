@@ -16,6 +16,7 @@ from torch import nn
 import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, EngineError, InputError
+from burnish.formats.export import export_inference
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet, export_onnx
 
@@ -73,6 +74,7 @@ def batches(sizes: tuple[int, ...] = (5, 2, 9)) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("after", ["Conv", "ConvTranspose", "Gemm", "*", ["conv", "fc?"]])
+@pytest.mark.each_value
 def test_outputs_stay(after: str | list[str], calibrated: bool) -> None:
     proto = small_network()
     x = batches()[0]["x"]
@@ -171,7 +173,7 @@ def test_a_folded_network_trains_again() -> None:
             nn.init.uniform_(layer.weight, 0.5, 1.5)
     program = burnish.compile(export_onnx(module, torch.zeros(2, 3, 32, 32)))
     session = burnish.Session(program)
-    folded = burnish.program.export.export_inference(program, session.state())
+    folded = export_inference(program, session.state())
     assert not any(node.op_type == "BatchNormalization" for node in folded.graph)
     data = [{"x": random(6, 3, 32, 32, seed=seed)} for seed in range(2)]
     model = burnish.surgery.insert(folded, data=data)

@@ -15,8 +15,8 @@ from torch.nn.utils.parametrizations import weight_norm
 import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, InputError
+from burnish.formats.export import export_inference
 from burnish.passes import fold_weight_normalization
-from burnish.program.export import export_inference
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 torch.set_num_threads(1)

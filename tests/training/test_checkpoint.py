@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.program.state_file import read_state_file
+from burnish.formats.state_file import read_state_file
 from burnish.training import Session, read_checkpoint
 from oracles.tiny_program import tiny_batch, tiny_program
 

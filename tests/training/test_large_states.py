@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 import burnish
-from burnish.program import export
-from burnish.program.state_file import StateFile
+from burnish.formats import export
+from burnish.formats.state_file import StateFile
 from burnish.training import Session
 
 WIDTH, LAYERS = 512, 8

@@ -77,6 +77,7 @@ def batches(lengths: bool) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.each_value(("kind", "direction"))
 def test_a_classifier_trains_alike_on_every_engine(kind: str, direction: str, lengths: bool) -> None:
     program = burnish.compile(
         classifier(kind, lengths, direction=direction), loss="cross_entropy", optimizer=burnish.optim.adam(0.03)
@@ -185,6 +186,7 @@ class Tagger(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.each_value
 def test_what_pytorch_exports_trains_as_in_pytorch(kind: str, engine: str) -> None:
     module, words = Tagger(kind), torch.from_numpy(batches(lengths=False)[0]["words"])
     file = io.BytesIO()

@@ -7,7 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from burnish import __version__
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
@@ -21,6 +20,7 @@ from burnish.cli.predict import predict
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 from burnish.transfers import transfers_reported
+from burnish.version import __version__
 
 DEBUG = "--debug"
 

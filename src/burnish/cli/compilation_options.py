@@ -200,7 +200,7 @@ def is_program(source: Path) -> bool:
     Raises:
         ModelError: it is the folder of a run, which holds one.
     """
-    from burnish.program.persistence import MANIFEST
+    from burnish.formats.folder import MANIFEST
 
     if not source.is_dir():
         return False

@@ -99,9 +99,9 @@ def read_norms(texts: list[str]) -> str | dict[str, str]:
     parts = split(texts)
     if not parts:
         return "auto"
-    from burnish.norms.policies import POLICIES, setting_names
+    from burnish.norms import POLICIES
 
-    settings = {name for policy in POLICIES.values() for name in setting_names(policy)}
+    settings = {setting for name in POLICIES for setting in POLICIES.takes(name)}
     values: list[str] = []
     for part in parts:
         # A comma stands between policies, and between the settings of one.

@@ -33,8 +33,8 @@ def export(
 ) -> None:
     """Write the trained model as plain ONNX, for any runtime."""
     from burnish.errors import CheckpointError
+    from burnish.formats.training_info import write_training_model
     from burnish.program import Program
-    from burnish.program.training_info import write_training_model
     from burnish.training import Session
     from burnish.training.saved_runs import checkpoint_of, exported_parameters, program_beside
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 PANEL = "Optimizer"
 
-AVERAGES = ("ema", "swa")
 AVERAGE = "average"
 """What evaluation and export call the average that an optimizer keeps."""
 
@@ -118,24 +117,25 @@ class OptimizerOptions(OptionGroup):
             ConfigurationError: there is no such optimizer, transform or setting.
         """
         from burnish import optim
-        from burnish.optim.transforms.chain import transform_of
-        from burnish.settings import read_settings
+        from burnish.optim.transforms.chain import TRANSFORMS
+        from burnish.registry import Registry
 
         optimizer = self._grouped(self._plain())
         if self.layer_decay is not None:
             optimizer = optim.layerwise_decay(optimizer, self.layer_decay)
         if self.transform:
-            read = [read_settings("gradient transform", text) for text in self.transform]
-            optimizer = optim.chain(*(transform_of({"name": name, **settings}) for name, settings in read), optimizer)
-        optimizer = self._averaged(optimizer)
+            optimizer = optim.chain(*map(TRANSFORMS.resolve, self.transform), optimizer)
+        if self.average is not None:
+            averages: Registry[Optimizer] = Registry("average", {"ema": optim.ema, "swa": optim.swa})
+            name, settings = averages.read(self.average)
+            optimizer = averages.make(name, {"optimizer": optimizer, **settings})
         return optim.accumulate(optimizer, self.accumulate) if self.accumulate > 1 else optimizer
 
     def _plain(self) -> Optimizer:
         """Return the optimizer alone; sgd has a momentum of 0.9 unless another is set."""
         from burnish import optim
-        from burnish.settings import read_settings
 
-        name, settings = read_settings("optimizer", self.optimizer)
+        name, settings = optim.OPTIMIZERS.read(self.optimizer)
         supported = optim.get(name).options()
         for key in ("lr", "momentum", "weight_decay"):
             value, option = getattr(self, key), f"--{key.replace('_', '-')}"
@@ -168,21 +168,6 @@ class OptimizerOptions(OptionGroup):
             patterns.pop(pattern, None)
             patterns[pattern] = "frozen"
         return optim.groups(optimizer, patterns, decay=self.decay_on) if patterns or self.decay_on != "all" else optimizer
-
-    def _averaged(self, optimizer: Optimizer) -> Optimizer:
-        from burnish import optim
-        from burnish.settings import read_settings, suggestion, with_settings
-
-        if self.average is None:
-            return optimizer
-        name, settings = read_settings("average", self.average)
-        if name not in AVERAGES:
-            raise typer.BadParameter(
-                f"--average {self.average}: there is no average '{name}'{suggestion(name, AVERAGES)}; "
-                f"give {' or '.join(AVERAGES)}"
-            )
-        make = optim.ema if name == "ema" else optim.swa
-        return with_settings(f"average '{name}'", make, {"optimizer": optimizer, **settings})
 
 
 def _read_group(text: str) -> tuple[str, Overrides]:

@@ -50,9 +50,10 @@ def _size(count: int) -> str:
 
 def planned_batch(program: Program) -> int:
     """Return the batch size that recomputation was planned for, else 1."""
-    requested = program.options.get("recompute")
-    setting = requested.partition(":batch=")[2] if isinstance(requested, str) else ""
-    return int(setting) if setting else 1
+    from burnish.passes import recompute_request
+
+    requested = recompute_request.get(program.options.get("recompute"))
+    return requested.batch or 1 if requested else 1
 
 
 def export_line(path: Path, what: str, steps: int, program: Program, fold: bool, parameters: str | None) -> str:

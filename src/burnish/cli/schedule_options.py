@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +12,6 @@ import typer
 
 from burnish.cli.optimizer_options import accumulated
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.settings import read_settings, suggestion
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer, Schedule
@@ -34,8 +32,10 @@ def schedule_names() -> tuple[str, ...]:
 
 def has_end(schedule: str) -> bool:
     """Whether a schedule, as the command line gives it, ends with the steps of a run."""
-    name, settings = read_settings("schedule", schedule)
-    return "steps" in _parameters(name) and "steps" not in settings
+    from burnish.optim.schedules import SCHEDULES
+
+    name, settings = SCHEDULES.read(schedule)
+    return "steps" in SCHEDULES.takes(name) and "steps" not in settings
 
 
 def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
@@ -50,31 +50,20 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
         ConfigurationError: there is no schedule of that name, or it lacks such a setting, or needs one that is not given.
         typer.BadParameter: a rate in the wrong place, or a second warm-up.
     """
-    name, settings = read_settings("schedule", schedule)
+    from burnish.optim.schedules import SCHEDULES
+
+    name, settings = SCHEDULES.read(schedule)
     if name not in schedule_names():
         raise ConfigurationError(
-            f"there is no learning-rate schedule '{name}'{suggestion(name, schedule_names())}; "
-            f"--schedule takes {', '.join(schedule_names())}, with settings behind a colon (step:every=100)"
+            f"--schedule {schedule}: choose among {', '.join(schedule_names())}; a warm-up is --warmup STEPS"
         )
     if "lr" in settings:
         raise typer.BadParameter(f"--schedule {schedule}: give the rate with --lr")
-    if rate is not None and "lr" not in _parameters(name):
+    if rate is not None and "lr" not in SCHEDULES.takes(name):
         raise typer.BadParameter(f"--lr: {name} has rates of its own; leave it out, or choose another --schedule")
-    known = [setting for setting in _parameters(name) if setting != "lr"]
-    for setting in settings:
-        if setting not in known:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ConfigurationError(
-                f"--schedule {schedule}: {name} has no setting '{setting}'{suggestion(setting, known)}; {has}"
-            )
-    missing = [
-        setting
-        for setting, parameter in _parameters(name).items()
-        if parameter.default is parameter.empty and setting not in (*settings, "lr", "steps")
-    ]
-    if missing:
-        example = ",".join(f"{setting}=..." for setting in missing)
-        raise ConfigurationError(f"--schedule {schedule}: {name} needs settings behind a colon: {name}:{example}")
+    # What the command gives stands for itself here.
+    command = {setting: ... for setting in ("lr", "steps") if setting in SCHEDULES.takes(name)}
+    SCHEDULES.check(name, command | settings)
     if name == ONE_CYCLE and warmup:
         raise typer.BadParameter(
             "--warmup: one_cycle begins with a warm-up of its own; leave it out, or choose another --schedule"
@@ -128,6 +117,7 @@ def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule
     """
     from burnish.optim import Groups
     from burnish.optim.base import RatedOptimizer
+    from burnish.optim.schedules import SCHEDULES
 
     if isinstance(optimizer, RatedOptimizer):
         return replace(optimizer, lr=follow(optimizer.lr))
@@ -136,7 +126,7 @@ def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule
         patterns = []
         for pattern, overrides in optimizer.patterns:
             own = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
-            if own and "lr" not in _parameters(read_settings("schedule", schedule)[0]):
+            if own and "lr" not in SCHEDULES.takes(SCHEDULES.read(schedule)[0]):
                 raise typer.BadParameter(
                     f"--schedule {schedule} has rates of its own, and so has --group '{pattern}': give the group an lr_scale"
                 )
@@ -152,8 +142,8 @@ def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule
 def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Schedule:
     from burnish.optim import schedules
 
-    kind, settings = read_settings("schedule", name)
-    if "lr" in _parameters(kind):
+    kind, settings = schedules.SCHEDULES.read(name)
+    if "lr" in schedules.SCHEDULES.takes(kind):
         settings["lr"] = lr
     if has_end(name):
         settings["steps"] = (steps or 0) - warmup
@@ -161,13 +151,6 @@ def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Sc
     schedule = schedules.warmup(schedule, warmup) if warmup else schedule
     # A rise that begins at its top is a delay.
     return schedules.warmup(schedule, taken, start=1.0) if taken else schedule
-
-
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    """What the schedule of a name takes."""
-    from burnish.optim.schedules import SCHEDULES
-
-    return inspect.signature(SCHEDULES[name]).parameters
 
 
 def take_over_checkpoints(folder: Path, program: Program) -> None:
@@ -180,7 +163,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     Raises:
         CheckpointError: a file cannot be written.
     """
-    from burnish.program.state import remove_left_behind, replacing
+    from burnish.formats.file_writing import remove_left_behind, replacing
     from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
 
     wanted = json.loads(json.dumps(program.options))  # tuples are lists in a file
@@ -213,7 +196,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
 
 def _differs_in_rate(folder: Path, record: Path, wanted: dict[str, Any]) -> bool:
     """Whether what is in the folder of a run may be for another learning rate than a program of these options, and only that."""
-    from burnish.program.persistence import MANIFEST
+    from burnish.formats.folder import MANIFEST
 
     try:
         if record.exists():

@@ -11,12 +11,13 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses
+from burnish.analysis.dependence import captured, reasons_together, unreached_weights
 from burnish.cli.program_lines import planned_batch, planned_line, what_trains
-from burnish.compiler.dependence import captured, reasons_together, unreached_weights
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
+from burnish.formats.folder import MANIFEST
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
 from burnish.importer import (
     Bind,
@@ -30,7 +31,6 @@ from burnish.importer import (
 from burnish.ops import has_gradient
 from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
-from burnish.program.persistence import MANIFEST
 from burnish.surgery.folded import perhaps_folded
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.

@@ -10,8 +10,8 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
+from burnish.analysis.dependence import held_in_bodies
 from burnish.autodiff import differentiate
-from burnish.compiler.dependence import held_in_bodies
 from burnish.compiler.predictions import Prediction
 from burnish.compiler.selection import (
     ModelState,
@@ -27,7 +27,7 @@ from burnish.norms import (
     RunningVariance,
     extent_rules,
 )
-from burnish.ops.collectives import all_reduce, parts_of
+from burnish.ops.collectives import PARTS_OF, all_reduce
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
 from burnish.optim.held_rows import without_rows
@@ -37,15 +37,14 @@ from burnish.passes import (
     hoist_gather,
     recognize_training_normalization,
 )
+from burnish.passes.precision import FULL, MixedPrecision
 from burnish.passes.recompute_request import Recompute, name_origins
 from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.export import ROUNDED
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
-from burnish.program.precision import FULL, MixedPrecision
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP
-from burnish.program.weights import Weights
+from burnish.program.weights import ROUNDED, Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
 LOSS = "loss"
@@ -250,7 +249,7 @@ class Compilation:
         if scale is None:
             return reached, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
-        return reached, all_finite(builder, reached, parts_of)
+        return reached, all_finite(builder, reached, PARTS_OF)
 
     def _narrow(self, draft: Draft) -> None:
         """Place the casts of mixed precision in a draft that is not bound to a mode yet."""

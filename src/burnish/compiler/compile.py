@@ -9,8 +9,8 @@ from itertools import compress
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
+from burnish.analysis.dependence import reasons_together
 from burnish.compiler.compilation import OPTIONS, Compilation
-from burnish.compiler.dependence import reasons_together
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
@@ -42,12 +42,12 @@ from burnish.passes import (
     has_sixteen_bit_values,
     recognize_normalization,
 )
+from burnish.passes.precision import FULL, Precision
+from burnish.passes.precision import get as get_precision
 from burnish.passes.recompute_request import RecomputeOption
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import finish
 from burnish.program.inference import Inference
-from burnish.program.precision import FULL, Precision
-from burnish.program.precision import get as get_precision
 from burnish.program.program import Program
 from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
+from burnish.analysis.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
 from burnish.importer import InitializerKind, classify_initializers

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.losses import Term
-from burnish.ops.collectives import all_reduce, sample_share
+from burnish.ops.collectives import SAMPLE_SHARE, all_reduce
 
 EXTENTS = frozenset({"Shape", "Size"})
 """What depends on the shape of its operand alone."""
@@ -41,7 +41,7 @@ def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
     weight = term.weight.array
     if weight is None or float(weight) != 1.0:
         return term._replace(weight=all_reduce((term.weight,), "count")[0])
-    return term if _reads(term.total.value, data) else term._replace(total=sample_share(term.total))
+    return term if _reads(term.total.value, data) else term._replace(total=SAMPLE_SHARE(term.total))
 
 
 def _reads(value: ir.Value, wanted: Collection[ir.Value]) -> bool:

@@ -10,10 +10,10 @@ import numpy as np
 
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.connection.communicators import GroupCommunicator
-from burnish.distributed.connection.encodings import encoding_of
+from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding, LowRank
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.ordered_sums import OrderedSums
-from burnish.distributed.connection.power_sgd import ForgettingRunner, PowerSGD, rank_of
+from burnish.distributed.connection.power_sgd import ForgettingRunner, PowerSGD
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.derivation import derive
@@ -81,8 +81,7 @@ class DataParallel(PlainSettings):
             )
         if not is_whole(self.bucket_size) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
-        if rank_of(self.compression) is None:
-            encoding_of(self.compression)
+        self._compressed()
         self._check_local_steps()
         if self.group is not None and not isinstance(self.group, ProcessGroup):
             raise ConfigurationError(
@@ -106,6 +105,9 @@ class DataParallel(PlainSettings):
                     f"DataParallel: {option} does not go with synchronize_every, where workers step alone ({reason}): leave one "
                     "of them out"
                 )
+
+    def _compressed(self) -> Encoding | LowRank | None:
+        return None if self.compression is None else COMPRESSIONS.resolve(self.compression)
 
     @property
     def policy(self) -> NormPolicy:
@@ -156,11 +158,12 @@ class DataParallel(PlainSettings):
             )
         check_engine(engine)
         direct = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
-        rank = rank_of(self.compression)
-        encoding = encoding_of(self.compression) if rank is None else None
+        compression = self._compressed()
+        encoding = compression if isinstance(compression, Encoding) else None
         if self.deterministic or encoding is not None:
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
-        compressed = PowerSGD(communicator, rank) if rank is not None and communicator.size > 1 else None
+        low_rank = compression if isinstance(compression, LowRank) and communicator.size > 1 else None
+        compressed = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
         communicator = compressed or communicator
         derived = derive(program, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, self._agreed)

@@ -7,9 +7,14 @@ import onnx_ir as ir
 from burnish.graph.edits import remove_node
 
 
+def is_used(value: ir.Value) -> bool:
+    """Whether anything reads a value, or the graph returns it."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
 def is_read(node: ir.Node) -> bool:
     """Whether anything reads an output of a node, or the graph returns one."""
-    return any(output.uses() or output.is_graph_output() for output in node.outputs)
+    return any(map(is_used, node.outputs))
 
 
 def is_read_once(value: ir.Value) -> bool:
@@ -45,5 +50,5 @@ def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
             producer = value.producer()
             if producer is not None:
                 pending.append(producer)
-            elif value.is_initializer() and not value.uses() and not value.is_graph_output():
+            elif value.is_initializer() and not is_used(value):
                 graph.initializers.pop(value.name or "", None)

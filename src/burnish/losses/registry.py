@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from types import FunctionType
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -23,44 +22,43 @@ from burnish.losses.given import OnnxLoss, from_onnx, from_options, output
 from burnish.losses.hinge import hinge, hinge_embedding, multi_margin
 from burnish.losses.likelihood import kl_divergence, nll
 from burnish.losses.regression import huber, l1, mean_squared_error, smooth_l1
-from burnish.settings import read_settings, suggestion, with_settings
+from burnish.registry import Registry
 
 LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss
 
-LOSSES: dict[str, Callable[..., Loss]] = {
-    "bce_with_logits": bce_with_logits,
-    "binary_cross_entropy": binary_cross_entropy,
-    "cross_entropy": cross_entropy,
-    "binary_dice": binary_dice,
-    "ctc": ctc,
-    "dice": dice,
-    "cosine_embedding": cosine_embedding,
-    "triplet": triplet,
-    "binary_focal": binary_focal,
-    "focal": focal,
-    "hinge": hinge,
-    "hinge_embedding": hinge_embedding,
-    "multi_margin": multi_margin,
-    "kl_divergence": kl_divergence,
-    "nll": nll,
-    "huber": huber,
-    "l1": l1,
-    "mean_squared_error": mean_squared_error,
-    "smooth_l1": smooth_l1,
-    "mse": mean_squared_error,
-    "bce": binary_cross_entropy,
-    "binary_cross_entropy_with_logits": bce_with_logits,
-    "negative_log_likelihood": nll,
-    "mean_absolute_error": l1,
-    "mae": l1,
-}
-
-NEED_SETTINGS: dict[str, Callable[..., Loss]] = {
-    "output": output,
-    "weighted_sum": weighted_sum,
-    OnnxLoss.name: from_options,
-}
-"""Losses that a name alone does not make."""
+LOSSES: Registry[Loss] = Registry(
+    "loss",
+    {
+        "bce_with_logits": bce_with_logits,
+        "binary_cross_entropy": binary_cross_entropy,
+        "cross_entropy": cross_entropy,
+        "binary_dice": binary_dice,
+        "ctc": ctc,
+        "dice": dice,
+        "cosine_embedding": cosine_embedding,
+        "triplet": triplet,
+        "binary_focal": binary_focal,
+        "focal": focal,
+        "hinge": hinge,
+        "hinge_embedding": hinge_embedding,
+        "multi_margin": multi_margin,
+        "kl_divergence": kl_divergence,
+        "nll": nll,
+        "huber": huber,
+        "l1": l1,
+        "mean_squared_error": mean_squared_error,
+        "smooth_l1": smooth_l1,
+        "mse": mean_squared_error,
+        "bce": binary_cross_entropy,
+        "binary_cross_entropy_with_logits": bce_with_logits,
+        "negative_log_likelihood": nll,
+        "mean_absolute_error": l1,
+        "mae": l1,
+    },
+    home="burnish.losses",
+    is_made=lambda given: isinstance(given, Loss),
+    unlisted={"output": output, "weighted_sum": weighted_sum, OnnxLoss.name: from_options},
+)
 
 
 def get(loss: LossLike) -> Loss:
@@ -76,30 +74,9 @@ def get(loss: LossLike) -> Loss:
     """
     if isinstance(loss, os.PathLike | onnx.ModelProto | ir.Model) or (isinstance(loss, str) and loss.endswith(".onnx")):
         return from_onnx(loss)
-    if isinstance(loss, str):
-        return _built(*read_settings("loss", loss))
-    if isinstance(loss, Mapping):
-        if "name" not in loss:
-            raise ConfigurationError(
-                f"the options of a loss have a 'name', and these have only {', '.join(map(repr, loss)) or 'nothing'}; losses by "
-                "output are burnish.losses.weighted_sum({output: loss, ...})"
-            )
-        return _built(str(loss.get("name")), {key: value for key, value in loss.items() if key != "name"})
-    if isinstance(loss, type | FunctionType):
-        kind = "class" if isinstance(loss, type) else "function"
+    if isinstance(loss, Mapping) and "name" not in loss:
         raise ConfigurationError(
-            f"loss must be a name or a loss object of burnish.losses, not the {kind} '{loss.__name__}': where that is one of "
-            f"burnish.losses, call it, as in burnish.losses.{loss.__name__}()"
+            f"the options of a loss have a 'name', and these have only {', '.join(map(repr, loss)) or 'nothing'}; losses by "
+            "output are burnish.losses.weighted_sum({output: loss, ...})"
         )
-    if isinstance(loss, Loss):
-        return loss
-    raise ConfigurationError(
-        f"loss must be a name or a loss object of burnish.losses, not {type(loss).__name__}; there is {', '.join(sorted(LOSSES))}"
-    )
-
-
-def _built(name: str, settings: Mapping[str, Any]) -> Loss:
-    make = (LOSSES | NEED_SETTINGS).get(name)
-    if make is None:
-        raise ConfigurationError(f"there is no loss '{name}'{suggestion(name, LOSSES)}; there is {', '.join(sorted(LOSSES))}")
-    return with_settings(f"loss '{name}'", make, settings)
+    return LOSSES.resolve(loss)

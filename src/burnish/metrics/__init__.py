@@ -6,10 +6,6 @@ means over classes. What is minimized is in ``burnish.losses``; how totals of ba
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 from burnish.errors import ConfigurationError
 from burnish.metrics.accuracy import Accuracy, TopK, accuracy, top_k
 from burnish.metrics.auc import AreaUnderCurve, auc
@@ -24,7 +20,7 @@ from burnish.metrics.values import (
     mean_squared_error,
     root_mean_squared_error,
 )
-from burnish.settings import call_hint
+from burnish.registry import Registry
 
 __all__ = [
     "COUNT",
@@ -67,21 +63,27 @@ mae = mean_absolute_error
 mse = mean_squared_error
 rmse = root_mean_squared_error
 
-METRICS: dict[str, Callable[..., Metric]] = {
-    "accuracy": accuracy,
-    "auc": auc,
-    "f1": f1,
-    "mean_absolute_error": mean_absolute_error,
-    "mae": mean_absolute_error,
-    "mean_squared_error": mean_squared_error,
-    "mse": mean_squared_error,
-    "perplexity": perplexity,
-    "precision": precision,
-    "recall": recall,
-    "root_mean_squared_error": root_mean_squared_error,
-    "rmse": root_mean_squared_error,
-    "top_k": top_k,
-}
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    {
+        "accuracy": accuracy,
+        "auc": auc,
+        "f1": f1,
+        "mean_absolute_error": mean_absolute_error,
+        "mae": mean_absolute_error,
+        "mean_squared_error": mean_squared_error,
+        "mse": mean_squared_error,
+        "perplexity": perplexity,
+        "precision": precision,
+        "recall": recall,
+        "root_mean_squared_error": root_mean_squared_error,
+        "rmse": root_mean_squared_error,
+        "top_k": top_k,
+    },
+    home="burnish.metrics",
+    is_made=lambda given: isinstance(given, Metric),
+    bare=True,
+)
 """Metrics by name. One of your own stands here before a program that was saved with it is opened."""
 
 
@@ -94,19 +96,8 @@ def get(metric: str | Metric) -> Metric:
     Raises:
         ConfigurationError: there is no metric of that name, or no such setting.
     """
-    there_is = f"there is {', '.join(sorted(METRICS.keys() - {'top_k'}))}, top_<k>"
-    if isinstance(metric, str):
-        name, _, settings = (part.strip() for part in metric.partition(":"))
-        prefix, _, k = name.rpartition("_")
-        if prefix == "top" and k.isdecimal() and not settings:
-            return TopK(int(k))
-        if name not in METRICS:
-            raise ConfigurationError(f"there is no metric '{metric}'; {there_is}")
-        return METRICS[name](**_settings(metric, name, settings))
-    if isinstance(metric, Metric) and not isinstance(metric, type):
-        return metric
-    given = f"{metric!r}{call_hint(metric)}" if call_hint(metric) else type(metric).__name__
-    raise ConfigurationError(f"a metric is a name or an object of burnish.metrics, not {given}; {there_is}")
+    prefix, _, k = metric.rpartition("_") if isinstance(metric, str) else ("", "", "")
+    return METRICS.resolve(f"top_k:{k}" if prefix == "top" and k.isdecimal() else metric)
 
 
 def is_known(metric: Metric) -> bool:
@@ -123,32 +114,3 @@ def higher_is_better(figure: str) -> bool:
         return get(figure).higher_is_better
     except ConfigurationError:
         return False
-
-
-def _settings(metric: str, name: str, text: str) -> dict[str, Any]:
-    parameters = inspect.signature(METRICS[name]).parameters
-    settings: dict[str, Any] = {}
-    for position, part in enumerate(filter(None, text.split(","))):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals and position == 0 and parameters:
-            key, value = next(iter(parameters)), key
-        if key not in parameters:
-            has = f"it has {', '.join(parameters)}" if parameters else "it has none"
-            raise ConfigurationError(f"metric '{metric}': {name} has no setting '{part.strip()}'; {has}")
-        if key in settings:
-            raise ConfigurationError(f"metric '{metric}' gives {key} twice: give it once")
-        settings[key] = _value(value)
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in settings:
-            raise ConfigurationError(f"metric '{metric}': {name} needs {key}: write '{name}:<{key}>'")
-    return settings
-
-
-def _value(text: str) -> int | float | str:
-    """A number, or the text as it stands, which the metric then refuses by name."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

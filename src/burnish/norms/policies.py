@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.registry import Registry
 from burnish.settings import PlainSettings, is_number, is_whole, matches_pattern
 
 CUMULATIVE: Literal["cumulative"] = "cumulative"
@@ -183,7 +184,13 @@ class Renorm(BatchStatistics):
                 )
 
 
-POLICIES: dict[str, type[NormPolicy]] = {policy.name: policy for policy in (Auto, Train, Frozen, Sync, Local, Ghost, Renorm)}
+POLICIES: Registry[NormPolicy] = Registry(
+    "norm policy",
+    {policy.name: policy for policy in (Auto, Train, Frozen, Sync, Local, Ghost, Renorm)},
+    home="burnish.norms",
+    is_made=lambda given: isinstance(given, NormPolicy),
+    bare=True,
+)
 
 
 class RunningVariance(StrEnum):
@@ -199,26 +206,9 @@ def get(policy: str | NormPolicy) -> NormPolicy:
     Raises:
         ConfigurationError: an unknown policy, or a setting that it does not have or that is out of range.
     """
-    if isinstance(policy, NormPolicy):
-        return policy
-    if not isinstance(policy, str):
-        raise ConfigurationError(
-            f"norm: a policy is text, such as 'train' or 'ghost:32', or an object of burnish.norms, not {policy!r}"
-        )
-    name, colon, rest = (part.strip() for part in policy.partition(":"))
-    if name not in POLICIES:
-        known = ", ".join(f"'{known}'" for known in POLICIES)
-        raise ConfigurationError(f"norm: unknown policy '{policy}'; choose among {known}")
-    settings: dict[str, Any] = {}
-    for part in rest.split(",") if colon else ():
-        given = _setting(policy, name, part.strip())
-        repeated = next((key for key in given if key in settings), None)
-        if repeated is not None:
-            raise ConfigurationError(f"norm: '{policy}' gives {repeated} twice; give it once")
-        settings |= given
-    if name == Ghost.name and "size" not in settings:
-        raise ConfigurationError(f"norm: '{policy}' lacks the number of samples in a group: 'ghost:32'")
-    return POLICIES[name](**settings)
+    if isinstance(policy, str) and "".join(policy.split()) == str(Frozen(affine=False)):
+        return Frozen(affine=False)
+    return POLICIES.resolve(policy)
 
 
 def layer_name(node: ir.Node) -> str:
@@ -279,38 +269,6 @@ def resolve_policies(
 def default_running_variance(model: ir.Model) -> RunningVariance:
     """PyTorch's rule for a model that PyTorch exported, the standard's for any other."""
     return RunningVariance.PYTORCH if (model.producer_name or "").lower() == "pytorch" else RunningVariance.ONNX
-
-
-def _setting(policy: str, name: str, part: str) -> dict[str, Any]:
-    """Read ``key=value``, or the one word that a policy may have without a key."""
-    if name == Frozen.name and part == "all":
-        return {"affine": False}
-    key, equals, text = (word.strip() for word in part.partition("="))
-    if name == Ghost.name and not equals:
-        key, text = "size", key
-    if name == Sync.name and not equals:
-        key, text = "group", key
-    if name == Frozen.name:
-        raise ConfigurationError(f"norm: '{policy}': choose 'frozen', or 'frozen:all' where scale and bias do not train either")
-    known = setting_names(POLICIES[name])
-    if key not in known:
-        raise ConfigurationError(f"norm: '{policy}': {name} has no setting '{part}'; it has {', '.join(known)}")
-    return {key: _value(text)}
-
-
-def setting_names(policy: type[NormPolicy]) -> list[str]:
-    """The names of a policy's settings."""
-    return [setting.name for setting in fields(policy)]
-
-
-def _value(text: str) -> int | float | str:
-    """A number, or the text as it stands, which the policy then refuses by name."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _is_fraction(value: object) -> bool:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
 from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
 from burnish.norms.schedules import linear
-from burnish.ops.collectives import shard_count, shard_mean
+from burnish.ops.collectives import SHARD_COUNT, SHARD_MEAN
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.ops.normalization.ghost import ghost_batch_norm_training
 from burnish.ops.normalization.renorm import batch_renorm_training
@@ -150,13 +150,13 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
         else:
             y, mean, _, variance = batch_norm_training(builder, x, scale, bias, epsilon)
         _mark(y, policy, node)
-        count = shard_count(elements, mean)
+        count = SHARD_COUNT(elements, mean)
         _mark(count, policy, node)
 
     def over_workers(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        averages = shard_mean(mean, variance, elements)
-        _mark(averages[0], policy, node)
-        return averages
+        mean, variance = SHARD_MEAN.emit(mean, variance, elements)
+        _mark(mean, policy, node)
+        return mean, variance
 
     retained = momentum if policy.momentum is None else policy.momentum
     following = statistics.update(builder, (mean_value, variance_value), (mean, variance, count), retained, over_workers)

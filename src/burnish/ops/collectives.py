@@ -5,8 +5,9 @@ and every operator here is lowered to its operand. A session of several workers 
 
     AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...   the sums over the workers, each of the dtype and shape of its operand
     AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...   [workers, ...]: what each worker has, in the order of the ranks
-    AllReduceWhere(x, when) -> y                   the sum over the workers in steps in which ``when``, a boolean scalar, is true;
-                                                   else x
+    AllReduceWhere(x, when; parameter) -> y        the sum over the workers in steps in which ``when``, a boolean scalar, is true;
+                                                   else x, which differs between workers, and must not get into what the graph
+                                                   returns. ``parameter``: the initializer whose gradient x is
     PartsOf(x) -> y                                the sum over the workers where the gradients that x is computed of are those of
                                                    each worker's part of the batch; x where they are of the whole batch
     AllReduceStart(x1, x2, ...) -> buffer          begins an AllReduce, which AllReduceFinish(buffer, x1, ...) -> y1, ... ends
@@ -15,9 +16,13 @@ and every operator here is lowered to its operand. A session of several workers 
                                                    of nothing
     GatherOwned(x1, x2, ..., when; owners, conditional) -> y1, y2, ...   of each value, what the worker that owns it has; with
                                                    ``conditional`` in steps in which ``when``, a boolean scalar, is true, else x
-    SampleShare(x) -> y                            x times the part of the batch's samples that this worker has
-    ShardCount(count, mean) -> count               the number of elements that a layer's statistics are of
-    ShardMean(mean, variance, weight) -> mean, variance     the averages over the workers by weight, where each has its own
+    SampleShare(x) -> y                            x times the part of the batch's samples that this worker has: for what is the
+                                                   same on every worker
+    ShardCount(count, mean) -> count               the number of elements that the statistics of the layer of ``mean`` are of;
+                                                   ``count`` is that of this worker's part
+    ShardMean(mean, variance, weight) -> mean, variance     the averages [C] over the workers by weight, the number of elements,
+                                                   where each has its own statistics
+    WorkerRank() -> rank                           the rank of this worker, an int64 scalar
 
 Every worker has the same parameters, and a part of the batch, of any size. The loss that a worker differentiates is its own sums
 divided by the totals of all, so that the sum of the workers' losses is the loss of the batch, and that of their gradients its
@@ -32,7 +37,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, static_shape
+from burnish.graph import Tensor, static_shape
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
 
@@ -135,20 +140,6 @@ def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -
     return ALL_GATHER(tensor, purpose=purpose, group=group or None, workers=workers)
 
 
-def all_reduce_where(tensor: Tensor, when: Tensor, parameter: str) -> Tensor:
-    """Emit the sum over the workers of a value, in the steps in which ``when``, a boolean scalar, is true; else the value.
-
-    What the graph makes of it in other steps differs between workers, and must not get into what it returns. ``parameter`` says
-    the gradient of which initializer the value is.
-    """
-    return ALL_REDUCE_WHERE(tensor, when, parameter=parameter)
-
-
-def parts_of(tensor: Tensor) -> Tensor:
-    """Emit the sum over the workers of a figure of gradients, where each worker has those of its part alone when it is taken."""
-    return PARTS_OF(tensor)
-
-
 def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tensor | None = None) -> tuple[Tensor, ...]:
     """Emit what the owner of each tensor has.
 
@@ -162,32 +153,6 @@ def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tenso
     return GATHER_OWNED.emit(*tensors, *beside, owners=list(owners), conditional=None if when is None else 1)
 
 
-def worker_rank(builder: Builder) -> Tensor:
-    """Emit the rank of this worker, an int64 scalar."""
-    return WORKER_RANK(builder=builder)
-
-
-def sample_share(tensor: Tensor) -> Tensor:
-    """Emit a value times the part of the batch's samples that this worker has: for what is the same on every worker."""
-    return SAMPLE_SHARE(tensor)
-
-
-def shard_count(count: Tensor, mean: Tensor) -> Tensor:
-    """Emit how many elements the statistics are of that ``mean`` belongs to; ``count`` is that of this worker's part."""
-    return SHARD_COUNT(count, mean)
-
-
-def shard_mean(mean: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit the average over the workers of statistics, [C] each, where each worker has its own.
-
-    Args:
-        mean, variance: of this worker's part.
-        weight: the number of elements that they are of, a scalar.
-    """
-    average_mean, average_variance = SHARD_MEAN.emit(mean, variance, weight)
-    return average_mean, average_variance
-
-
 @ALL_REDUCE.gradient
 def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """Each worker's part enters the sum on every worker: its gradient is the sum of theirs."""
@@ -197,7 +162,7 @@ def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tens
 
 @SAMPLE_SHARE.gradient
 def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
-    return sample_share(dy)
+    return SAMPLE_SHARE(dy)
 
 
 @SHARD_MEAN.gradient

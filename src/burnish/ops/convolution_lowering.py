@@ -13,18 +13,17 @@ import numpy as np
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Builder, Tensor
 from burnish.ops.registry import Operation
+from burnish.ops.windows import Windows
 
 
 class _Convolution:
     """The convolution that a semantic gradient operator belongs to, with the channels of its weight [O, C / group, *k]."""
 
     def __init__(self, op: Operation, weight: Tensor):
-        self.kernel: tuple[int, ...] = op.attribute("kernel_shape")
-        self.strides: tuple[int, ...] = op.attribute("strides")
-        self.dilations: tuple[int, ...] = op.attribute("dilations")
-        self.rank = len(self.kernel)
-        pads: tuple[int, ...] = op.attribute("pads")
-        self.begin, self.end = pads[: self.rank], pads[self.rank :]
+        self.windows = Windows.declared(op)
+        self.rank = self.windows.rank
+        self.kernel, self.strides, self.dilations = self.windows.kernel_shape, self.windows.strides, self.windows.dilations
+        self.begin, self.end = self.windows.pads_begin, self.windows.pads_end
         self.group: int = op.attribute("group")
         channels = [weight.dimension(axis) for axis in (0, 1)]
         if channels[0] is None or channels[1] is None:
@@ -36,11 +35,11 @@ class _Convolution:
 
     def reach(self, axis: int) -> int:
         """How far a window extends beyond its first entry."""
-        return (self.kernel[axis] - 1) * self.dilations[axis]
+        return self.windows.span(axis) - 1
 
     def leftover(self, axis: int, size: int) -> int:
         """How many trailing entries of the padded input no window reaches."""
-        return (size + self.begin[axis] + self.end[axis] - self.reach(axis) - 1) % self.strides[axis]
+        return (size + self.begin[axis] + self.end[axis] - self.windows.span(axis)) % self.strides[axis]
 
     @property
     def is_pointwise(self) -> bool:

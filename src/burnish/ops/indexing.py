@@ -97,7 +97,7 @@ def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
     """dy goes to the elements that were chosen."""
     x = op.required(0)
     axis = op.attribute("axis", -1)
-    indices = op.with_output(1, ir.DataType.INT64, op.output)
+    indices = op.second_output(ir.DataType.INT64, op.output)
     return (op.builder.op("ScatterElements", zeros_like(x), indices, dy, axis=axis, like=x),)
 
 

@@ -17,7 +17,7 @@ def softmax_cross_entropy_loss(
     op: Operation, d_loss: Tensor | None, d_log_p: Tensor | None = None
 ) -> tuple[Tensor | None, None, Tensor | None]:
     scores = op.input
-    log_p = op.with_output(1, scores.dtype, scores)
+    log_p = op.second_output(scores.dtype, scores)
     if d_loss is None:
         assert d_log_p is not None
         return _through_softmax(log_p, d_log_p), None, None

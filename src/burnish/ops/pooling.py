@@ -11,17 +11,17 @@ A maximum that occurs several times in a window counts once, at its first place,
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
-from burnish.ops.pooling_windows import Windows, counts, spread
-from burnish.ops.positions import add_at_positions, count, flat_positions, reshape_as
+from burnish.graph.uses import is_used
+from burnish.ops.pooling_windows import counts, spread
+from burnish.ops.positions import add_at_positions, count_like, flat_positions, reshape_as
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
+from burnish.ops.windows import Windows
 
 MAX_POOL_GRAD = SemanticOperator("MaxPoolGrad", ("dy", "indices", "x"), ("dx",), like("x"))
 AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), like("x"))
@@ -32,14 +32,14 @@ def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | No
     if dy is None:
         return None
     if op.attribute("storage_order", 0) != 0:
-        if len(op.outputs) > 1 and (op.node.outputs[1].uses() or op.node.outputs[1].is_graph_output()):
+        if len(op.outputs) > 1 and is_used(op.node.outputs[1]):
             raise GradientError(
                 f"{op} has storage_order=1 and its column-major Indices are used: the gradient needs row-major ones. "
                 "Export the model with storage_order=0"
             )
         op.node.attributes["storage_order"] = ir.AttrInt64("storage_order", 0)
     x = op.input
-    indices = op.with_output(1, ir.DataType.INT64, op.output)
+    indices = op.second_output(ir.DataType.INT64, op.output)
     windows = Windows.of(op)
     return MAX_POOL_GRAD(dy, indices, x, **windows.attributes())
 
@@ -87,12 +87,7 @@ def global_lp_pool(op: Operation, dy: Tensor) -> Tensor:
 @gradient("GlobalAveragePool")
 def global_average_pool(op: Operation, dy: Tensor) -> Tensor:
     x, builder = op.input, op.builder
-    number = (
-        builder.cast(count(x, 2), x.dtype) if x.rank is None or None in [x.dimension(axis) for axis in range(2, x.rank)] else None
-    )
-    if number is None:
-        number = builder.scalar(prod(x.dimension(axis) or 0 for axis in range(2, x.rank or 0)), x)
-    return builder.op("Expand", dy / number, builder.op("Shape", x), like=x)
+    return builder.op("Expand", dy / count_like(x, 2), builder.op("Shape", x), like=x)
 
 
 @gradient("GlobalMaxPool")

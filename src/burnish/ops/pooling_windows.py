@@ -1,68 +1,15 @@
-"""The windows of a pooling operator: where they lie, how many elements each counts, and the adjoint of summing over them."""
+"""What windows of a pooling operator hold: how many elements each counts, and the adjoint of summing over them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import GradientError
-from burnish.graph import Tensor, same_padding, split_padding
+from burnish.graph import Tensor
 from burnish.ops.positions import extents, reshape_as
-from burnish.ops.registry import Operation
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Pooling windows with nothing left to a default; one entry per spatial axis."""
-
-    kernel_shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads_begin: tuple[int, ...]
-    pads_end: tuple[int, ...]
-
-    @staticmethod
-    def of(op: Operation) -> Windows:
-        """Read a pooling node, or a semantic gradient operator; ``auto_pad`` becomes explicit pads.
-
-        Raises:
-            GradientError: ``auto_pad`` needs a spatial size that is not known.
-        """
-        kernel = tuple(int(size) for size in op.attribute("kernel_shape"))
-        rank = len(kernel)
-        strides = op.attribute("strides", (1,) * rank)
-        dilations = op.attribute("dilations", (1,) * rank)
-        pads = op.attribute("pads", (0,) * 2 * rank)
-        begin, end = pads[:rank], pads[rank:]
-        auto_pad = op.attribute("auto_pad", "NOTSET")
-        if auto_pad == "VALID":
-            begin = end = (0,) * rank
-        elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            totals = [_same_padding(op, axis, kernel[axis], strides[axis], dilations[axis]) for axis in range(rank)]
-            begin, end = split_padding(totals, more_at_end=auto_pad == "SAME_UPPER")
-        return Windows(kernel, tuple(strides), tuple(dilations), tuple(begin), tuple(end))
-
-    @property
-    def rank(self) -> int:
-        """The number of spatial axes."""
-        return len(self.kernel_shape)
-
-    def span(self, axis: int) -> int:
-        """How many positions a window reaches over along an axis, from its first to its last element."""
-        return (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes that say the same on a node."""
-        return {
-            "kernel_shape": self.kernel_shape,
-            "strides": self.strides,
-            "dilations": self.dilations,
-            "pads": self.pads_begin + self.pads_end,
-        }
+from burnish.ops.windows import Windows
 
 
 def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_up: bool) -> Tensor:
@@ -125,17 +72,6 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     missing = builder.op("Max", ends - builder.op("Shape", whole, start=2), builder.integers([0]))
     padded = builder.op("Pad", whole, builder.op("Concat", builder.integers([0] * rank), missing, axis=0), None, axes)
     return reshape_as(builder.op("Slice", padded, begins, ends, axes), x)
-
-
-def _same_padding(op: Operation, axis: int, kernel: int, stride: int, dilation: int) -> int:
-    total = same_padding(op.required(0).dimension(axis + 2), (kernel - 1) * dilation + 1, stride)
-    if total is None:
-        raise GradientError(
-            f"{op} has auto_pad={op.attribute('auto_pad')} and stride {stride} along spatial axis {axis}, whose size is "
-            "symbolic, so its padding changes with the input: fix the spatial size of the model's input, or export the model "
-            "with explicit pads"
-        )
-    return total
 
 
 def _counts_along(windows: Windows, axis: int, outputs: int, size: int, include_pads: bool) -> np.ndarray:

@@ -42,6 +42,14 @@ def count(tensor: Tensor, start: int = 0, end: int | None = None) -> Tensor:
     return tensor.builder.op("ReduceProd", tensor.builder.op("Shape", tensor, start=start, end=end), keepdims=0)
 
 
+def count_like(tensor: Tensor, start: int) -> Tensor:
+    """The number of elements in the dimensions from ``start`` on, a scalar of the tensor's dtype."""
+    known = extents(tensor, start)
+    if known is None:
+        return tensor.builder.cast(count(tensor, start), tensor.dtype)
+    return tensor.builder.scalar(prod(known), tensor)
+
+
 def joined(builder: Builder, vectors: Sequence[Tensor]) -> Tensor:
     """Concatenate int64 vectors; a constant when all of them are."""
     arrays = [vector.array for vector in vectors]

@@ -22,7 +22,7 @@ def dropout(op: Operation, dy: Tensor, d_mask: Tensor | None = None) -> tuple[Te
         scale = 1.0 / (1.0 - known) if known < 1.0 else 0.0
     else:
         scale = _scale(ratio, known, training, dy)
-    mask = builder.cast(op.with_output(1, ir.DataType.BOOL, op.input), dy.dtype)
+    mask = builder.cast(op.second_output(ir.DataType.BOOL, op.input), dy.dtype)
     return (builder.op("Mul", dy, mask * scale, like=op.input),)
 
 

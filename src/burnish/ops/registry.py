@@ -15,12 +15,11 @@ may have the shape of the broadcast; the reverse pass sums it back to the shape 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, describe_node, operator_version
+from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, attribute_value, describe_node, operator_version
 
 Gradients = Tensor | None | tuple[Tensor | None, ...]
 GradientRule = Callable[..., Gradients]
@@ -66,15 +65,13 @@ class Operation:
         """Input ``index``, or None when it is left out."""
         return self.inputs[index] if index < len(self.inputs) else None
 
-    def with_output(self, index: int, dtype: ir.DataType, like: Tensor) -> Tensor:
-        """Output ``index``, added to the node when the model left this optional output out (a mask, max-pool indices)."""
-        if index >= len(self.node.outputs):
-            self.node.resize_outputs(index + 1)
+    def second_output(self, dtype: ir.DataType, like: Tensor) -> Tensor:
+        """The second output, added to the node when the model left it out (a mask, max-pool indices)."""
+        if len(self.node.outputs) < 2:
+            self.node.resize_outputs(2)
+        value = self.node.outputs[1]
         # An output that was left out has no name, and a node that is in a graph already gives it none.
-        for position, output in enumerate(self.node.outputs):
-            if output.name is None or (position == index and not output.name):
-                output.name = f"{self.output.name}:{position}" if position == index else ""
-        value = self.node.outputs[index]
+        value.name = value.name or f"{self.output.name}:1"
         if value.type is None:
             value.dtype = dtype
         if value.shape is None and like.shape is not None:
@@ -87,98 +84,56 @@ class Operation:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The value of an attribute (int, float, str, tuple of them, tensor, graph), or ``default``."""
-        attribute = self.node.attributes.get(name)
-        if attribute is None:
-            return default
-        if attribute.type in (ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS):
-            return tuple(attribute.value)
-        return attribute.value
-
-    @property
-    def version(self) -> int | None:
-        """The operator version (``since_version``) this node follows; None outside the standard domain."""
-        return node_version(self.node, self.builder.opset)
+        value = attribute_value(self.node, name, default)
+        return tuple(value) if isinstance(value, list) else value
 
     def __str__(self) -> str:
         return describe_node(self.node)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    rule: Callable[..., Any]
-    since: int
-    until: int | None
-
-    def covers(self, version: int | None) -> bool:
-        return version is None or (self.since <= version and (self.until is None or version <= self.until))
+_Key = tuple[str, str]
+_gradients: dict[_Key, tuple[GradientRule, int]] = {}
+_training_forms: dict[_Key, tuple[TrainingForm, int]] = {}
+_lowerings: dict[_Key, tuple[LoweringRule, int]] = {}
 
 
-_gradients: dict[tuple[str, str], list[_Entry]] = {}
-_lowerings: dict[tuple[str, str], list[_Entry]] = {}
-_training_forms: dict[tuple[str, str], list[_Entry]] = {}
+def gradient(*op_types: str, domain: str = "", since: int = 1) -> Callable[[_Rule], _Rule]:
+    """Register the gradient rule of operators, from their version ``since`` on."""
+    return _registered(_gradients, op_types, domain, since)
 
 
-def node_version(node: ir.Node, opset: int) -> int | None:
-    """Return the version of a standard operator that a node follows in a graph of this opset."""
-    return operator_version(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
+def lowering(*op_types: str, domain: str = BURNISH_DOMAIN) -> Callable[[_Rule], _Rule]:
+    """Register the lowering of an operator to standard ONNX: ``rule(op) -> outputs``."""
+    return _registered(_lowerings, op_types, domain, 1)
 
 
-def _domain(node: ir.Node) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
-
-
-def gradient(*op_types: str, domain: str = "", since: int = 1, until: int | None = None) -> Callable[[_Rule], _Rule]:
-    """Register a gradient rule for operators, from version ``since`` to version ``until`` (both included)."""
-
-    def register(rule: _Rule) -> _Rule:
-        for op_type in op_types:
-            _gradients.setdefault((domain, op_type), []).append(_Entry(rule, since, until))
-        return rule
-
-    return register
-
-
-def lowering(*op_types: str, domain: str = "burnish") -> Callable[[_Rule], _Rule]:
-    """Register the lowering of a semantic operator to standard ONNX: ``rule(op) -> outputs``."""
-
-    def register(rule: _Rule) -> _Rule:
-        for op_type in op_types:
-            _lowerings.setdefault((domain, op_type), []).append(_Entry(rule, 1, None))
-        return rule
-
-    return register
-
-
-def training_form(*op_types: str, since: int = 1, until: int | None = None) -> Callable[[_Rule], _Rule]:
+def training_form(*op_types: str, since: int = 1) -> Callable[[_Rule], _Rule]:
     """Register what a standard operator becomes in a training graph: ``rule(op) -> outputs``, or None for one that stays.
 
     For an operator whose backward needs statistics that the operator does not return, or whose kernels lose digits.
     """
-
-    def register(rule: _Rule) -> _Rule:
-        for op_type in op_types:
-            _training_forms.setdefault(("", op_type), []).append(_Entry(rule, since, until))
-        return rule
-
-    return register
-
-
-def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
-    """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
-    version = node_version(node, opset)
-    entries = _training_forms.get((_domain(node), node.op_type), ())
-    return next((entry.rule for entry in entries if entry.covers(version)), None)
+    return _registered(_training_forms, op_types, "", since)
 
 
 def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:
     """Return the rule for a node of a graph of this opset, or None."""
-    version = node_version(node, opset)
-    return next((entry.rule for entry in _gradients.get((_domain(node), node.op_type), ()) if entry.covers(version)), None)
+    return _found(_gradients, node, opset)
+
+
+def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
+    """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
+    return _found(_training_forms, node, opset)
 
 
 def find_lowering(node: ir.Node) -> LoweringRule | None:
     """Return the lowering of a semantic operator, or None for an operator that has none."""
-    return next((entry.rule for entry in _lowerings.get((_domain(node), node.op_type), ())), None)
+    rule, _ = _lowerings.get((node.domain, node.op_type), (None, 1))
+    return rule
+
+
+def has_gradient(node: ir.Node, opset: int) -> bool:
+    """Whether a rule is registered for this node, or for what it becomes in a training graph."""
+    return find_gradient(node, opset) is not None or find_training_form(node, opset) is not None
 
 
 def differentiable_operators() -> frozenset[str]:
@@ -191,6 +146,17 @@ def semantic_operators() -> frozenset[str]:
     return frozenset(op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN)
 
 
-def has_gradient(node: ir.Node, opset: int) -> bool:
-    """Whether a rule is registered for this node, or for what it becomes in a training graph."""
-    return find_gradient(node, opset) is not None or find_training_form(node, opset) is not None
+def _registered(
+    rules: dict[_Key, tuple[Any, int]], op_types: tuple[str, ...], domain: str, since: int
+) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
+        rules.update({(domain, op_type): (rule, since) for op_type in op_types})
+        return rule
+
+    return register
+
+
+def _found(rules: dict[_Key, tuple[_Rule, int]], node: ir.Node, opset: int) -> _Rule | None:
+    rule, since = rules.get((node.domain, node.op_type), (None, 1))
+    version = operator_version(node.op_type, opset) if node.domain == "" else None
+    return rule if version is None or version >= since else None

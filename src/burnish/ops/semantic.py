@@ -65,11 +65,6 @@ def like(*names: str) -> Inference:
     return lambda operands: [OutputType.of(operands[name]) for name in names]
 
 
-def like_operands(operands: Operands) -> list[OutputType]:
-    """There is one output for each operand, of its dtype and shape."""
-    return [OutputType.of(tensor) for tensor in operands.tensors if tensor is not None]
-
-
 @dataclass(frozen=True, eq=False)
 class SemanticOperator:
     """An operator of the domain ``burnish``.

@@ -5,8 +5,7 @@ What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import FunctionType
+from collections.abc import Mapping
 from typing import Any
 
 from burnish.errors import ConfigurationError
@@ -44,69 +43,52 @@ from burnish.optim.transforms import (
     clip_by_norm,
     clip_by_value,
 )
-from burnish.optim.wrappers import WRAPPERS, wrapper_of
-from burnish.settings import read_settings, suggestion, with_settings
-
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "adadelta": adadelta,
-    "adafactor": adafactor,
-    "adagrad": adagrad,
-    "adam": adam,
-    "adamax": adamax,
-    "adamw": adamw,
-    "asgd": asgd,
-    "lamb": lamb,
-    "lars": lars,
-    "lion": lion,
-    "muon": muon,
-    "nadam": nadam,
-    "radam": radam,
-    "rmsprop": rmsprop,
-    "rowwise_adagrad": rowwise_adagrad,
-    "rprop": rprop,
-    "sgd": sgd,
-}
+from burnish.optim.wrappers import wrapper_makers
+from burnish.registry import Registry
 
 
 def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     """Return the optimizer of a name, of the options that an optimizer gave (``Optimizer.options``), or the object itself.
 
     Args:
-        optimizer: a name, with settings behind a colon (``rmsprop:momentum=0.9,centered=true``); options; or an optimizer.
+        optimizer: a name, with settings after a colon (``rmsprop:momentum=0.9,centered=true``); options; or an optimizer.
 
     Raises:
         ConfigurationError: there is no optimizer of that name, or no such option.
     """
-    if isinstance(optimizer, str):
-        name, settings = read_settings("optimizer", optimizer)
-        return _built(name, settings)
-    if isinstance(optimizer, Mapping):
-        settings = {key: value for key, value in optimizer.items() if key != "name"}
-        name = str(optimizer.get("name"))
-        return wrapper_of(name, settings, get) if name in WRAPPERS else _built(name, settings)
-    if isinstance(optimizer, type | FunctionType):
-        raise ConfigurationError(
-            f"optimizer must be a name or an optimizer of burnish.optim, not the {type(optimizer).__name__} "
-            f"'{optimizer.__name__}': call it, as in burnish.optim.{optimizer.__name__.lower()}()"
-        )
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    raise ConfigurationError(
-        f"optimizer must be a name or an optimizer of burnish.optim, not {type(optimizer).__name__}; "
-        f"there is {', '.join(sorted(OPTIMIZERS))}"
-    )
-
-
-def _built(name: str, settings: Mapping[str, Any]) -> Optimizer:
-    if name in WRAPPERS:
+    name = optimizer.partition(":")[0].strip() if isinstance(optimizer, str) else ""
+    if name in OPTIMIZERS.unlisted:
         raise ConfigurationError(f"optimizer '{name}' goes around another one: give the object, burnish.optim.{name}(...)")
-    if name not in OPTIMIZERS:
-        raise ConfigurationError(
-            f"there is no optimizer '{name}'{suggestion(name, OPTIMIZERS)}; there is {', '.join(sorted(OPTIMIZERS))}"
-        )
-    lr = settings.get("lr")
-    built = {**settings, "lr": schedules.get(lr)} if isinstance(lr, Mapping) else settings
-    return with_settings(f"optimizer '{name}'", OPTIMIZERS[name], built)
+    if isinstance(optimizer, Mapping) and isinstance(optimizer.get("lr"), Mapping):
+        optimizer = {**optimizer, "lr": schedules.get(optimizer["lr"])}
+    return OPTIMIZERS.resolve(optimizer)
+
+
+OPTIMIZERS: Registry[Optimizer] = Registry(
+    "optimizer",
+    {
+        "adadelta": adadelta,
+        "adafactor": adafactor,
+        "adagrad": adagrad,
+        "adam": adam,
+        "adamax": adamax,
+        "adamw": adamw,
+        "asgd": asgd,
+        "lamb": lamb,
+        "lars": lars,
+        "lion": lion,
+        "muon": muon,
+        "nadam": nadam,
+        "radam": radam,
+        "rmsprop": rmsprop,
+        "rowwise_adagrad": rowwise_adagrad,
+        "rprop": rprop,
+        "sgd": sgd,
+    },
+    home="burnish.optim",
+    is_made=lambda given: isinstance(given, Optimizer),
+    unlisted=wrapper_makers(get),
+)
 
 
 __all__ = [

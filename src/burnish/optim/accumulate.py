@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.ops.collectives import all_reduce_where
+from burnish.ops.collectives import ALL_REDUCE_WHERE
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
 from burnish.optim.wrapper import Wrapper, check_once
 
@@ -76,7 +76,7 @@ class Accumulate(Wrapper):
         for name, gradient in gradients.items():
             mean = state[f"{ACCUMULATED}/{name}"]
             means[name] = mean + (gradient - mean) / scalars.of(count, mean)
-        whole = {name: all_reduce_where(mean, is_last, name) for name, mean in means.items()}
+        whole = {name: ALL_REDUCE_WHERE(mean, is_last, parameter=name) for name, mean in means.items()}
         followed, inner = self.optimizer.update(builder, params, whole, state, state[UPDATES], hyperparameters)
         next_params = {name: builder.op("Where", is_last, value, params[name]) for name, value in followed.items()}
         next_state = {key: builder.op("Where", is_last, value, state[key]) for key, value in inner.items()}

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
+from burnish.analysis.memory_plan import Task, peak_of, read_by
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
 from burnish.ops import semantic_operators
 from burnish.ops.collectives import ALL_REDUCE
-from burnish.passes.memory_plan import Task, peak_of, read_by
 
 NEGLIGIBLE_SHARE = 16
 """What is this much smaller than the operand it was computed from, a reduction, is kept: that costs little and saves a pass."""

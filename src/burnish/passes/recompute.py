@@ -20,6 +20,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.analysis.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
 from burnish.errors import ConfigurationError
 from burnish.graph import (
     FLOATING,
@@ -32,7 +33,6 @@ from burnish.graph import (
     source_of,
 )
 from burnish.passes.forward import Forward
-from burnish.passes.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
 from burnish.passes.recompute_choice import fitting, layers
 from burnish.passes.recompute_request import Recompute, forget_origins, matching_nodes
 from burnish.passes.remove_unused import remove_unused

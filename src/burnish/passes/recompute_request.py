@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import ORIGIN_METADATA
-from burnish.settings import is_whole, matches_pattern
+from burnish.settings import is_whole, matches_pattern, read_settings, with_settings
 
 RecomputeOption = str | int | Sequence[str] | None
 
@@ -65,19 +65,18 @@ def get(requested: RecomputeOption | Recompute) -> Recompute | None:
 
 
 def _from_text(text: str) -> Recompute:
-    what, _, setting = text.partition(":")
-    batch = None
-    if setting:
-        found = re.fullmatch(r"batch=([1-9]\d*)", setting.strip())
-        if found is None:
-            raise ConfigurationError(f"recompute: unknown setting '{setting}' in '{text}'; behind the colon stands batch=<size>")
-        batch = int(found[1])
-    if what.strip() == LAYERS:
-        return Recompute(batch=batch)
-    amount = _BYTES.fullmatch(what.strip())
-    if amount is None or float(amount["number"]) == 0:
+    what, settings = read_settings("recompute", text)
+    amount = _BYTES.fullmatch(what)
+    if what != LAYERS and (amount is None or float(amount["number"]) == 0):
         raise _unknown(text)
-    return Recompute(budget=int(float(amount["number"]) * UNITS[(amount["unit"] or "B").upper()]), batch=batch)
+
+    def make(batch: int | None = None) -> Recompute:
+        if batch is not None and (not is_whole(batch) or batch < 1):
+            raise ConfigurationError(f"recompute: batch must be a whole number of samples, 1 or more, not {batch!r}")
+        budget = None if amount is None else int(float(amount["number"]) * UNITS[(amount["unit"] or "B").upper()])
+        return Recompute(budget=budget, batch=batch)
+
+    return with_settings(f"recompute '{what}'", make, settings)
 
 
 def _unknown(requested: object) -> ConfigurationError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish import optim
 from burnish.optim import average, loss_scale
@@ -14,13 +15,9 @@ from burnish.optim.accumulate import ACCUMULATED, COUNT, UPDATES
 from burnish.optim.base import RatedOptimizer
 from burnish.optim.groups import Groups
 from burnish.optim.wrapper import layers_of
-from burnish.optim.wrappers import WRAPPERS
 from burnish.program.initialization import run_init
-from burnish.program.signature import Entry, Role
+from burnish.program.signature import Entry, Role, Signature
 from burnish.program.state import Arrays, shape_fits
-
-if TYPE_CHECKING:
-    from burnish.program.program import Program
 
 UPDATE_COUNT = f"opt/{UPDATES}"
 SHOWN = 4
@@ -69,7 +66,13 @@ class CarriedState:
         return sentences
 
 
-def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mapping[str, np.ndarray]) -> CarriedState:
+def carry_over(
+    init: ir.Model,
+    signature: Signature,
+    options: Mapping[str, Any],
+    start: Mapping[str, np.ndarray],
+    source: Mapping[str, np.ndarray],
+) -> CarriedState:
     """Take over from ``source`` every entry that a program has too, of the same shape and dtype.
 
     Slots of the optimizer that start anew do so from the parameters that were taken over, as the init graph makes them. The step
@@ -78,11 +81,11 @@ def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mappin
     were done goes on.
 
     Args:
-        program: the program.
+        init, signature, options: of the program.
         start: a whole state of it, where entries that cannot be taken over start.
         source: the state of another program, arrays by state name; left as it is.
     """
-    entries = program.signature.state
+    entries = signature.state
     source = _with_updates(source, entries)
     expected = {entry.name: entry for entry in entries}
     fresh: dict[str, str] = {}
@@ -93,7 +96,7 @@ def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mappin
             fresh[name] = f"the other has shape {list(source[name].shape)}, here it is {list(entry.extents)}"
         elif source[name].dtype != entry.numpy_dtype:
             fresh[name] = f"the other has dtype {source[name].dtype}, here it is {entry.numpy_dtype}"
-    stepless = STEPLESS - _averages_of_the_method(program)
+    stepless = STEPLESS - _averages_of_the_method(options.get("optimizer", {}))
     slots = [name for name in expected if name.startswith("opt/") and name.split("/")[1] not in stepless]
     if slots and fresh.keys() >= set(slots):
         for name, entry in expected.items():
@@ -102,16 +105,15 @@ def carry_over(program: Program, start: Mapping[str, np.ndarray], source: Mappin
     carried = tuple(name for name in expected if name not in fresh)
     state = {name: np.array(source[name] if name in carried else start[name]) for name in expected}
     if any(expected[name].role is Role.OPTIMIZER for name in fresh):
-        initial = run_init(program, state, seed=0)
+        initial = run_init(init, signature["init"], state, seed=0)
         state |= {name: np.array(initial[name]) for name in fresh if expected[name].role is Role.OPTIMIZER}
     return CarriedState(state, carried, fresh, tuple(name for name in source if name not in expected))
 
 
-def _averages_of_the_method(program: Program) -> set[str]:
+def _averages_of_the_method(optimizer: Mapping[str, Any]) -> set[str]:
     """The slot of the average where the optimizer's method keeps it, and weighs it by the step."""
-    options = program.options.get("optimizer", {})
-    is_graph = options.get("name") not in {*optim.OPTIMIZERS, *WRAPPERS}
-    layers = () if is_graph else layers_of(optim.get(options))
+    is_graph = optimizer.get("name") not in {*optim.OPTIMIZERS, *optim.OPTIMIZERS.unlisted}
+    layers = () if is_graph else layers_of(optim.get(optimizer))
     keeps = any(layer.keeps_average for layer in layers if isinstance(layer, RatedOptimizer | Groups))
     return {average.AVERAGE} if keeps else set()
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.analysis.index_range import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
 from burnish.passes import complete_axes, merge_casts, remove_unused, widen_reductions
-from burnish.program.index_range import index_range
 from burnish.program.signature import Entry, GraphSignature, Role
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -16,14 +15,11 @@ from onnx.reference.op_run import OpRun
 
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.graph import describe_node, model_proto
-from burnish.program.signature import Entry, Role
+from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.state import Kind, kind_of
 from burnish.program.weights import Weights
 from burnish.random import check_seed
 from burnish.transfers import Transfer
-
-if TYPE_CHECKING:
-    from burnish.program.program import Program
 
 EMBEDDING_DEVIATION = 0.02
 """Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""
@@ -64,13 +60,27 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 
-def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict[str, np.ndarray]:
-    """Return the initial state in the order of the signature; see ``Program.initial_state``."""
+def initial_state(
+    graphs: Mapping[str, ir.Model],
+    signature: Signature,
+    weights: Mapping[str, np.ndarray],
+    held_rows: Mapping[str, Sequence[int]],
+    seed: int,
+    reinitialize: str | None,
+) -> dict[str, np.ndarray]:
+    """Return the initial state of a program in the order of the signature; see ``Program.initial_state``.
+
+    Args:
+        graphs: of the program, by name; only those that are needed are read.
+        signature, weights: of the program.
+        held_rows: initializer -> rows that are not drawn anew.
+        seed, reinitialize: as ``Program.initial_state`` takes them.
+    """
     check_seed(seed)
-    weights: Mapping[str, np.ndarray] = program.weights
     if reinitialize is not None:
-        weights = _reinitialized(program, dict(weights), seed, reinitialize)
-    computed = run_init(program, weights, seed)
+        forward = (graphs["predict"], graphs["evaluate"])
+        weights = _reinitialized(forward, dict(weights), held_rows, seed, reinitialize)
+    computed = run_init(graphs["init"], signature["init"], weights, seed)
     owners = Counter(map(id, computed.values()))
     own = {name for name, array in computed.items() if array.flags.owndata and array.flags.writeable and owners[id(array)] == 1}
     transfer = Transfer("reading the weights", sum(_size(kind_of(weights, name)) for name in weights))
@@ -84,7 +94,7 @@ def initial_state(program: Program, seed: int, reinitialize: str | None) -> dict
         transfer.advance(array.nbytes)
         return array
 
-    return {entry.name: taken(entry) for entry in program.signature.state}
+    return {entry.name: taken(entry) for entry in signature.state}
 
 
 def _size(kind: Kind) -> int:
@@ -105,14 +115,13 @@ class ConstantOfShape(OpRun):
         return (np.zeros(extents, filling.dtype) if is_zero else np.full(extents, filling.reshape(())),)
 
 
-def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine.
 
     Raises:
         CheckpointError: the evaluator cannot run it, as none that burnish writes.
     """
-    signature = program.signature["init"]
-    read = {value.name for value in program.init.graph.inputs if value.uses() or value.is_graph_output()}
+    read = {value.name for value in init.graph.inputs if value.uses() or value.is_graph_output()}
 
     def given(entry: Entry) -> np.ndarray:
         if entry.role is Role.SEED:
@@ -125,7 +134,7 @@ def run_init(program: Program, weights: Mapping[str, np.ndarray], seed: int) -> 
     names = [entry.name for entry in signature.outputs]
     try:
         with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(model_proto(program.init), new_ops=[ConstantOfShape]).run(names, inputs)
+            results = ReferenceEvaluator(model_proto(init), new_ops=[ConstantOfShape]).run(names, inputs)
     except (BurnishError, MemoryError):  # a weight that cannot be read any more, or has no room
         raise
     except Exception as error:  # the evaluator's errors share no base class of their own
@@ -145,12 +154,18 @@ class _Use:
     permutation: tuple[int, ...]
 
 
-def _reinitialized(program: Program, weights: Mapping[str, np.ndarray], seed: int, scheme_name: str) -> dict[str, np.ndarray]:
+def _reinitialized(
+    forward: Iterable[ir.Model],
+    weights: Mapping[str, np.ndarray],
+    held_rows: Mapping[str, Sequence[int]],
+    seed: int,
+    scheme_name: str,
+) -> dict[str, np.ndarray]:
     scheme = SCHEMES.get(scheme_name)
     if scheme is None:
         raise ConfigurationError(f"reinitialize={scheme_name!r} is not a scheme: choose one of {', '.join(SCHEMES)}, or None")
     uses: dict[str, list[_Use]] = {}
-    for model in (program.predict, program.evaluate):
+    for model in forward:
         for value in model.graph.inputs:
             name = value.name or ""
             if name in weights and not uses.get(name):
@@ -164,7 +179,7 @@ def _reinitialized(program: Program, weights: Mapping[str, np.ndarray], seed: in
         digest = hashlib.sha256(name.encode()).digest()
         generator = np.random.default_rng([seed & (1 << 64) - 1, int.from_bytes(digest[:8], "little")])
         redrawn[name] = _draw(name, array, uses[name], scheme, scheme_name, generator).astype(array.dtype)
-    for name, rows in program.options.get("hold_rows", {}).items():
+    for name, rows in held_rows.items():
         redrawn[f"param/{name}"][rows] = weights[f"param/{name}"][rows]
     return redrawn
 

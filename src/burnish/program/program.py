@@ -14,24 +14,21 @@ import onnx
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.analysis.memory_plan import PlannedPeak, planned_peak
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.optim import Optimizer
 from burnish.optim.held_rows import hold_rows
-from burnish.passes.memory_plan import PlannedPeak, planned_peak
+from burnish.passes import precision
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.frozen_layers import layers_left_moving
 from burnish.program.initialization import initial_state
 from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, kernel_graphs, updating_graphs
-from burnish.program.packaging import write_package
-from burnish.program.persistence import load_program, save_program
 from burnish.program.signature import GRAPH_NAMES, Signature
-from burnish.program.training_file import load_training_model
-from burnish.program.training_info import to_training_model, write_training_model
 from burnish.program.weights import Weights
+from burnish.provided import provided
 from burnish.settings import is_whole
 
 __all__ = ["GRAPH_NAMES", "Program"]
@@ -168,7 +165,8 @@ class Program:
             ConfigurationError: a seed that is no integer of 64 bits, an unknown scheme, or a parameter whose use does not tell
                 how to draw it.
         """
-        return initial_state(self, seed, reinitialize)
+        held_rows = self.options.get("hold_rows", {})
+        return initial_state(self.graphs, self.signature, self.weights, held_rows, seed, reinitialize)
 
     def release_weights(self) -> None:
         """Let the memory of ``weights`` go, where they can be read again from the ONNX file that the program was compiled from.
@@ -255,7 +253,7 @@ class Program:
             state: arrays by state name, as ``Session.state`` returns them; left as it is.
             seed: of the random key, where the state has none.
         """
-        return carry_over(self, self.initial_state(seed), state)
+        return carry_over(self.init, self.signature, self.options, self.initial_state(seed), state)
 
     @garbage_kept()
     def save(self, path: str | Path) -> Path:
@@ -270,8 +268,8 @@ class Program:
         Raises:
             CheckpointError: the folder holds something else, or cannot be written, or one file cannot hold the program.
         """
-        path = Path(path)
-        return write_training_model(self.to_onnx(), path) if path.suffix == ".onnx" else save_program(self, path)
+        written: Path = provided("Program.save")(self, Path(path))
+        return written
 
     def package(
         self, path: str | Path, *, graph: str = "step", extents: Mapping[str, int] | None = None, device: str = "cpu"
@@ -297,7 +295,8 @@ class Program:
             EngineError: PyTorch, a compiler or the device is not there, or the graph cannot be compiled.
             CheckpointError: the file cannot be written.
         """
-        return write_package(self, Path(path), graph, extents or {}, device)
+        written: Path = provided("Program.package")(self, Path(path), graph, extents or {}, device)
+        return written
 
     @garbage_kept()
     def to_onnx(
@@ -316,11 +315,12 @@ class Program:
             CheckpointError: the state does not fit the program, or both are too large for one model.
             UnsupportedOperatorError: the graphs hold operators that cannot stand in one standard model.
         """
-        return to_training_model(self, state, metadata)
+        model: onnx.ModelProto = provided("Program.to_onnx")(self, state, metadata)
+        return model
 
-    @classmethod
+    @staticmethod
     @garbage_kept()
-    def load(cls, source: str | Path | onnx.ModelProto) -> Program:
+    def load(source: str | Path | onnx.ModelProto) -> Program:
         """Read a program that ``save`` wrote, checking every file against what was recorded, or a model with ``training_info``.
 
         A ``training_info`` that another tool wrote is a program where it is one step that updates initializers from the
@@ -335,12 +335,8 @@ class Program:
                 model holds no training, or not what a program needs.
             ModelError: the file is no valid ONNX model.
         """
-        if isinstance(source, onnx.ModelProto) or Path(source).is_file() or Path(source).suffix == ".onnx":
-            fields, state = load_training_model(source)
-            program = cls(**fields)
-            program.saved_state = state
-            return program
-        return cls(**load_program(Path(source)))
+        program: Program = provided("Program.load")(source)
+        return program
 
 
 # Set here, they are not taken for the defaults of the fields.

@@ -1,23 +1,13 @@
-"""State by name: whether it fits a program; and files that are written whole or not at all.
-
-Such a file is written under another name, flushed to the disk and renamed: a reader finds the earlier file or the new one, never
-a part of either.
-"""
+"""State by name: arrays that are made on request, and whether a state fits a program."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
-import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
-from burnish.errors import BurnishError, CheckpointError, ConfigurationError
+from burnish.errors import BurnishError, ConfigurationError
 from burnish.optim.average import AVERAGE
 from burnish.program.signature import Entry, Signature
 
@@ -171,75 +161,3 @@ def averages(signature: Signature, parameters: str) -> dict[str, str]:
             "burnish.optim.swa(...), which program.with_optimizer(...) does for one that is compiled"
         )
     return found
-
-
-def file_path(path: str | os.PathLike[str], example: str) -> Path:
-    """Return a path to write a file to or to read it from.
-
-    Raises:
-        CheckpointError: it is no path, or that of a folder; the message proposes ``example``.
-    """
-    try:
-        found = Path(path)
-    except TypeError:
-        raise CheckpointError(f"{path!r} is not a path: give the name of a file, such as '{example}'") from None
-    if found.is_dir():
-        raise CheckpointError(f"'{found}' is a folder: give the name of a file, such as '{found / example}'")
-    return found
-
-
-@contextlib.contextmanager
-def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[Path]:
-    """Give a path to write to; what was written there then takes the place of ``path`` in one step.
-
-    Partial files that earlier processes left when they were killed while writing ``path`` are removed then.
-
-    Args:
-        path: the file.
-        final: returns what the file is called in place of ``path``, where that is known only when it is written.
-
-    Raises:
-        CheckpointError: writing failed; ``path`` is as it was before.
-    """
-    partial = partial_path(path)
-    try:
-        yield partial
-        flush_to_disk(partial)
-        os.replace(partial, path if final is None else final())
-        flush_to_disk(path.parent)
-        remove_left_behind(path)
-    except OSError as error:
-        raise CheckpointError(
-            f"'{path}' could not be written: {error}. An earlier file there is untouched. "
-            "Free space on the disk, or choose a folder you can write to"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def partial_path(path: Path, ending: str = "partial") -> Path:
-    """Return a new name beside ``path`` for what is not in its place yet, or not any more."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
-
-
-def remove_left_behind(path: Path) -> None:
-    """Remove what processes that were killed left under the names that ``partial_path`` gives for ``path``."""
-    named = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.(partial|earlier)")
-    with contextlib.suppress(OSError):
-        for other in [other for other in path.parent.iterdir() if named.fullmatch(other.name)]:
-            if other.is_dir():
-                shutil.rmtree(other, ignore_errors=True)
-            else:
-                other.unlink(missing_ok=True)
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of files, is on the disk, where the system offers that."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,15 +13,15 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.analysis.parameter_roles import parameter_infos
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import Target
-from burnish.ops.collectives import parts_of
+from burnish.ops.collectives import PARTS_OF
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.program.draft import Draft, finish, name_taken, name_taken_twice
-from burnish.program.parameter_roles import parameter_infos
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
@@ -57,7 +57,8 @@ def update_graphs(
     entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
     names = [entry.name.removeprefix("grad:") for entry in signature.outputs_of(Role.GRADIENT)]
     parameters = {name: entries[name] for name in names}
-    bound = optim.bind(optimizer, parameter_infos((model.graph for model in forward), parameters))
+    infos = parameter_infos((model.graph for model in forward), (_info(name, entry) for name, entry in parameters.items()))
+    bound = optim.bind(optimizer, infos)
     frozen = optim.frozen_parameters(bound)
     trained = {name: entry for name, entry in parameters.items() if name not in frozen}
     if not trained:
@@ -72,6 +73,10 @@ def update_graphs(
     if isinstance(bound, Scheduled):
         signatures |= {name: replace(signatures[name], end=bound.end) for name in graphs if name != "init"}
     return models, signatures
+
+
+def _info(name: str, entry: Entry) -> optim.ParameterInfo:
+    return optim.ParameterInfo(name, tuple(extent for extent in entry.extents if isinstance(extent, int)), entry.dtype)
 
 
 def joined_signature(grad: GraphSignature, apply: GraphSignature) -> GraphSignature:
@@ -172,7 +177,7 @@ class _Update:
             next_step = step + 1
             scaled = self.optimizer
             if isinstance(scaled, LossScaled) or (isinstance(scaled, RowHolder) and scaled.is_scaled):
-                finite = all_finite(draft.builder, gradients, parts_of) if finite is None else finite
+                finite = all_finite(draft.builder, gradients, PARTS_OF) if finite is None else finite
                 following, next_state = scaled.update_where(finite, *given)
                 next_step = where(finite, next_step, step)
             else:

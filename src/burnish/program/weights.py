@@ -10,6 +10,9 @@ import onnx_ir as ir
 from burnish.importer import FileTensor
 from burnish.program.state import Kind, LazyArrays
 
+ROUNDED = "rounded_weights"
+"""The option of a program that holds {initializer: dtype} for what its file has in sixteen bits, and its state in float32."""
+
 
 class Weights(LazyArrays):
     """Arrays by state name; those that lie in a file too need no memory once it was let go, and are then read there.

@@ -17,6 +17,8 @@ from burnish.graph import Builder, Tensor, attribute_value, describe_node, remov
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.ops.normalization.statistics import per_channel
+from burnish.registry import Registry
+from burnish.settings import is_whole
 from burnish.surgery.selection import Patterns, select_layers
 
 Rule = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -67,14 +69,15 @@ def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
 
 
 def _parsed(to: str) -> tuple[str, int]:
-    kind, separator, number = to.partition(":") if isinstance(to, str) else ("", "", "")
-    if kind in ("layer", "instance") and not separator:
-        return kind, 1
-    if kind == "group" and number.isdecimal() and int(number) > 0:
-        return kind, int(number)
-    raise ConfigurationError(
-        f"convert: unknown normalization {to!r}; choose among 'group:<number of groups>' such as 'group:32', 'layer', 'instance'"
+    def grouped(groups: int) -> tuple[str, int]:
+        if not is_whole(groups) or groups < 1:
+            raise ConfigurationError(f"convert: groups must be a whole number of 1 or more, such as 'group:32', not {groups!r}")
+        return "group", groups
+
+    kinds: Registry[tuple[str, int]] = Registry(
+        "normalization", {"group": grouped, "instance": lambda: ("instance", 1), "layer": lambda: ("layer", 1)}, bare=True
     )
+    return kinds.resolve(to)
 
 
 def _check(node: ir.Node, target: str, groups: int) -> None:

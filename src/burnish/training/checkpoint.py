@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.file_writing import file_path
+from burnish.formats.identity import graph_hashes, program_hash
+from burnish.formats.state_file import StateFile, write_state_file
 from burnish.program import Program
-from burnish.program.persistence import graph_hashes, program_hash
-from burnish.program.state import check_state, file_path, state_differences
-from burnish.program.state_file import StateFile, write_state_file
+from burnish.program.state import check_state, state_differences
 
 FORMAT = "burnish checkpoint"
 FORMAT_VERSION = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
-from burnish.program.state import replacing
+from burnish.formats.file_writing import replacing
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.session import Session
 

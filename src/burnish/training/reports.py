@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
-from burnish.program.state import replacing
+from burnish.formats.file_writing import replacing
 
 Row = dict[str, int | float | None]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
-from burnish.program.persistence import MANIFEST
+from burnish.formats.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
 
 AVERAGE = "average"

@@ -19,11 +19,11 @@ from burnish.distributed.runners.local_steps import LocalSteps
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, first_non_finite
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
+from burnish.formats.export import export_inference, save_inference
 from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import carry_over
-from burnish.program.export import export_inference, save_inference
 from burnish.program.state import EntriesOnRequest, averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
@@ -319,7 +319,7 @@ class Session:
             self.metadata = {**self.metadata, **opened.metadata}
             return opened.extra
         checkpoint = read_checkpoint(path)
-        found = carry_over(self.program, self.state(), checkpoint.state)
+        found = carry_over(self.program.init, self.program.signature, self.program.options, self.state(), checkpoint.state)
         if not any(name.startswith("param/") for name in found.carried):
             raise CheckpointError(
                 f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "

@@ -14,10 +14,11 @@ from burnish.compiler.compile import compile_inference
 from burnish.data import DataDescription, Dataset, Wanted
 from burnish.engines import Engine
 from burnish.errors import CheckpointError, ConfigurationError, InputError
+from burnish.formats.folder import MANIFEST
+from burnish.formats.metadata import TRAINING, read_objective
 from burnish.importer import read_proto
 from burnish.program import GraphSignature, Program, Role
-from burnish.program.inference import Inference, read_objective
-from burnish.program.persistence import MANIFEST, TRAINING
+from burnish.program.inference import Inference
 from burnish.program.state import averages
 from burnish.training.inputs import BatchCheck
 from burnish.training.saved_runs import AVERAGE, checkpoint_of, exported_parameters, is_run, program_beside

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import burnish
 from burnish.data import Dataset, DataSource
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
@@ -34,6 +33,7 @@ from burnish.training.reports import Row
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
+from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
 
@@ -313,7 +313,7 @@ class Trainer:
         if self._group.world_size == 1:
             return
         given = {
-            "the version of burnish": burnish.__version__,
+            "the version of burnish": __version__,
             "the version of PyTorch": version("torch"),
             **course,
             "epochs": self.epochs,

@@ -9,11 +9,11 @@ from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 
 import burnish
+from burnish.analysis.memory_plan import RECOMPUTES_METADATA
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.inductor import laid_out_as
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.models import residual_network
-from burnish.passes.memory_plan import RECOMPUTES_METADATA
 from oracles.small_networks import perceptron
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 

@@ -16,10 +16,11 @@ import torch
 from torch._inductor import config
 
 import burnish
+from burnish.engines import packaging
 from burnish.engines.torch import TorchEngine
 from burnish.errors import CheckpointError, ConfigurationError, EngineError
 from burnish.models import residual_network
-from burnish.program import Signature, packaging
+from burnish.program import Signature
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "aot_cpp"

@@ -80,6 +80,7 @@ def exactly(x, scale, bias, dy, y, activation):
 @pytest.mark.parametrize("activation", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("extents", "sizes"), list(itertools.product(EXTENTS, PARTS)))
+@pytest.mark.each_value(("extents", "dtype"), ("sizes", "activation"))
 def test_parts_come_to_what_the_whole_batch_does(extents, sizes, dtype, activation, threads):
     generator = torch.Generator().manual_seed(sum(extents))
     x, dy, added, more = (images((sum(sizes), *extents), generator, dtype) for _ in range(4))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigurationError
+from burnish.registry import Registry
+from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     import torch
@@ -64,20 +67,21 @@ class Float16(Encoding):
         return torch.ldexp(wire[:, :-1].to(dtype), wire[:, -1:].to(torch.int32) - TOP_EXPONENT)
 
 
-ENCODINGS = {"float16": Float16, "bfloat16": BFloat16}
+@dataclass(frozen=True)
+class LowRank:
+    """Gradients travel as products of narrow matrices (``power_sgd``).
 
-
-def encoding_of(compression: str | None) -> Encoding | None:
-    """Return the encoding of this name; None for none.
-
-    Raises:
-        ConfigurationError: there is none of this name.
+    Args:
+        rank: of the products. By default what the authors train ResNet-18 with.
     """
-    if compression is None:
-        return None
-    if compression not in ENCODINGS:
-        raise ConfigurationError(
-            f"DataParallel: compression={compression!r}: give one of {', '.join(map(repr, ENCODINGS))}, 'powersgd', "
-            "'powersgd:<rank>', or leave it out for gradients of full precision"
-        )
-    return ENCODINGS[compression]()
+
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.rank) or self.rank < 1:
+            raise ConfigurationError(f"compression: the rank of powersgd must be a whole number of 1 or more, not {self.rank!r}")
+
+
+COMPRESSIONS: Registry[Encoding | LowRank] = Registry(
+    "compression", {"bfloat16": BFloat16, "float16": Float16, "powersgd": LowRank}, bare=True
+)

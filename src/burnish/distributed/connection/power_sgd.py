@@ -25,35 +25,12 @@ import numpy as np
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, SharedRows
-from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
-NAME = "powersgd"
-RANK = 2
-"""What the authors train ResNet-18 with."""
 SMALLER = 2
 """A matrix is compressed where that makes it this many times smaller."""
-
-
-def rank_of(compression: str | None) -> int | None:
-    """Return the rank that ``powersgd`` or ``powersgd:<rank>`` asks for; None for any other compression.
-
-    Raises:
-        ConfigurationError: the rank is no whole number of at least 1.
-    """
-    name, colon, text = (compression or "").partition(":")
-    if name != NAME:
-        return None
-    if not colon:
-        return RANK
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(
-            f"DataParallel: compression={compression!r}: the rank behind the colon is a whole number of 1 or more, such as "
-            f"'{NAME}:{RANK}'"
-        )
-    return int(text)
 
 
 @dataclass

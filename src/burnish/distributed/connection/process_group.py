@@ -7,6 +7,7 @@ CUDA the exchange is NCCL's. Nothing is pickled. ``joining`` makes the group of 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -330,9 +331,10 @@ class ProcessGroup:
         self.count(name)
         on_cpu = tensor.device.type == "cpu"
         try:
-            return Work(self, begin(self.exchange if on_cpu else self._gpus), name, on_cpu)
+            work = begin(self.exchange if on_cpu else self._gpus)
         except RuntimeError as error:
             raise self.broken(name, first_line(error)) from error
+        return DONE if work is None else Work(functools.partial(self.finish, work, name, on_cpu))
 
     def count(self, name: str) -> None:
         """Enter that this worker has come to an exchange; refuses where it has left, or another is gone."""

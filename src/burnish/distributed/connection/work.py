@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from burnish.distributed.connection.process_group import ProcessGroup
+from collections.abc import Callable
 
 
 class Work:
     """What is waited for. Until ``wait`` returned, its tensors are neither read nor written.
 
     Args:
-        group: the workers; None for what is done already.
-        work: as ``torch.distributed`` returned it.
-        name: what is exchanged, for messages.
-        on_cpu: whether the tensors are there.
+        finish: waits for it; None for what is done already.
     """
 
-    def __init__(self, group: ProcessGroup | None = None, work: Any = None, name: str = "", on_cpu: bool = True):
-        self._group, self._work, self._name, self._on_cpu = group, work, name, on_cpu
+    def __init__(self, finish: Callable[[], None] | None = None):
+        self._finish = finish
 
     def wait(self) -> None:
         """Wait until the exchange is done; on CUDA, until it stands in the current stream.
@@ -27,9 +21,9 @@ class Work:
         Raises:
             WorkerError: a worker is gone, or has not come to it in time.
         """
-        if self._group is not None and self._work is not None:
-            self._group.finish(self._work, self._name, self._on_cpu)
-        self._work = None
+        if self._finish is not None:
+            self._finish()
+        self._finish = None
 
 
 DONE = Work()

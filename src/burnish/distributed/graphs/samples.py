@@ -14,7 +14,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.modes import DRAWING
-from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, SAMPLE_SHARE, all_gather, worker_rank
+from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, SAMPLE_SHARE, WORKER_RANK, all_gather
 from burnish.program.signature import Entry, Role
 from burnish.random import Places
 from burnish.sample_axes import sample_inputs
@@ -94,7 +94,7 @@ class Samples:
 
         def emit() -> Tensor:
             builder = self._builder
-            rank = worker_rank(builder)
+            rank = WORKER_RANK(builder=builder)
             before = builder.cast(builder.op("Less", builder.integers(range(self._workers)), rank), INT64)
             return self._sum(self._counts(name) * before)
 

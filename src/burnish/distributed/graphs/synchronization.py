@@ -18,9 +18,18 @@ from burnish.norms import NormPolicy, Renorm, Sync, Train, get
 from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.ops import Operation
 from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, all_gather, all_reduce
-from burnish.ops.normalization import synchronized
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.ops.normalization.renorm import BATCH_RENORM_TRAINING, correction
+from burnish.ops.normalization.synchronized import (
+    BATCH_NORM_APPLY,
+    BATCH_NORM_GRAD_APPLY,
+    BATCH_NORM_GRAD_MERGE,
+    BATCH_NORM_GRAD_SUMS,
+    BATCH_NORM_MERGE,
+    BATCH_NORM_MOMENTS,
+    Statistics,
+    halves,
+)
 from burnish.ops.semantic import semantic_operator
 
 DOUBLE = ir.DataType.DOUBLE
@@ -80,7 +89,7 @@ class _Layer:
 
     scale: Tensor
     pivot: Tensor
-    statistics: synchronized.Statistics
+    statistics: Statistics
 
 
 def synchronize(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int, spare: bool = True) -> list[Tensor]:
@@ -107,14 +116,14 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int,
     builder = Builder(graph, before=node)
     op = Operation(node, builder)
     x, scale, bias = (op.required(index) for index in range(3))
-    moments, pivot = synchronized.moments_of(x)
+    moments, pivot = BATCH_NORM_MOMENTS.emit(x)
     gathered = all_gather(moments, workers, "moments", group)
-    statistics = synchronized.merged(gathered, scale, op.attribute("epsilon"))
+    statistics = Statistics(*BATCH_NORM_MERGE.emit(gathered, scale, epsilon=op.attribute("epsilon")))
     gain = statistics.gain
     if BATCH_RENORM_TRAINING.is_of(node):
         r, d = correction(op, statistics.mean, statistics.inverse_std)
         gain, bias = gain * r, bias + scale * d
-    y = synchronized.applied(x, pivot, statistics.center, gain, bias)
+    y = BATCH_NORM_APPLY(x, pivot, statistics.center, gain, bias)
     layer = _Layer(scale, pivot, statistics)
     for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
         if not BATCH_NORM_GRAD.is_of(user):
@@ -135,17 +144,17 @@ def _synchronize_layer(graph: ir.Graph, node: ir.Node, group: int, workers: int,
 def _synchronize_gradient(graph: ir.Graph, node: ir.Node, layer: _Layer, group: int, spare: bool) -> None:
     builder = Builder(graph, before=node)
     dy, x, scale = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
-    found = layer.statistics
+    merged = layer.statistics
     pivot, count, center, precise, gain = (
-        builder.tensor(tensor.value) for tensor in (layer.pivot, found.count, found.center, found.precise, found.gain)
+        builder.tensor(tensor.value) for tensor in (layer.pivot, merged.count, merged.center, merged.precise, merged.gain)
     )
     if scale.value is not layer.scale.value:
         gain = builder.cast(builder.cast(scale, DOUBLE) * precise, scale.dtype)
-    sums = synchronized.gradient_sums(dy, x, pivot, center)
+    sums = BATCH_NORM_GRAD_SUMS(dy, x, pivot, center)
     (total,) = all_reduce((sums,), "sums", group)
-    slope, offset, *whole = synchronized.merged_gradient(total, count, precise, scale)
-    dx = synchronized.applied_gradient(dy, x, pivot, center, gain, slope, offset)
-    own_flow, own_products = synchronized.halves(sums, scale)
+    slope, offset, *whole = BATCH_NORM_GRAD_MERGE.emit(total, count, precise, scale)
+    dx = BATCH_NORM_GRAD_APPLY(dy, x, pivot, center, gain, slope, offset)
+    own_flow, own_products = halves(sums, scale)
     own = (builder.cast(own_products * precise, scale.dtype), builder.cast(own_flow, scale.dtype))
     if group == 0 and spare:
         # The sums over all workers are there already.

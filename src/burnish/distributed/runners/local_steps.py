@@ -33,9 +33,9 @@ from burnish.optim.accumulate import Accumulate
 from burnish.optim.average import AVERAGE
 from burnish.optim.diloco import OUTER_MOMENTUM, DiLoCo
 from burnish.optim.wrapper import layers_of
+from burnish.passes.precision import FULL
+from burnish.passes.precision import get as precision_of
 from burnish.program import Program, Role
-from burnish.program.precision import FULL
-from burnish.program.precision import get as precision_of
 from burnish.random.keys import mix_array
 from burnish.sample_axes import sample_inputs
 

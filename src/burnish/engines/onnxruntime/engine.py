@@ -17,9 +17,9 @@ from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.errors import BurnishError, EngineError
+from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
 from burnish.passes import compute_in_float32
-from burnish.program.persistence import fits_one_file, model_bytes, save_model
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:

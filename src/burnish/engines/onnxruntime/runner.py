@@ -18,9 +18,9 @@ import onnxruntime
 from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
 from burnish.engines.onnxruntime.failures import has_bfloat16, run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
+from burnish.formats.state_file import blocks
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
-from burnish.program.state_file import blocks
 
 if TYPE_CHECKING:
     from burnish.program import Program

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import replace_uses, typed_attribute
-from burnish.importer.open_batch.operands import Batch, Extent, Operand, Refused, Shape, sample_shape
+from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample_shape
 
 
 class Count(Enum):
@@ -241,7 +241,3 @@ def new_axis(operand: Operand, axis: int) -> int:
     if not batch.is_extra and batch.axis == axis:
         raise Refused(f"works along axis {axis} of '{operand.value.name}', in the place of which the samples of a batch stand")
     return axis + (batch.is_extra and axis >= batch.axis)
-
-
-def shape_without(shape: Sequence[Extent], axes: Sequence[int]) -> Shape:
-    return tuple(extent for axis, extent in enumerate(shape) if axis not in axes)

@@ -3,7 +3,7 @@
 What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norms``.
 """
 
-from burnish.ops.normalization import (
+from burnish.ops.normalization import (  # noqa: F401  # registers the rules
     batch,
     ghost,
     group,
@@ -19,16 +19,6 @@ from burnish.ops.normalization.batch import batch_norm_training
 from burnish.ops.normalization.statistics import elements_per_channel
 
 __all__ = [
-    "batch",
     "batch_norm_training",
     "elements_per_channel",
-    "ghost",
-    "group",
-    "group_training",
-    "layer",
-    "local_response",
-    "lp",
-    "renorm",
-    "standardize",
-    "synchronized",
 ]

@@ -31,25 +31,13 @@ def group_normalization(op: Operation) -> Tensor:
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     groups = _checked_groups(op, x)
     for operand in (scale, bias):
-        _check_size(op, operand, x.dimension(1), "channels")
+        _check_size(op, operand, x.dimension(1))
     if x.dtype not in SIXTEEN_BIT:
         return group_norm_training(x, scale, bias, groups, op.attribute("epsilon", 1e-5))
     grouped, _ = by_group(x, groups)
     normalized, _, _ = standardize(staged(grouped), 2 - (grouped.rank or 0), op.attribute("epsilon", 1e-5))
     y = reshape_as(op.builder.cast(normalized, x.dtype), x)
     return y * per_channel(scale, x) + per_channel(bias, x)
-
-
-@training_form("GroupNormalization", since=18, until=20)
-def group_normalization_scaled_by_group(op: Operation) -> Tensor:
-    """ONNX GroupNormalization-18, with a scale and a bias for each group."""
-    x, scale, bias = op.required(0), op.required(1), op.required(2)
-    grouped, _ = by_group(x, _checked_groups(op, x))
-    for operand in (scale, bias):
-        _check_size(op, operand, op.attribute("num_groups"), "groups")
-    normalized, _, _ = standardize(staged(grouped), 2 - (grouped.rank or 0), op.attribute("epsilon", 1e-5))
-    y = op.builder.cast(normalized, x.dtype)
-    return reshape_as(y * per_channel(scale, y) + per_channel(bias, y), x)
 
 
 @training_form("InstanceNormalization", since=6)
@@ -61,7 +49,7 @@ def instance_normalization(op: Operation) -> Tensor:
         raise ModelError(f"{op}: its input '{x.name}' of rank {rank} has no spatial axes to normalize over; give it at least one")
     check_not_empty(op, x, 2 - rank)
     for operand in (scale, bias):
-        _check_size(op, operand, x.dimension(1), "channels")
+        _check_size(op, operand, x.dimension(1))
     if x.dtype not in SIXTEEN_BIT:
         return group_norm_training(x, scale, bias, 0, op.attribute("epsilon", 1e-5))
     normalized, _, _ = standardize(staged(x), 2 - rank, op.attribute("epsilon", 1e-5))
@@ -96,11 +84,12 @@ def _checked_groups(op: Operation, x: Tensor) -> int:
     return int(groups)
 
 
-def _check_size(op: Operation, operand: Tensor, size: int | None, what: str) -> None:
-    """Refuse a scale or bias that is known not to be a vector with one number for each channel or group."""
+def _check_size(op: Operation, operand: Tensor, channels: int | None) -> None:
+    """Refuse a scale or bias that is known not to be a vector with one number for each channel."""
     if operand.shape is None:
         return
-    if operand.rank != 1 or (size is not None and operand.dimension(0) not in (None, size)):
+    if operand.rank != 1 or (channels is not None and operand.dimension(0) not in (None, channels)):
         raise ModelError(
-            f"{op}: '{operand.name}' has the shape {operand.shape}, and the {size} {what} need a vector of that size; correct it"
+            f"{op}: '{operand.name}' has the shape {operand.shape}, and the {channels} channels need a vector of that size; "
+            "correct it"
         )

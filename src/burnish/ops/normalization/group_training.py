@@ -24,12 +24,11 @@ from burnish.ops.normalization.standardize import (
     projected,
     projection_gradients,
     standardize,
-    trailing_count,
     trailing_mean,
     trailing_sum,
 )
 from burnish.ops.normalization.statistics import channel_sum, per_channel
-from burnish.ops.positions import extent, extents, joined, reshape_as
+from burnish.ops.positions import count_like, extent, extents, joined, reshape_as
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
 
@@ -102,7 +101,7 @@ def group_norm_double_backward(
         by_q, by_rows, by_inverse = projection_gradients(reshape_as(v, rows), q, normalized, inverse, axis)
         by_q = reshape_as(by_q, x)
         by_dy, by_scale = by_q * gain, channel_sum(by_q * dy)
-        by_x = -(normalized * (by_inverse * inverse * inverse / trailing_count(rows, axis)))
+        by_x = -(normalized * (by_inverse * inverse * inverse / count_like(rows, axis)))
     if v_scale is not None:
         along = per_channel(v_scale, x)
         by_dy = _added(by_dy, n * along)

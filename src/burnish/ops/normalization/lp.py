@@ -11,9 +11,9 @@ from burnish.ops.normalization.standardize import (
     root_mean_square_normalize,
     rows_over,
     staged,
-    trailing_count,
     trailing_sum,
 )
+from burnish.ops.positions import count_like
 from burnish.ops.registry import Operation, training_form
 
 
@@ -28,7 +28,7 @@ def lp_normalization(op: Operation) -> Tensor:
     rows, permutation = rows_over(staged(x), [axis])
     if power == 2:
         normalized, _ = root_mean_square_normalize(rows, -1, epsilon=0.0)
-        y = normalized / builder.op("Sqrt", trailing_count(rows, -1))
+        y = normalized / builder.op("Sqrt", count_like(rows, -1))
     else:
         norm = trailing_sum(builder.op("Abs", rows), -1)
         zero = builder.op("Equal", norm, builder.scalar(0, norm))

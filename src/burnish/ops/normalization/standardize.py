@@ -16,7 +16,7 @@ import onnx_ir as ir
 from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.graph import Tensor
 from burnish.ops.normalization.statistics import blocked_sum
-from burnish.ops.positions import count, extents
+from burnish.ops.positions import count_like, extents
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Inference, Operands, OutputType, SemanticOperator, like
 
@@ -157,15 +157,7 @@ def _sum_by_axes(x: Tensor, axes: Iterable[int]) -> Tensor:
 
 def trailing_mean(x: Tensor, axis: int, squares: bool = False) -> Tensor:
     """Average ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay as 1."""
-    return trailing_sum(x, axis, squares) / trailing_count(x, axis)
-
-
-def trailing_count(x: Tensor, axis: int) -> Tensor:
-    """The number of elements over the axes from ``axis`` (negative) on, a scalar of x's dtype."""
-    sizes = extents(x, axis)
-    if sizes is not None:
-        return x.builder.scalar(prod(sizes), x)
-    return x.builder.cast(count(x, axis), x.dtype)
+    return trailing_sum(x, axis, squares) / count_like(x, axis)
 
 
 @STANDARDIZE.gradient
@@ -215,11 +207,11 @@ def _normalization_gradient(
     axis, offset = op.attribute("axis"), op.attribute("offset", 0.0)
     dx = None if dy is None else projected(dy, y, inverse, axis, offset, centered)
     if d_inverse is not None:
-        weight = d_inverse * inverse * inverse / trailing_count(y, axis)
+        weight = d_inverse * inverse * inverse / count_like(y, axis)
         term = y * -_slope_by_std(weight, inverse, offset)
         dx = term if dx is None else dx + term
     if d_mean is not None:
-        share = d_mean / trailing_count(y, axis)
+        share = d_mean / count_like(y, axis)
         dx = op.builder.op("Expand", share, op.builder.op("Shape", y), like=y) if dx is None else dx + share
     return dx
 
@@ -263,7 +255,7 @@ def projection_gradients(
     by_r = trailing_mean(v * deviation, axis) - product
     if offset:
         by_r = by_r - _slope_by_std(product, r, offset) * (r * offset)
-    return projected(v, y, r, axis, offset, centered), dy, by_r * trailing_count(y, axis)
+    return projected(v, y, r, axis, offset, centered), dy, by_r * count_like(y, axis)
 
 
 @STANDARDIZE.lowering

@@ -1,4 +1,4 @@
-"""Batch normalization by statistics that come from elsewhere: the parts of it that lie before and behind an exchange of them.
+"""Batch normalization by statistics that come from elsewhere: its parts before and after an exchange of them.
 
 A worker takes the moments of its own part of the batch, workers exchange them, and each normalizes its part by what they come to:
 
@@ -73,15 +73,9 @@ BATCH_NORM_GRAD_APPLY = SemanticOperator(
 )
 
 
-def moments_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit the moments of ``x`` [N, C, ...] and the pivot [C]."""
-    moments, pivot = BATCH_NORM_MOMENTS.emit(x)
-    return moments, pivot
-
-
 @dataclass(frozen=True)
 class Statistics:
-    """What the moments of all parts come to: [C] of the layer's dtype where not said otherwise.
+    """What BatchNormMerge gives: [C] of the layer's dtype where not said otherwise. Mean and variance of nothing at all are 0.
 
     Attributes:
         count: float64 [1], of elements per channel.
@@ -99,48 +93,12 @@ class Statistics:
     gain: Tensor
 
 
-def merged(gathered: Tensor, scale: Tensor, epsilon: float) -> Statistics:
-    """Emit what the moments of several parts come to; mean and variance are 0 where there is nothing at all.
-
-    Args:
-        gathered: float64 [parts, 1 + 2 C].
-        scale: [C].
-        epsilon: of the layer.
-    """
-    return Statistics(*BATCH_NORM_MERGE.emit(gathered, scale, epsilon=epsilon))
-
-
-def applied(x: Tensor, pivot: Tensor, center: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """Emit ``(x - center) gain + bias``; vectors are [C]."""
-    return BATCH_NORM_APPLY(x, pivot, center, gain, bias)
-
-
-def gradient_sums(dy: Tensor, x: Tensor, pivot: Tensor, center: Tensor) -> Tensor:
-    """Emit ``Σ dy`` and, behind it, ``Σ dy (x - center)``, float64 [2 C]."""
-    return BATCH_NORM_GRAD_SUMS(dy, x, pivot, center)
-
-
 def halves(sums: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
     """Emit the two halves of [2 C], [C] each."""
     builder = sums.builder
     extent, axis = builder.op("Shape", channels), builder.integers([0])
     first = builder.op("Slice", sums, builder.integers([0]), extent, axis, shape=channels.shape)
     return first, builder.op("Slice", sums, extent, extent + extent, axis, shape=channels.shape)
-
-
-def merged_gradient(total: Tensor, count: Tensor, precise: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Emit slope and offset of dx, and the gradients of scale and bias, from the sums over all parts; [C] like ``scale``.
-
-    With r the inverse deviation, w the scale, S1 = Σ dy and S2 = Σ dy (x - mean) over n elements: ``slope = -w r³ S2 / n``,
-    ``offset = -w r S1 / n``, ``dscale = r S2``, ``dbias = S1`` (Ioffe and Szegedy 2015, section 3).
-    """
-    slope, offset, dscale, dbias = BATCH_NORM_GRAD_MERGE.emit(total, count, precise, scale)
-    return slope, offset, dscale, dbias
-
-
-def applied_gradient(dy: Tensor, x: Tensor, pivot: Tensor, center: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """Emit ``dy gain + (x - center) slope + offset``; vectors are [C]."""
-    return BATCH_NORM_GRAD_APPLY(dy, x, pivot, center, gain, slope, offset)
 
 
 @BATCH_NORM_MOMENTS.lowering
@@ -199,6 +157,9 @@ def lower_gradient_sums(op: Operation) -> Tensor:
 
 @BATCH_NORM_GRAD_MERGE.lowering
 def lower_merged_gradient(op: Operation) -> tuple[Tensor, ...]:
+    """With r the inverse deviation, w the scale, S1 = Σ dy and S2 = Σ dy (x - mean) over n elements: ``slope = -w r³ S2 / n``,
+    ``offset = -w r S1 / n``, ``dscale = r S2``, ``dbias = S1`` (Ioffe and Szegedy 2015, section 3).
+    """
     total, count, precise, scale = (op.required(index) for index in range(4))
     builder = op.builder
     flow, products = halves(total, scale)

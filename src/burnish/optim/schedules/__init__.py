@@ -6,10 +6,9 @@ not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from burnish.errors import ConfigurationError
 from burnish.optim.base import Schedule, is_schedule
 from burnish.optim.schedules.constant import Constant, constant
 from burnish.optim.schedules.cosine import Cosine, CosineRestarts, cosine, cosine_restarts
@@ -23,43 +22,39 @@ from burnish.optim.schedules.plateau import Plateau, plateau
 from burnish.optim.schedules.polynomial import Polynomial, polynomial
 from burnish.optim.schedules.step import Step, step
 from burnish.optim.schedules.warmup import Warmup, warmup
-from burnish.settings import call_hint, with_settings
+from burnish.registry import Registry
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "cosine_restarts": cosine_restarts,
-    "cyclic": cyclic,
-    "exponential": exponential,
-    "inverse_square_root": inverse_square_root,
-    "linear": linear,
-    "one_cycle": one_cycle,
-    "piecewise": piecewise,
-    "plateau": plateau,
-    "polynomial": polynomial,
-    "step": step,
-    "warmup": warmup,
-}
+SCHEDULES: Registry[Schedule] = Registry(
+    "learning-rate schedule",
+    {
+        "constant": constant,
+        "cosine": cosine,
+        "cosine_restarts": cosine_restarts,
+        "cyclic": cyclic,
+        "exponential": exponential,
+        "inverse_square_root": inverse_square_root,
+        "linear": linear,
+        "one_cycle": one_cycle,
+        "piecewise": piecewise,
+        "plateau": plateau,
+        "polynomial": polynomial,
+        "step": step,
+        "warmup": warmup,
+    },
+    home="burnish.optim.schedules",
+    is_made=is_schedule,
+)
 
 
-def get(schedule: Mapping[str, Any] | Schedule) -> Schedule:
-    """Return the schedule of the options that one gave (``Schedule.options``), or the object itself.
+def get(schedule: str | Mapping[str, Any] | Schedule) -> Schedule:
+    """Return the schedule of a text, of the options that one gave (``Schedule.options``), or the object itself.
 
     Raises:
         ConfigurationError: there is no schedule of that name, or no such option, or one that it needs is missing.
     """
-    if is_schedule(schedule):
-        return schedule
-    known = ", ".join(SCHEDULES)
-    if not isinstance(schedule, Mapping):
-        raise ConfigurationError(
-            f"a schedule must be one of burnish.optim.schedules, not {schedule!r}{call_hint(schedule)}; there is {known}"
-        )
-    name = schedule.get("name")
-    if name not in SCHEDULES:
-        raise ConfigurationError(f"there is no learning-rate schedule '{name}'; there is {known}")
-    settings = {key: get(value) if key == "schedule" else value for key, value in schedule.items() if key != "name"}
-    return with_settings(f"schedule '{name}'", SCHEDULES[name], settings)
+    if isinstance(schedule, Mapping) and "schedule" in schedule:
+        schedule = {**schedule, "schedule": get(schedule["schedule"])}
+    return SCHEDULES.resolve(schedule)
 
 
 __all__ = [

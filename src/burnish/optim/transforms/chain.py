@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,20 @@ from burnish.optim.transforms.clip_by_norm import clip_by_norm
 from burnish.optim.transforms.clip_by_value import clip_by_value
 from burnish.optim.transforms.decayed_weights import add_decayed_weights
 from burnish.optim.wrapper import Wrapper, layers_of
-from burnish.settings import with_settings
+from burnish.registry import Registry
 
-TRANSFORMS: dict[str, Callable[..., GradientTransform]] = {
-    "add_decayed_weights": add_decayed_weights,
-    "centralize": centralize,
-    "clip_by_global_norm": clip_by_global_norm,
-    "clip_by_norm": clip_by_norm,
-    "clip_by_value": clip_by_value,
-}
+TRANSFORMS: Registry[GradientTransform] = Registry(
+    "gradient transform",
+    {
+        "add_decayed_weights": add_decayed_weights,
+        "centralize": centralize,
+        "clip_by_global_norm": clip_by_global_norm,
+        "clip_by_norm": clip_by_norm,
+        "clip_by_value": clip_by_value,
+    },
+    home="burnish.optim",
+    is_made=lambda given: isinstance(given, GradientTransform),
+)
 
 
 @dataclass(frozen=True)
@@ -114,16 +119,3 @@ def chain(*parts: GradientTransform | Optimizer) -> Chain:
         last = f", not {parts[-1]!r}" if parts else ""
         raise ConfigurationError(f"chain: the last part must be an optimizer of burnish.optim, such as burnish.optim.sgd(){last}")
     return Chain(parts[-1], parts[:-1])  # type: ignore[arg-type]
-
-
-def transform_of(options: Mapping[str, Any]) -> GradientTransform:
-    """Return the transform of the options that it gave.
-
-    Raises:
-        ConfigurationError: there is no transform of that name, or no such option.
-    """
-    name = options.get("name")
-    if name not in TRANSFORMS:
-        raise ConfigurationError(f"there is no gradient transform '{name}'; there is {', '.join(sorted(TRANSFORMS))}")
-    settings = {key: value for key, value in options.items() if key != "name"}
-    return with_settings(f"gradient transform '{name}'", TRANSFORMS[name], settings)

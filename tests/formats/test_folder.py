@@ -13,9 +13,11 @@ import pytest
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import CheckpointError
+from burnish.formats import folder, model_file
+from burnish.formats.identity import graph_hashes, program_hash
+from burnish.formats.state_file import write_state_file
 from burnish.graph import Builder
-from burnish.program import GRAPH_NAMES, Program, Signature, persistence
-from burnish.program.state_file import write_state_file
+from burnish.program import GRAPH_NAMES, Program, Signature
 from oracles.tiny_program import tiny_batch, tiny_program
 
 FILES = {*(f"{name}.onnx" for name in GRAPH_NAMES), "program.json", "state.safetensors"}
@@ -38,7 +40,7 @@ def saved(saved_once, tmp_path):
 
 
 def identity(program):
-    return persistence.program_hash(persistence.graph_hashes(program), program.signature)
+    return program_hash(graph_hashes(program), program.signature)
 
 
 def edit_manifest(directory, change):
@@ -231,7 +233,7 @@ def test_a_link_out_of_the_folder_is_not_opened(saved):
 def record(directory, name):
     """Record a file as it is now in the manifest."""
     path = directory / name
-    values = {"bytes": path.stat().st_size, "sha256": persistence._file_hash(path)}
+    values = {"bytes": path.stat().st_size, "sha256": folder._file_hash(path)}
     edit_manifest(directory, lambda manifest: manifest["files"].update({name: values}))
 
 
@@ -263,7 +265,7 @@ def test_weights_that_do_not_fit_the_signature_are_named(program, saved):
 
 
 def test_large_constants_go_into_a_file_of_their_own(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(persistence, "ONE_FILE_LIMIT", 1 << 10)
+    monkeypatch.setattr(model_file, "ONE_FILE_LIMIT", 1 << 10)
     program = tiny_program()
     table = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     graph = program.predict.graph

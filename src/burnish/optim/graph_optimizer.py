@@ -13,14 +13,14 @@ from burnish.graph import Builder, Tensor, replace_uses
 
 
 @dataclass(frozen=True)
-class GivenUpdate:
+class GraphOptimizer:
     """An optimizer whose update is a graph, put as it is into the graphs of a program.
 
     Attributes:
         graph: of standard operators; its inputs are some of ``param/*``, ``grad:*``, ``opt/*`` and the names of the
             hyperparameters, its outputs ``next:param/*`` and ``next:opt/*`` for every parameter and slot.
         slots: slot -> first value.
-        rates: hyperparameter -> default, None for one that has to be given with every step.
+        rates: hyperparameter -> default, None for one that has to be tensors with every step.
     """
 
     graph: ir.Graph
@@ -46,12 +46,12 @@ class GivenUpdate:
         step: Tensor,
         hyperparameters: Mapping[str, Tensor],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        given = {f"param/{name}": tensor for name, tensor in params.items()}
-        given |= {f"grad:{name}": tensor for name, tensor in gradients.items()}
-        given |= {f"opt/{name}": tensor for name, tensor in state.items()}
+        tensors = {f"param/{name}": tensor for name, tensor in params.items()}
+        tensors |= {f"grad:{name}": tensor for name, tensor in gradients.items()}
+        tensors |= {f"opt/{name}": tensor for name, tensor in state.items()}
         copy = self.graph.clone()
         for value in copy.inputs:
-            tensor = given.get(value.name or "") or builder.cast(
+            tensor = tensors.get(value.name or "") or builder.cast(
                 hyperparameters[value.name or ""], value.dtype or ir.DataType.FLOAT
             )
             replace_uses(value, tensor.value)

@@ -7,30 +7,24 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
+from burnish.formats.file_writing import file_path, replacing
+from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
+from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
 from burnish.importer.classical import restore_zip_maps
 from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
-from burnish.program.inference import OBJECTIVE, objective_entry
-from burnish.program.model_file import parts, write_model
-from burnish.program.persistence import ONE_FILE_LIMIT, TRAINING, constant_bytes
-from burnish.program.state import LazyArrays, check_state, chosen, file_path, replacing
+from burnish.program import Program
+from burnish.program.state import LazyArrays, check_state, chosen
+from burnish.program.weights import ROUNDED
 from burnish.transfers import Transfer
-
-if TYPE_CHECKING:
-    from burnish.program.program import Program
 
 SMALLEST_EXTERNAL = 1024
 """Bytes from which a tensor goes into the data file, where there is one."""
-
-
-ROUNDED = "rounded_weights"
-"""The option of a program that holds {initializer: dtype} for what its file has in sixteen bits, and its state in float32."""
 
 
 def export_inference(

@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from burnish.formats import model_file
 from burnish.graph import model_proto
 from burnish.models import residual_network
-from burnish.program import model_file
 from burnish.transfers import Transfer
 
 TRANSFER = Transfer("writing", 0)

@@ -20,7 +20,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from burnish.errors import CheckpointError
-from burnish.program.state import Arrays, Kind, LazyArrays, kind_of, replacing
+from burnish.formats.file_writing import replacing
+from burnish.program.state import Arrays, Kind, LazyArrays, kind_of
 from burnish.transfers import Transfer
 
 DTYPES: Mapping[str, np.dtype] = {

@@ -11,21 +11,15 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
+from burnish.formats.consistency import inconsistency
+from burnish.formats.identity import DIGEST, digest_of, graph_hash
+from burnish.formats.metadata import TRAINING
+from burnish.formats.onnx_training_import import load_foreign_training
+from burnish.formats.training_info import FORMAT, FORMAT_VERSION, FUNCTION_DOMAIN, FUNCTIONS, INITIALIZER_NODE, rename_values
 from burnish.importer import load_external_data, read_proto
-from burnish.program.consistency import inconsistency
-from burnish.program.onnx_training_import import load_foreign_training
-from burnish.program.persistence import DIGEST, digest_of, graph_hash
+from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
-from burnish.program.training_info import (
-    FORMAT,
-    FORMAT_VERSION,
-    FUNCTION_DOMAIN,
-    FUNCTIONS,
-    INITIALIZER_NODE,
-    METADATA,
-    rename_values,
-)
 
 EXPECTED = {
     "signature": dict,
@@ -39,8 +33,8 @@ EXPECTED = {
 }
 
 
-def load_training_model(source: str | Path | onnx.ModelProto) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read a model with ``training_info`` as the fields of a Program and the state it holds; see ``Program.load``.
+def load_training_model(source: str | Path | onnx.ModelProto) -> Program:
+    """Read a model with ``training_info``; see ``Program.load``.
 
     Raises:
         ModelError: the file is missing, corrupt or no ONNX model, or its external data is missing, too short or elsewhere.
@@ -50,14 +44,14 @@ def load_training_model(source: str | Path | onnx.ModelProto) -> tuple[dict[str,
     if folder is not None:
         load_external_data(proto, folder)
     properties = {entry.key: entry.value for entry in proto.metadata_props}
-    if METADATA not in properties and len(proto.training_info):
+    if TRAINING not in properties and len(proto.training_info):
         return load_foreign_training(name, proto)
-    if METADATA not in properties:
+    if TRAINING not in properties:
         raise CheckpointError(
             f"{name} is an ONNX model that holds no burnish program: compile it with burnish.compile, or give a file that "
             "program.to_onnx wrote"
         )
-    return _Reader(name, proto, properties[METADATA]).fields()
+    return _Reader(name, proto, properties[TRAINING]).program()
 
 
 class _Reader:
@@ -70,9 +64,9 @@ class _Reader:
             raise self._damaged(f"it has {len(proto.training_info)} training_info, and one was written")
         self.algorithm = proto.training_info[0].algorithm
 
-    def fields(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def program(self) -> Program:
         state = self._state()
-        models = {name: self._model(name) for name in GRAPH_NAMES}
+        models: dict[str, Any] = {name: self._model(name) for name in GRAPH_NAMES}
         changed = next((name for name, model in models.items() if graph_hash(model) != self.metadata["hashes"].get(name)), None)
         if changed is not None:
             raise self._damaged(f"its {changed} graph has changed since it was written")
@@ -80,12 +74,14 @@ class _Reader:
         if problem is not None:
             raise self._damaged(problem)
         if self.metadata.get(DIGEST, digest_of(self.metadata)) != digest_of(self.metadata):
-            raise self._damaged(f"its metadata '{METADATA}' has changed since it was written")
+            raise self._damaged(f"its metadata '{TRAINING}' has changed since it was written")
         weights = {
             entry.name: state[entry.name] for entry in self.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)
         }
         options = dict(self.metadata["options"])
-        return {**models, "signature": self.signature, "weights": weights, "options": options}, state
+        program = Program(**models, signature=self.signature, weights=weights, options=options)
+        program.saved_state = state
+        return program
 
     def _metadata(self, text: str) -> dict[str, Any]:
         try:
@@ -94,7 +90,7 @@ class _Reader:
                 raise ValueError(f"format is {metadata['format']!r}, expected {FORMAT!r}")
             version = int(metadata["version"])
         except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged(f"its metadata '{METADATA}' cannot be read: {error!r}") from error
+            raise self._damaged(f"its metadata '{TRAINING}' cannot be read: {error!r}") from error
         if version > FORMAT_VERSION:
             raise CheckpointError(
                 f"{self.name} was written in format version {version}, and this burnish reads up to {FORMAT_VERSION}: "
@@ -102,7 +98,7 @@ class _Reader:
             )
         for key, kind in EXPECTED.items():
             if not isinstance(metadata.get(key), kind):
-                raise self._damaged(f"its metadata '{METADATA}' has no '{key}'")
+                raise self._damaged(f"its metadata '{TRAINING}' has no '{key}'")
         return metadata
 
     def _signature(self) -> Signature:
@@ -181,7 +177,7 @@ class _Reader:
             )
             model.ir_version = int(self.metadata["ir_versions"][name])
             if name == "predict":
-                properties = {entry.key: entry.value for entry in self.proto.metadata_props if entry.key != METADATA}
+                properties = {entry.key: entry.value for entry in self.proto.metadata_props if entry.key != TRAINING}
                 onnx.helper.set_model_props(model, properties)
             onnx.checker.check_model(model)
             return ir.from_proto(model)

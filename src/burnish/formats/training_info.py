@@ -16,26 +16,25 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError, UnsupportedOperatorError
+from burnish.formats.export import export_inference
+from burnish.formats.file_writing import file_path, replacing
+from burnish.formats.identity import DIGEST, digest_of, graph_hashes
+from burnish.formats.metadata import TRAINING
+from burnish.formats.model_file import constant_bytes
 from burnish.graph import model_proto
 from burnish.graph.versions import raise_opset
-from burnish.program.export import export_inference
-from burnish.program.persistence import DIGEST, TRAINING, constant_bytes, digest_of, graph_hashes
+from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
-from burnish.program.state import check_state, file_path, replacing
-
-if TYPE_CHECKING:
-    from burnish.program.program import Program
+from burnish.program.state import check_state
 
 FORMAT = "burnish training"
 FORMAT_VERSION = 1
-METADATA = TRAINING
 FUNCTION_DOMAIN = "burnish.program"
 FUNCTIONS = ("grad", "apply", "evaluate")
 PREFIX = "training/"
@@ -47,7 +46,7 @@ LARGEST = 2**31 - 2**20
 
 
 def to_training_model(
-    program: Program, state: Mapping[str, np.ndarray] | None, properties: Mapping[str, str] | None = None
+    program: Program, state: Mapping[str, np.ndarray] | None = None, properties: Mapping[str, str] | None = None
 ) -> onnx.ModelProto:
     """Write a program and its state as one model; see ``Program.to_onnx``."""
     if state is None:
@@ -83,7 +82,7 @@ def to_training_model(
         "ir_versions": {name: graph.ir_version for name, graph in program.graphs.items()},
     }
     metadata[DIGEST] = digest_of(metadata)
-    onnx.helper.set_model_props(model, {METADATA: json.dumps(metadata, sort_keys=True), **inference.metadata_props})
+    onnx.helper.set_model_props(model, {TRAINING: json.dumps(metadata, sort_keys=True), **inference.metadata_props})
     return model
 
 
@@ -113,7 +112,7 @@ def _is_training_model(path: Path) -> bool:
         properties = onnx.ModelProto.FromString(path.read_bytes()).metadata_props
     except Exception:  # the protobuf library's errors are no class of their own, and no ONNX model is no such model either
         return False
-    return any(entry.key == METADATA for entry in properties)
+    return any(entry.key == TRAINING for entry in properties)
 
 
 class _Naming:

@@ -14,8 +14,9 @@ from torch import nn
 
 import burnish
 from burnish.errors import CheckpointError
-from burnish.program import Program, export
-from burnish.program.export import export_inference, save_inference
+from burnish.formats import export
+from burnish.formats.export import export_inference, save_inference
+from burnish.program import Program
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.tiny_program import tiny_program
 from torch_models import MobileNetV2, ResNet, export_onnx

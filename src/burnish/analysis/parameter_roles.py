@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, bodies, static_shape
 from burnish.optim import ParameterInfo, ParameterKind
-from burnish.program.signature import Entry
 
 BIAS_OPERANDS: Mapping[str, int] = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "PRelu": 1, "RNN": 3}
 """The input that is a bias, or the slope of an activation."""
@@ -40,7 +39,7 @@ class _Meeting:
     depth: int
 
 
-def parameter_infos(graphs: Iterable[ir.Graph], parameters: Mapping[str, Entry]) -> dict[str, ParameterInfo]:
+def parameter_infos(graphs: Iterable[ir.Graph], parameters: Iterable[ParameterInfo]) -> dict[str, ParameterInfo]:
     """Find out what parameters are for.
 
     A parameter is followed through whatever is computed from parameters and constants alone, such as a transposition, a cast or
@@ -48,23 +47,23 @@ def parameter_infos(graphs: Iterable[ir.Graph], parameters: Mapping[str, Entry])
 
     Args:
         graphs: graphs in which the parameters are inputs ``param/<initializer>``; the first that reads a parameter decides.
-        parameters: initializer name -> its entry of the state.
+        parameters: names, shapes and dtypes.
+
+    Returns:
+        What is known of each, by name.
     """
-    infos: dict[str, ParameterInfo] = {}
+    meetings: dict[str, _Meeting] = {}
     for graph in graphs:
-        for name, meeting in _meetings(graph).items():
-            if name in parameters and name not in infos:
-                infos[name] = _info(name, parameters[name], meeting)
-    return {name: infos.get(name) or _info(name, entry, None) for name, entry in parameters.items()}
+        meetings = _meetings(graph) | meetings
+    return {info.name: _with_role(info, meetings.get(info.name)) for info in parameters}
 
 
-def _info(name: str, entry: Entry, meeting: _Meeting | None) -> ParameterInfo:
-    shape = tuple(extent for extent in entry.extents if isinstance(extent, int))
+def _with_role(info: ParameterInfo, meeting: _Meeting | None) -> ParameterInfo:
     if meeting is None:
-        return ParameterInfo(name, shape, entry.dtype)
-    kind = _kind(meeting.node, meeting.operand, shape)
+        return info
+    kind = _kind(meeting.node, meeting.operand, info.shape)
     axes = _input_axes(meeting) if kind is ParameterKind.WEIGHT else ()
-    return ParameterInfo(name, shape, entry.dtype, kind, meeting.depth, axes)
+    return replace(info, kind=kind, depth=meeting.depth, input_axes=axes)
 
 
 def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:

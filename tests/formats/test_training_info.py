@@ -13,11 +13,10 @@ import pytest
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import CheckpointError, ModelError
+from burnish.formats import training_info
+from burnish.formats.identity import graph_hashes
+from burnish.formats.metadata import TRAINING
 from burnish.models import residual_network
-from burnish.program import training_info
-from burnish.program.persistence import graph_hashes
-
-METADATA = training_info.METADATA
 
 
 def dropout_network():
@@ -130,7 +129,7 @@ def training_info_name(model, state_name):
 
 
 def metadata_of(model):
-    return json.loads(next(entry.value for entry in model.metadata_props if entry.key == METADATA))
+    return json.loads(next(entry.value for entry in model.metadata_props if entry.key == TRAINING))
 
 
 def test_a_plain_runtime_runs_the_model_for_inference(program):
@@ -243,7 +242,7 @@ def damaged(model, damage):
 def change_metadata(**values):
     def change(model):
         metadata = metadata_of(model) | values
-        onnx.helper.set_model_props(model, {METADATA: json.dumps({k: v for k, v in metadata.items() if v is not None})})
+        onnx.helper.set_model_props(model, {TRAINING: json.dumps({k: v for k, v in metadata.items() if v is not None})})
 
     return change
 

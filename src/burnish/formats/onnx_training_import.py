@@ -32,9 +32,10 @@ from burnish.importer import load
 from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training
 from burnish.norms import RunningVariance
+from burnish.optim.graph_optimizer import GraphOptimizer
 from burnish.passes import draw_dropout, expand_gradients, remove_unused
+from burnish.program import Program
 from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.graph_optimizer import GivenUpdate
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
 from burnish.program.update import update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
@@ -42,8 +43,8 @@ from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
 TARGET = "onnxruntime"
 
 
-def load_foreign_training(name: str, proto: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the fields of a Program and the state that the file holds; see ``Program.load``.
+def load_foreign_training(name: str, proto: onnx.ModelProto) -> Program:
+    """Return a program, with the state that the file holds; see ``Program.load``.
 
     Args:
         name: what the model is called in messages.
@@ -74,7 +75,7 @@ class _Foreign:
             if key not in self.held:
                 raise self._lacks(f"binds '{key}', which is no initializer of it")
 
-    def program(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def program(self) -> Program:
         grad, grad_signature = finish(self._grad(), "grad", TARGETS[TARGET])
         predict, predict_signature = finish(self._predict(), "predict", TARGETS[TARGET])
         evaluate, evaluate_signature = finish(self._evaluate(), "evaluate", TARGETS[TARGET])
@@ -85,7 +86,7 @@ class _Foreign:
                 )
         update = self._update(grad)
         models, signatures = update_graphs(grad, grad_signature, (predict, evaluate), update, TARGETS[TARGET])
-        models |= {"grad": grad, "predict": predict, "evaluate": evaluate}
+        graphs: dict[str, Any] = {**models, "grad": grad, "predict": predict, "evaluate": evaluate}
         signatures |= {"grad": grad_signature, "predict": predict_signature, "evaluate": evaluate_signature}
         signature = Signature({name: signatures[name] for name in GRAPH_NAMES})
         names = {self._state_name(name): name for name in self.bindings}
@@ -96,8 +97,9 @@ class _Foreign:
         }
         saved = {entry.name: _array(self.held[names[entry.name]]) for entry in signature.state if entry.name in names}
         options = {"optimizer": update.options(), "target": TARGET}
-        fields = {**{name: models[name] for name in GRAPH_NAMES}, "signature": signature, "weights": weights, "options": options}
-        return fields, self._with_counters(signature, saved)
+        program = Program(**graphs, signature=signature, weights=weights, options=options)
+        program.saved_state = self._with_counters(signature, saved)
+        return program
 
     def _with_counters(self, signature: Signature, saved: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The file's state, and what only programs have: a key and a number of steps."""
@@ -293,7 +295,7 @@ class _Foreign:
         draft.add_output(draft.builder.scalar(1.0, loss), "count:loss", Role.METRIC)
         return draft
 
-    def _update(self, grad: ir.Model) -> GivenUpdate:
+    def _update(self, grad: ir.Model) -> GraphOptimizer:
         """The part of the step behind the gradients."""
         slots = [name for name in self.bindings if name not in self.gradients and name not in self.statistics]
         updated = [*self.gradients, *slots]
@@ -327,7 +329,7 @@ class _Foreign:
             index = list(graph.outputs).index(value)
             graph.outputs[index] = Builder(graph).op("Identity", Builder(graph).tensor(value)).value
             graph.outputs[index].name = f"next:{self._state_name(name)}"
-        return GivenUpdate(graph, {name: self.start[name] for name in slots}, self.rates)
+        return GraphOptimizer(graph, {name: self.start[name] for name in slots}, self.rates)
 
     def _settle_together(self, grad: ir.Model, update: ir.Model) -> None:
         opset = max(grad.opset_imports[""], update.opset_imports[""])

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import burnish
+from burnish.analysis.parameter_roles import parameter_infos
 from burnish.models import residual_network
 from burnish.optim import ParameterInfo, ParameterKind
-from burnish.program.parameter_roles import parameter_infos
 from burnish.program.signature import Role
 from burnish.surgery import weight_normalize
 
@@ -21,8 +21,11 @@ Node = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, dict[str,
 
 
 def infos_of(program: burnish.Program) -> dict[str, ParameterInfo]:
-    entries = {entry.name.removeprefix("param/"): entry for entry in program.signature["grad"].inputs_of(Role.PARAMETER)}
-    return parameter_infos((program.predict.graph, program.evaluate.graph), entries)
+    parameters = [
+        ParameterInfo(entry.name.removeprefix("param/"), tuple(map(int, entry.extents)), entry.dtype)
+        for entry in program.signature["grad"].inputs_of(Role.PARAMETER)
+    ]
+    return parameter_infos((program.predict.graph, program.evaluate.graph), parameters)
 
 
 def infos_of_nodes(

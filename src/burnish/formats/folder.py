@@ -1,4 +1,4 @@
-"""A program in a folder: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``; and what identifies a program."""
+"""A program in a folder: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``."""
 
 from __future__ import annotations
 
@@ -7,123 +7,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
-from burnish.graph import model_proto, named_failures
+from burnish.formats.consistency import inconsistency
+from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
+from burnish.formats.identity import DIGEST, digest_of
+from burnish.formats.model_file import save_model
+from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.importer import external_tensors, own_tensors
-from burnish.program.consistency import inconsistency
+from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Role, Signature
-from burnish.program.state import check_state, flush_to_disk, partial_path, remove_left_behind
-from burnish.program.state_file import read_state_file, write_state_file
-
-if TYPE_CHECKING:
-    from burnish.program.program import Program
+from burnish.program.state import check_state
 
 FORMAT = "burnish program"
 FORMAT_VERSION = 1
 MANIFEST = "program.json"
-DIGEST = "sha256"
-"""Of what a program says of itself, in its manifest or metadata; programs of earlier versions have none."""
-TRAINING = "burnish.training"
-"""The entry in the metadata of one ONNX file that holds a program."""
 SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
-ONE_FILE_LIMIT = 1 << 30
-"""Bytes of constants above which a graph is written with external data; a protobuf file ends at 2 GiB."""
-
-
-def fits_one_file(model: ir.Model) -> bool:
-    """Whether a model's constants leave it well below the 2 GiB that a protobuf can hold."""
-    return constant_bytes(model) <= ONE_FILE_LIMIT
-
-
-def constant_bytes(model: ir.Model) -> int:
-    """Return the bytes of a model's initializers and constants."""
-    total = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    for node in model.graph.all_nodes():
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                total += attribute.as_tensor().nbytes
-    return total
-
-
-def model_bytes(model: ir.Model) -> bytes:
-    """Return a model as a serialized ModelProto, the same bytes for the same model."""
-    return model_proto(model).SerializeToString(deterministic=True)
-
-
-def save_model(model: ir.Model, path: Path) -> None:
-    """Write a model; large constants go into ``<name>.data`` beside it when one file cannot hold them."""
-    if fits_one_file(model):
-        path.write_bytes(model_bytes(model))
-        return
-    copy = model.clone()
-    ir.passes.common.LiftConstantsToInitializersPass()(copy)
-    with named_failures():
-        ir.save(copy, path, external_data=f"{path.stem}.data")
-
-
-def digest_of(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a program says of itself, except the entry that holds it."""
-    rest = {key: value for key, value in record.items() if key != DIGEST}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def graph_hashes(program: Program) -> dict[str, str]:
-    """Return a SHA-256 of each graph: its operators, constants, inputs and outputs; not its documentation."""
-    return {name: graph_hash(model) for name, model in program.graphs.items()}
-
-
-def program_hash(hashes: dict[str, str], signature: Signature) -> str:
-    """Return the SHA-256 that identifies a program: its graphs and signature.
-
-    Defaults of hyperparameters are left out, as every step may override them; and where a schedule ends, which changes no step.
-    """
-    values = signature.to_dict()
-    for graph in values.values():
-        graph.pop("end", None)
-        for entry in graph["inputs"]:
-            entry.pop("default", None)
-    return hashlib.sha256(json.dumps([hashes, values], sort_keys=True).encode()).hexdigest()
-
-
-def graph_hash(model: ir.Model) -> str:
-    """Return the SHA-256 of one graph; see ``graph_hashes``."""
-    digest = hashlib.sha256()
-    digest.update(json.dumps(sorted(model.opset_imports.items())).encode())
-    proto = model_proto(model).graph
-    for field in ("name", "doc_string", "value_info", "metadata_props", "quantization_annotation"):
-        proto.ClearField(field)
-    _forget_remarks(proto)
-    for value in (*proto.input, *proto.output):
-        value.ClearField("doc_string")
-        value.ClearField("metadata_props")
-    for node in proto.node:
-        digest.update(node.SerializeToString(deterministic=True))
-    for initializer in proto.initializer:
-        digest.update(initializer.SerializeToString(deterministic=True))
-    proto.ClearField("node")
-    proto.ClearField("initializer")
-    digest.update(proto.SerializeToString(deterministic=True))
-    return digest.hexdigest()
-
-
-def _forget_remarks(graph: onnx.GraphProto) -> None:
-    """Clear what is said of nodes and changes nothing, in bodies too; reading a constant may give its tensor a name."""
-    for node in graph.node:
-        node.ClearField("doc_string")
-        node.ClearField("metadata_props")
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                attribute.t.ClearField("name")
-            if attribute.HasField("g"):
-                _forget_remarks(attribute.g)
 
 
 def save_program(program: Program, directory: Path) -> Path:
@@ -207,8 +111,8 @@ def _file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_program(directory: Path) -> dict[str, Any]:
-    """Read what ``save_program`` wrote, as the fields of a Program; see ``Program.load``."""
+def load_program(directory: Path) -> Program:
+    """Read what ``save_program`` wrote; see ``Program.load``."""
     if not (directory / MANIFEST).is_file():
         raise CheckpointError(f"'{directory}' is not a saved program: it has no {MANIFEST}. Give the folder that was saved to")
     manifest = _read_manifest(directory)
@@ -236,7 +140,7 @@ def load_program(directory: Path) -> dict[str, Any]:
         raise _damaged(directory, f"{problem} ({MANIFEST})")
     if manifest.get(DIGEST, digest_of(manifest)) != digest_of(manifest):
         raise _damaged(directory, f"{MANIFEST} has changed since it was written")
-    return {**models, "semantic": semantic, "signature": signature, "weights": weights, "options": dict(manifest["options"])}
+    return Program(**models, semantic=semantic, signature=signature, weights=weights, options=dict(manifest["options"]))
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:

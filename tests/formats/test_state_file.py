@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from burnish.errors import CheckpointError
-from burnish.program import state_file
+from burnish.formats import state_file
+from burnish.formats.state_file import DTYPES, StateFile, read_state_file, write_state_file
 from burnish.program.state import LazyArrays
-from burnish.program.state_file import DTYPES, StateFile, read_state_file, write_state_file
 
 ARRAYS = {
     "step": np.asarray(3, np.int64),

@@ -7,13 +7,14 @@ format). What comes before and after the weights is small, and left to protobuf.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
 
-from burnish.graph import model_proto
-from burnish.program.state_file import blocks, encoded
+from burnish.formats.state_file import blocks, encoded
+from burnish.graph import model_proto, named_failures
 from burnish.transfers import Transfer
 
 SMALLEST_APART = 1 << 16
@@ -137,3 +138,38 @@ def _varint(value: int) -> bytes:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*encoded, value])
+
+
+ONE_FILE_LIMIT = 1 << 30
+"""Bytes of constants above which a graph is written with external data; a protobuf file ends at 2 GiB."""
+
+
+def fits_one_file(model: ir.Model) -> bool:
+    """Whether a model's constants leave it well below the 2 GiB that a protobuf can hold."""
+    return constant_bytes(model) <= ONE_FILE_LIMIT
+
+
+def constant_bytes(model: ir.Model) -> int:
+    """Return the bytes of a model's initializers and constants."""
+    total = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                total += attribute.as_tensor().nbytes
+    return total
+
+
+def model_bytes(model: ir.Model) -> bytes:
+    """Return a model as a serialized ModelProto, the same bytes for the same model."""
+    return model_proto(model).SerializeToString(deterministic=True)
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write a model; large constants go into ``<name>.data`` beside it when one file cannot hold them."""
+    if fits_one_file(model):
+        path.write_bytes(model_bytes(model))
+        return
+    copy = model.clone()
+    ir.passes.common.LiftConstantsToInitializersPass()(copy)
+    with named_failures():
+        ir.save(copy, path, external_data=f"{path.stem}.data")

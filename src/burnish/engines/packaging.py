@@ -1,7 +1,7 @@
 """Packages: a graph of a program compiled ahead of time into one file that runs without Python.
 
-What compiles one belongs to an engine, and a program knows no engine: a kind of package is found by the suffix of its file, and
-what makes it is imported by name when the first one is made.
+What compiles one belongs to an engine: a kind of package is found by the suffix of its file, and what makes it is imported when
+the first one is made.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from burnish.errors import ConfigurationError, EngineError
-from burnish.program.signature import GRAPH_NAMES
+from burnish.program import GRAPH_NAMES, Program
 
-if TYPE_CHECKING:
-    from burnish.program.program import Program
-
-Packager = Callable[["Program", Path, str, Mapping[str, int], str], None]
+Packager = Callable[[Program, Path, str, Mapping[str, int], str], None]
 PACKAGERS = {".pt2": "burnish.engines.torch.packaging:package"}
 """Suffix -> the function that writes such a file: (program, path, graph, extents, device)."""
 

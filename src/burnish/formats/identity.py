@@ -1,0 +1,74 @@
+"""What identifies a program and its graphs: hashes of what they compute, and a digest of what a file says of a program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from burnish.graph import model_proto
+from burnish.program import Program, Signature
+
+DIGEST = "sha256"
+"""Of what a program says of itself, in its manifest or metadata; programs of earlier versions have none."""
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a program says of itself, except the entry that holds it."""
+    rest = {key: value for key, value in record.items() if key != DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def graph_hashes(program: Program) -> dict[str, str]:
+    """Return a SHA-256 of each graph: its operators, constants, inputs and outputs; not its documentation."""
+    return {name: graph_hash(model) for name, model in program.graphs.items()}
+
+
+def program_hash(hashes: dict[str, str], signature: Signature) -> str:
+    """Return the SHA-256 that identifies a program: its graphs and signature.
+
+    Defaults of hyperparameters are left out, as every step may override them; and where a schedule ends, which changes no step.
+    """
+    values = signature.to_dict()
+    for graph in values.values():
+        graph.pop("end", None)
+        for entry in graph["inputs"]:
+            entry.pop("default", None)
+    return hashlib.sha256(json.dumps([hashes, values], sort_keys=True).encode()).hexdigest()
+
+
+def graph_hash(model: ir.Model) -> str:
+    """Return the SHA-256 of one graph; see ``graph_hashes``."""
+    digest = hashlib.sha256()
+    digest.update(json.dumps(sorted(model.opset_imports.items())).encode())
+    proto = model_proto(model).graph
+    for field in ("name", "doc_string", "value_info", "metadata_props", "quantization_annotation"):
+        proto.ClearField(field)
+    _forget_remarks(proto)
+    for value in (*proto.input, *proto.output):
+        value.ClearField("doc_string")
+        value.ClearField("metadata_props")
+    for node in proto.node:
+        digest.update(node.SerializeToString(deterministic=True))
+    for initializer in proto.initializer:
+        digest.update(initializer.SerializeToString(deterministic=True))
+    proto.ClearField("node")
+    proto.ClearField("initializer")
+    digest.update(proto.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def _forget_remarks(graph: onnx.GraphProto) -> None:
+    """Clear what is said of nodes and changes nothing, in bodies too; reading a constant may give its tensor a name."""
+    for node in graph.node:
+        node.ClearField("doc_string")
+        node.ClearField("metadata_props")
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                attribute.t.ClearField("name")
+            if attribute.HasField("g"):
+                _forget_remarks(attribute.g)

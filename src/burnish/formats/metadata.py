@@ -1,0 +1,46 @@
+"""What burnish says in the ``metadata_props`` of a model that it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from burnish.errors import ModelError
+
+TRAINING = "burnish.training"
+"""The entry of a model that holds a program: its signature, options and how its graphs are laid out, as JSON."""
+OBJECTIVE = "burnish.objective"
+"""The entry in a model's metadata that says what it was trained on, as JSON: ``loss``, ``metrics`` and ``outputs``."""
+LARGEST_OBJECTIVE = 1 << 16
+"""Characters above which it is left out: a loss that is an ONNX graph with weights of its own."""
+
+
+def objective_entry(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what an exported model says of its loss, from the options of its program: one entry, or none."""
+    if "loss" not in options:
+        return {}
+    outputs = [prediction["output"] for prediction in options.get("predictions", ())]
+    text = json.dumps({"loss": options["loss"], "metrics": options.get("metrics", []), "outputs": outputs}, sort_keys=True)
+    return {OBJECTIVE: text} if len(text) <= LARGEST_OBJECTIVE else {}
+
+
+def read_objective(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ``objective_entry`` wrote; nothing where a model does not say.
+
+    Raises:
+        ModelError: the entry is not what was written.
+    """
+    if OBJECTIVE not in metadata:
+        return {}
+    try:
+        entry = json.loads(metadata[OBJECTIVE])
+        loss, metrics, outputs = dict(entry["loss"]), entry["metrics"], entry["outputs"]
+        if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (metrics, outputs)):
+            raise ValueError("metrics and outputs are lists of names")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"the model's metadata '{OBJECTIVE}' cannot be read ({error!r}): export it again, or remove that "
+            "entry and say which loss"
+        ) from error
+    return {"loss": loss, "metrics": metrics, "outputs": outputs}

@@ -1,0 +1,26 @@
+"""A program saved and loaded again: as a folder, or as one ONNX file where the path ends in ``.onnx``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from burnish.formats.folder import load_program, save_program
+from burnish.formats.training_info import to_training_model, write_training_model
+from burnish.formats.training_info_reading import load_training_model
+from burnish.program import Program
+
+SUFFIX = ".onnx"
+
+
+def save(program: Program, path: Path) -> Path:
+    """Write a program; see ``Program.save``."""
+    return write_training_model(to_training_model(program), path) if path.suffix == SUFFIX else save_program(program, path)
+
+
+def load(source: str | Path | onnx.ModelProto) -> Program:
+    """Read a program; see ``Program.load``."""
+    if isinstance(source, onnx.ModelProto) or Path(source).is_file() or Path(source).suffix == SUFFIX:
+        return load_training_model(source)
+    return load_program(Path(source))

@@ -1,0 +1,104 @@
+"""What there is of a kind by name, and how one is asked for: by text, by options, or as an object."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any, Generic, TypeVar
+
+from burnish.errors import ConfigurationError
+from burnish.settings import check_settings, read_settings, suggestion, with_settings
+
+Made = TypeVar("Made")
+
+
+class Registry(dict[str, Callable[..., Made]], Generic[Made]):
+    """What makes each of a kind, by name; one of your own is entered as in any dictionary.
+
+    Text is ``name`` or ``name:setting=value,setting=value``; a value is JSON where it can be read as such, else text. Options are
+    a mapping of the settings and of ``name``.
+
+    Args:
+        kind: of what is made, for messages: ``loss``.
+        makers: functions and classes by name.
+        home: where a user finds objects of the kind: ``burnish.losses``.
+        is_made: whether something is an object of the kind.
+        unlisted: more makers, which a name alone gives too little: messages leave them out.
+        bare: whether the first setting of a maker may stand without its name: ``ghost:32``.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        makers: Mapping[str, Callable[..., Made]],
+        *,
+        home: str = "",
+        is_made: Callable[[Any], bool] = lambda given: False,
+        unlisted: Mapping[str, Callable[..., Made]] | None = None,
+        bare: bool = False,
+    ):
+        super().__init__(makers)
+        self.kind, self.unlisted = kind, unlisted or {}
+        self._home, self._is_made, self._bare = home, is_made, bare
+
+    def resolve(self, given: object) -> Made:
+        """Return what a text or options describe, or the object itself.
+
+        Raises:
+            ConfigurationError: there is none of that name; a setting is unknown, missing, given twice or not usable; or what is
+                given is none of these.
+        """
+        if isinstance(given, str):
+            return self.make(*self.read(given))
+        if isinstance(given, Mapping):
+            if "name" not in given:
+                has = ", ".join(map(repr, given)) or "nothing"
+                raise ConfigurationError(f"the options of {self._article} have a 'name', and these have only {has}")
+            return self.make(given["name"], {key: value for key, value in given.items() if key != "name"})
+        if not isinstance(given, type | FunctionType) and self._is_made(given):
+            made: Made = given  # type: ignore[assignment]
+            return made
+        objects = f" or an object of {self._home}" if self._home else ""
+        raise ConfigurationError(f"{self._article} is a name{objects}, not {self._described(given)}; {self._choice()}")
+
+    def read(self, text: str) -> tuple[str, dict[str, Any]]:
+        """Return the name and the settings in a text.
+
+        Raises:
+            ConfigurationError: there is none of that name, or the settings are not written as such.
+        """
+        takes = self.takes(text.partition(":")[0].strip())
+        positional = [setting for setting, one in takes.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        return read_settings(self.kind, text, next(iter(positional), "") if self._bare else None)
+
+    def make(self, name: str, settings: Mapping[str, Any]) -> Made:
+        """Return what a name and settings describe."""
+        return with_settings(f"{self.kind} '{name}'", self._maker(name), settings)
+
+    def check(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError where a name does not take one of the settings, or needs another."""
+        check_settings(f"{self.kind} '{name}'", self._maker(name), settings)
+
+    def takes(self, name: str) -> Mapping[str, inspect.Parameter]:
+        """Return the settings of a name."""
+        return inspect.signature(self._maker(name)).parameters
+
+    def _maker(self, name: str) -> Callable[..., Made]:
+        maker = super().get(name) or self.unlisted.get(name)
+        if maker is None:
+            raise ConfigurationError(f"there is no {self.kind} '{name}'{suggestion(name, self)}; {self._choice()}")
+        return maker
+
+    def _choice(self) -> str:
+        return f"choose among {', '.join(sorted(self))}"
+
+    @property
+    def _article(self) -> str:
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+
+    def _described(self, given: object) -> str:
+        if not isinstance(given, type | FunctionType):
+            return repr(given)
+        what = "class" if isinstance(given, type) else "function"
+        return f"the {what} '{given.__name__}': call it, as in {self._home}.{given.__name__}(...)"
