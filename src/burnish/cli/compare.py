@@ -127,9 +127,9 @@ def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> It
         from burnish.data.random_batches import random_batches
 
         return random_batches(program, options.batch_size, options.seed, extents)
-    from burnish.data import Loader, Wanted, open_dataset
+    from burnish.data import DataSpec, Loader, open_dataset
 
-    dataset = open_dataset(options.data, Wanted.by(program), label=options.label)
+    dataset = open_dataset(options.data, DataSpec.by(program), label=options.label)
     if (note := getattr(dataset, "note", None)) is not None:
         output().print(note)
     loader = Loader(dataset, min(options.batch_size, len(dataset)), options.seed, drop_last=True)

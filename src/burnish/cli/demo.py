@@ -32,7 +32,7 @@ def demo(
     """Train a small residual network on images of digits, and check the result with nothing but ONNX Runtime."""
     from burnish import optim
     from burnish.compiler.compile import compile
-    from burnish.data import Loader, Wanted, open_dataset, shift_images
+    from burnish.data import DataSpec, Loader, open_dataset, shift_images
     from burnish.errors import EngineError
     from burnish.models import residual_network
     from burnish.training import Trainer
@@ -43,8 +43,8 @@ def demo(
         residual_network(width=width, seed=seed),
         optimizer=optim.sgd(lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
     )
-    wanted = Wanted.by(program)
-    train_set, test_set = open_dataset("digits", wanted), open_dataset("digits:test", wanted)
+    spec = DataSpec.by(program)
+    train_set, test_set = open_dataset("digits", spec), open_dataset("digits:test", spec)
     console.print(
         f"A residual network with batch normalization: {what_trains(program)}. "
         f"{len(train_set):,} images of handwritten digits to train on, {len(test_set)} to test with."

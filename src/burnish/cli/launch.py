@@ -68,8 +68,8 @@ class Machines:
             typer.BadParameter: they contradict each other, or one is missing.
         """
         if count == 1:
-            given = {"--node-rank": rank, "--master-address": address, "--master-port": port}
-            for option in [option for option, value in given.items() if value is not None]:
+            options = {"--node-rank": rank, "--master-address": address, "--master-port": port}
+            for option in [option for option, value in options.items() if value is not None]:
                 raise typer.BadParameter(f"{option} is for workers on several machines: give their number too (--nodes)")
             return cls()
         if rank is None or address is None:

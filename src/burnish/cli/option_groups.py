@@ -36,10 +36,10 @@ def takes_options(*left_out: str, only: Sequence[str] = ()) -> Callable[[Callabl
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
-        groups = {name: parameter.annotation for name, parameter in own.items() if _is_group(parameter)}
+        declared = inspect.signature(command, eval_str=True).parameters
+        groups = {name: parameter.annotation for name, parameter in declared.items() if _is_group(parameter)}
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-        for name, parameter in own.items():
+        for name, parameter in declared.items():
             if name in groups:
                 options = _options_of(groups[name])
                 parameters += [option for option in options if option.name not in left_out and (not only or option.name in only)]
@@ -48,10 +48,10 @@ def takes_options(*left_out: str, only: Sequence[str] = ()) -> Callable[[Callabl
 
         @functools.wraps(command)
         def expanded(context: typer.Context, **values: Any) -> None:
-            arguments: dict[str, Any] = {"context": context} if "context" in own else {}
+            arguments: dict[str, Any] = {"context": context} if "context" in declared else {}
             named = [name for name in values if _names(context, name)]
             arguments |= {name: _built(group, values, named) for name, group in groups.items()}
-            command(**arguments, **{name: value for name, value in values.items() if name in own and name not in groups})
+            command(**arguments, **{name: value for name, value in values.items() if name in declared and name not in groups})
 
         # Typer reads a command's options from these two, and calls it with names alone.
         expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -11,7 +11,7 @@ from burnish.cli.console import split
 from burnish.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
-    from burnish.data import Wanted
+    from burnish.data import DataSpec
     from burnish.data.model_metadata import DataDescription
 
 PIXELS = "Pixels of images, and of arrays of bytes"
@@ -98,13 +98,13 @@ class Pixels(OptionGroup):
         return asked
 
 
-def pixels_line(described: DataDescription, wanted: Wanted, pixels: Pixels) -> str | None:
+def pixels_line(described: DataDescription, spec: DataSpec, pixels: Pixels) -> str | None:
     """Return what a run says of what it does to pixels, and why; None where its data hold none."""
     done = described.preprocessing
     if done is None:
         return None
     reason = ""
-    if wanted.described.preprocessing is not None and pixels.pixels is None:
+    if spec.described.preprocessing is not None and pixels.pixels is None:
         reason = (
             " (as recorded with the model)"
             if pixels.first_named is None

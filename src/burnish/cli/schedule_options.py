@@ -70,7 +70,7 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
         )
 
 
-def with_schedule(program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, taken: int = 0) -> Program:
+def with_schedule(program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, updates: int = 0) -> Program:
     """Return a program that computes its learning rate from the step; the same one for a rate that is constant from the first.
 
     Args:
@@ -97,7 +97,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         raise typer.BadParameter(f"--schedule {schedule} {has}: {remedy}")
 
     def follow(rate: Any) -> Schedule:
-        return _built(schedule, rate, warmup, steps, taken)
+        return _built(schedule, rate, warmup, steps, updates)
 
     return program.with_optimizer(_scheduled(optim.get(options), follow, schedule))
 
@@ -125,21 +125,21 @@ def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule
     if isinstance(optimizer, Groups):
         patterns = []
         for pattern, overrides in optimizer.patterns:
-            own = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
-            if own and "lr" not in SCHEDULES.takes(SCHEDULES.read(schedule)[0]):
+            has_rate = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
+            if has_rate and "lr" not in SCHEDULES.takes(SCHEDULES.read(schedule)[0]):
                 raise typer.BadParameter(
                     f"--schedule {schedule} has rates of its own, and so has --group '{pattern}': give the group an lr_scale"
                 )
             if isinstance(overrides, RatedOptimizer):
                 overrides = replace(overrides, lr=follow(overrides.lr))
-            elif own and isinstance(overrides, Mapping):
+            elif has_rate and isinstance(overrides, Mapping):
                 overrides = {**overrides, "lr": follow(overrides["lr"])}
             patterns.append((pattern, overrides))
         changes["patterns"] = tuple(patterns)
     return replace(optimizer, **changes)  # type: ignore[type-var]
 
 
-def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Schedule:
+def _built(name: str, lr: Any, warmup: int, steps: int | None, updates: int) -> Schedule:
     from burnish.optim import schedules
 
     kind, settings = schedules.SCHEDULES.read(name)
@@ -150,7 +150,7 @@ def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Sc
     schedule = schedules.get({"name": kind, **settings})
     schedule = schedules.warmup(schedule, warmup) if warmup else schedule
     # A rise that begins at its top is a delay.
-    return schedules.warmup(schedule, taken, start=1.0) if taken else schedule
+    return schedules.warmup(schedule, updates, start=1.0) if updates else schedule
 
 
 def take_over_checkpoints(folder: Path, program: Program) -> None:
@@ -166,13 +166,13 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     from burnish.formats.file_writing import remove_left_behind, replacing
     from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
 
-    wanted = json.loads(json.dumps(program.options))  # tuples are lists in a file
+    options = json.loads(json.dumps(program.options))  # tuples are lists in a file
     record = folder / TAKEOVER
     remove_left_behind(record)
-    if not _differs_in_rate(folder, record, wanted):
+    if not _differs_in_rate(folder, record, options):
         return
     with replacing(record) as partial:
-        partial.write_text(json.dumps(_without_rate(wanted)), encoding="utf-8")
+        partial.write_text(json.dumps(_without_rate(options)), encoding="utf-8")
     identity = ProgramIdentity.of(program)
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
         try:
@@ -194,15 +194,15 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     record.unlink()
 
 
-def _differs_in_rate(folder: Path, record: Path, wanted: dict[str, Any]) -> bool:
+def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> bool:
     """Whether what is in the folder of a run may be for another learning rate than a program of these options, and only that."""
     from burnish.formats.folder import MANIFEST
 
     try:
         if record.exists():
-            return bool(json.loads(record.read_text(encoding="utf-8")) == _without_rate(wanted))
+            return bool(json.loads(record.read_text(encoding="utf-8")) == _without_rate(options))
         earlier = json.loads((folder / "program" / MANIFEST).read_text(encoding="utf-8"))["options"]
-        return bool(earlier != wanted and _without_rate(earlier) == _without_rate(wanted))
+        return bool(earlier != options and _without_rate(earlier) == _without_rate(options))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

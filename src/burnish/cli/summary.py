@@ -58,7 +58,7 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     unreached = unreached_weights(model.graph, kinds, targets)
 
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
-        return [_described(initializers[name]) for name, found in kinds.items() if found is kind and name not in unreached]
+        return [_described(initializers[name]) for name in kinds if kinds[name] is kind and name not in unreached]
 
     trained = [value for value in weights if value.name not in unreached]
     path_nodes = _between(model.graph, trained, targets)
@@ -91,9 +91,9 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return what a model's metadata says of its data: ``pixels`` and ``classes``; nothing of what it does not say."""
-    known = DataDescription.read(metadata)
-    pixels = {} if known.preprocessing is None else {"pixels": known.preprocessing.text()}
-    return {**pixels, **({} if known.classes is None else {"classes": list(known.classes)})}
+    described = DataDescription.read(metadata)
+    pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
+    return {**pixels, **({} if described.classes is None else {"classes": list(described.classes)})}
 
 
 def _why_nothing_trains(model: ir.Model, weights: Sequence[ir.Value], unreached: Mapping[str, str]) -> str:

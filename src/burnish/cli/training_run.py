@@ -18,7 +18,7 @@ from burnish.cli.pixel_options import Pixels, pixels_line
 from burnish.cli.program_lines import export_line, planned_line, what_trains
 from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.train_options import Course, Data, Results
-from burnish.data import DataDescription, Dataset, Wanted, open_dataset
+from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, ConfigurationError
@@ -138,7 +138,7 @@ class TrainingRun:
         if self.compilation.recompute:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
-        spec = Wanted.by(program, earlier)
+        spec = DataSpec.by(program, earlier)
         train_set = open_dataset(data.data, spec, label=data.label, image_size=data.image_size, pixels=self.pixels.settings())
         described = DataDescription.of(train_set)
         line = f"{data.data}: {counted(len(train_set), 'sample')}"

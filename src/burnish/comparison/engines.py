@@ -231,7 +231,7 @@ class _Run:
         """Return figures, gradients and the next state of an engine by name."""
         asked = {entry.name: np.asarray(feeds[entry.name]) for entry in self.program.signature["grad"].inputs}
         outputs = self.gradient_runners[name].step(asked)
-        found = {gradient: outputs[gradient] for gradient in self.gradients}
+        gradients = {gradient: outputs[gradient] for gradient in self.gradients}
         try:
             figures = runner.step(inputs)
         except NonFiniteLossError:
@@ -241,7 +241,7 @@ class _Run:
             if self.own_state:
                 self.stopped.add(name)
         state = runner.state()
-        return {**figures, **found, **{entry: state[entry] for entry in self.signature.updates}}
+        return {**figures, **gradients, **{entry: state[entry] for entry in self.signature.updates}}
 
     def _loss(self, results: Arrays) -> float:
         (entry,) = self.signature.outputs_of(Role.LOSS)
@@ -251,9 +251,9 @@ class _Run:
         """Note the differences of a step; return what is beyond tolerance and not explained yet."""
         tolerance, tensors = self.locator.tolerance, self.reports[name].tensors
         unexplained = []
-        for tensor, found in results[name].items():
+        for tensor, actual in results[name].items():
             expected = results[self.first][tensor]
-            apart = difference(found, expected)
+            apart = difference(actual, expected)
             entry = tensors.setdefault(tensor, self._entry(tensor, expected.dtype))
             if apart.relative > entry.worst.relative:
                 entry.worst, entry.step = apart, number
@@ -301,9 +301,9 @@ class _Run:
         return location
 
     def _outputs(self, model: ir.Model, names: Sequence[str]) -> list[str]:
-        known = {value.name for value in model.graph.outputs}
-        wanted = [self.signature.updates.get(name, name) for name in names]
-        return [name for name in wanted if name in known]
+        present = {value.name for value in model.graph.outputs}
+        outputs = [self.signature.updates.get(name, name) for name in names]
+        return [name for name in outputs if name in present]
 
     def _measure(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, Arrays]) -> None:
         """Note every engine's error against the step in float64."""
@@ -313,9 +313,9 @@ class _Run:
             model = compute_in_float64(self.program.graphs[graph])
             outputs |= reference.run(model, {value.name or "": wide[value.name or ""] for value in model.graph.inputs})
         exact = {**outputs, **{entry: outputs[output] for entry, output in self.signature.updates.items()}}
-        for name, found in results.items():
+        for name, tensors in results.items():
             errors = self.errors.setdefault(name, {})
-            for tensor, array in found.items():
+            for tensor, array in tensors.items():
                 expected = exact[tensor]
                 apart = difference(array.astype(expected.dtype), expected).relative
                 errors[tensor] = max(errors.get(tensor, 0.0), apart)
@@ -323,15 +323,15 @@ class _Run:
 
 def _by_name(engines: Sequence[str | Engine]) -> dict[str, Engine]:
     """The engines by name; a name that comes again gets a number."""
-    found: dict[str, Engine] = {}
+    by_name: dict[str, Engine] = {}
     for asked in engines:
         engine = registry.get(asked)
         name, count = engine.name, 1
-        while name in found:
+        while name in by_name:
             count += 1
             name = f"{engine.name} ({count})"
-        found[name] = engine
-    return found
+        by_name[name] = engine
+    return by_name
 
 
 def _verdict(first: str, report: EngineReport) -> str:

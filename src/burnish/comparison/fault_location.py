@@ -115,9 +115,9 @@ class FaultLocator:
         """
         names = _probes(model)
         probed = _with_outputs(model, names)
-        found = [self._run(engine, probed, inputs) for engine in engines.values()]
-        fault, first = self._scan(probed, inputs, found, engines, updates or {})
-        if fault is None and all(self._agrees(output, found) for output in suspects):
+        results = [self._run(engine, probed, inputs) for engine in engines.values()]
+        fault, first = self._scan(probed, inputs, results, engines, updates or {})
+        if fault is None and all(self._agrees(output, results) for output in suspects):
             fault = self._bisect(model, inputs, engines, suspects, updates or {})
         return Location(fault, first)
 
@@ -125,19 +125,19 @@ class FaultLocator:
         self,
         model: ir.Model,
         inputs: Mapping[str, np.ndarray],
-        found: list[Arrays],
+        results: list[Arrays],
         engines: Mapping[str, Engine],
         updates: Mapping[str, str],
     ) -> tuple[Fault | None, str | None]:
         first = None
-        known = {**inputs, **found[0]}
+        values = {**inputs, **results[0]}
         for node in model.graph:
-            outputs = [value.name or "" for value in node.outputs if value.name in found[0]]
-            differing = [name for name in outputs if not self._agrees(name, found)]
+            outputs = [value.name or "" for value in node.outputs if value.name in results[0]]
+            differing = [name for name in outputs if not self._agrees(name, results)]
             if not differing:
                 continue
             first = first or _place(node, differing[0], updates)
-            fault = self._convict(node, differing[0], known, found, engines, updates)
+            fault = self._convict(node, differing[0], values, results, engines, updates)
             if fault is not None:
                 return fault, first
         return None, first
@@ -146,37 +146,37 @@ class FaultLocator:
         self,
         node: ir.Node,
         output: str,
-        known: Mapping[str, np.ndarray],
-        found: list[Arrays],
+        values: Mapping[str, np.ndarray],
+        results: list[Arrays],
         engines: Mapping[str, Engine],
         updates: Mapping[str, str],
     ) -> Fault | None:
         """Return the fault of a node whose output differs, None where it agrees on the same inputs."""
 
         def fault(output: str, alone: Difference | None, within: str | None, errors: dict[str, float]) -> Fault:
-            in_graph = difference(found[1][output], found[0][output])
+            in_graph = difference(results[1][output], results[0][output])
             return _fault(node, output, updates, within=within, in_graph=in_graph, alone=alone, errors=errors)
 
         try:
-            model, inputs = single_node_model(node, known)
-            results = [self._run(engine, model, inputs) for engine in engines.values()]
+            model, inputs = single_node_model(node, values)
+            alone_results = [self._run(engine, model, inputs) for engine in engines.values()]
         except (EngineError, KeyError):
             # It cannot run alone: what it was given convicts it, or does not.
             read = [value.name or "" for value in node.inputs if value is not None]
-            agree = all(self._agrees(name, found) for name in read if name in found[0])
+            agree = all(self._agrees(name, results) for name in read if name in results[0])
             return fault(output, None, None, {}) if agree else None
         exact, scales = self._conditioning(model, inputs)
-        for name, expected in results[0].items():
-            apart = difference(results[1][name], expected, scales.get(name))
+        for name, expected in alone_results[0].items():
+            apart = difference(alone_results[1][name], expected, scales.get(name))
             if self.tolerance.allows(apart, expected.dtype):
                 continue
             errors = {
                 engine: difference(result[name].astype(np.float64), exact[name], scales.get(name)).relative
-                for engine, result in zip(engines, results, strict=True)
+                for engine, result in zip(engines, alone_results, strict=True)
                 if name in exact
             }
             within = self._within(model, inputs, engines) if node.domain == BURNISH_DOMAIN else None
-            return fault(name if name in found[0] else output, apart, within, errors)
+            return fault(name if name in results[0] else output, apart, within, errors)
         return None
 
     def _within(self, model: ir.Model, inputs: Mapping[str, np.ndarray], engines: Mapping[str, Engine]) -> str | None:
@@ -184,10 +184,10 @@ class FaultLocator:
         lowered = one_graph(model).step
         probed = _with_outputs(lowered, _probes(lowered))
         try:
-            found = [self._run(engine, probed, inputs) for engine in engines.values()]
+            results = [self._run(engine, probed, inputs) for engine in engines.values()]
         except EngineError:
             return None
-        fault, _ = self._scan(probed, inputs, found, engines, {})
+        fault, _ = self._scan(probed, inputs, results, engines, {})
         return None if fault is None else fault.node
 
     def _conditioning(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> tuple[Arrays, Arrays]:
@@ -235,8 +235,8 @@ class FaultLocator:
 
         def differing(index: int) -> list[Arrays] | None:
             name = nodes[index][1]
-            found = [self._run(engine, _with_outputs(model, [name]), inputs) for engine in engines.values()]
-            return None if self._agrees(name, found) else found
+            outputs = [self._run(engine, _with_outputs(model, [name]), inputs) for engine in engines.values()]
+            return None if self._agrees(name, outputs) else outputs
 
         last, results = None, None
         for index in (index for index, (_, name) in enumerate(nodes) if name in suspects):
@@ -250,17 +250,17 @@ class FaultLocator:
         while left:
             half = left.bit_count() // 2
             middle = min(_members(left), key=lambda index: abs((ancestors[index] & left).bit_count() + 1 - half))
-            found = differing(middle)
-            if found is None:
+            outputs = differing(middle)
+            if outputs is None:
                 left &= ~(ancestors[middle] | 1 << middle)
             else:
-                last, results, left = middle, found, left & ancestors[middle]
+                last, results, left = middle, outputs, left & ancestors[middle]
         node, name = nodes[last]
         in_graph = difference(results[1][name], results[0][name])
         return _fault(node, name, updates, within=None, in_graph=in_graph, alone=None, errors={}, joined=True)
 
-    def _agrees(self, name: str, found: list[Arrays]) -> bool:
-        first, second = found[0][name], found[1][name]
+    def _agrees(self, name: str, results: list[Arrays]) -> bool:
+        first, second = results[0][name], results[1][name]
         return self.tolerance.allows(difference(second, first), first.dtype)
 
     def _run(self, engine: Engine, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -285,15 +285,15 @@ def _computed(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
 def _ancestors(nodes: Sequence[tuple[ir.Node, str]]) -> list[int]:
     """For every computed value, the values that it depends on, as bits by index."""
     position = {name: index for index, (_, name) in enumerate(nodes)}
-    found: list[int] = []
+    ancestors: list[int] = []
     for node, _ in nodes:
         bits = 0
         for value in node.inputs:
             index = None if value is None else position.get(value.name or "")
-            if index is not None and index < len(found):
-                bits |= found[index] | 1 << index
-        found.append(bits)
-    return found
+            if index is not None and index < len(ancestors):
+                bits |= ancestors[index] | 1 << index
+        ancestors.append(bits)
+    return ancestors
 
 
 def _members(bits: int) -> Iterator[int]:
@@ -306,8 +306,8 @@ def _members(bits: int) -> Iterator[int]:
 def _with_outputs(model: ir.Model, names: Collection[str]) -> ir.Model:
     """Return a copy of a model with further values among its outputs."""
     copy = model.clone()
-    wanted = set(names) - {value.name for value in copy.graph.outputs}
-    copy.graph.outputs.extend(value for node in copy.graph for value in node.outputs if value.name in wanted)
+    further = set(names) - {value.name for value in copy.graph.outputs}
+    copy.graph.outputs.extend(value for node in copy.graph for value in node.outputs if value.name in further)
     return copy
 
 

@@ -74,13 +74,13 @@ def grad(
         gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
     except GradientError as error:
         raise GradientError(error.problem, "wrt=[...] says with respect to what, of='...' which output") from error
-    taken = Names.of(graph)
+    names_in_use = Names.of(graph)
     for name, operand in zip(names, operands, strict=True):
         gradient = gradients[operand] or zeros_like(builder.tensor(operand))
         value = gradient.value
         if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
             value = builder.op("Identity", gradient).value
-        value.name = _gradient_name(name, chosen, taken)
+        value.name = _gradient_name(name, chosen, names_in_use)
         graph.outputs.append(value)
     lower_semantic_operators(model)
     complete_axes(model)
@@ -100,9 +100,9 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
 
 def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Model:
     model = recognize_training_normalization(recognize_normalization(load(source, bind=bind)))
-    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    operands = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     # A constant inside the pieces of a layer, such as an epsilon, is gone with them.
-    return _in_float32(model if known.issuperset(names) else load(source, bind=bind), names)
+    return _in_float32(model if operands.issuperset(names) else load(source, bind=bind), names)
 
 
 def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
@@ -122,13 +122,13 @@ def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
 
 
 def _choose_output(names: Sequence[str], of: str | None) -> str:
-    known = ", ".join(f"'{name}'" for name in names)
+    listed = ", ".join(f"'{name}'" for name in names)
     if of is None:
         if len(names) != 1:
-            raise ConfigurationError(f"the model has the outputs {known}: say which one to differentiate with of=...")
+            raise ConfigurationError(f"the model has the outputs {listed}: say which one to differentiate with of=...")
         return names[0]
     if of not in names:
-        raise ConfigurationError(f"of: the model has no output '{of}'; it has {known}")
+        raise ConfigurationError(f"of: the model has no output '{of}'; it has {listed}")
     return of
 
 
@@ -141,11 +141,11 @@ def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
     return value
 
 
-def _gradient_name(name: str, of: str, taken: Names) -> str:
+def _gradient_name(name: str, of: str, names_in_use: Names) -> str:
     """The name of a gradient, which tells what was differentiated with respect to what."""
     short = f"{of}:{name}" if of.startswith(PREFIX) else f"{PREFIX}{name}"
     names = (short, f"{short}:of:{of}")
-    free = next((candidate for candidate in names if candidate not in taken), None)
+    free = next((candidate for candidate in names if candidate not in names_in_use), None)
     if free is None:
         raise ConfigurationError(
             f"wrt: the model has values of the names '{names[0]}' and '{names[1]}' already: take the gradient of '{of}' "

@@ -44,14 +44,14 @@ def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
     return term if _reads(term.total.value, data) else term._replace(total=SAMPLE_SHARE(term.total))
 
 
-def _reads(value: ir.Value, wanted: Collection[ir.Value]) -> bool:
-    """Whether a value is computed from the elements of one of ``wanted``."""
+def _reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
+    """Whether a value is computed from the elements of one of ``sources``."""
     seen, pending = {value}, [value]
     while pending:
-        found = pending.pop()
-        if found in wanted:
+        read = pending.pop()
+        if read in sources:
             return True
-        producer = found.producer()
+        producer = read.producer()
         if producer is None or producer.op_type in EXTENTS:
             continue
         for operand in producer.inputs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
 from burnish.data.table import table_dataset
 from burnish.errors import DataError
@@ -16,12 +16,12 @@ from burnish.errors import DataError
 DELIMITERS = (",", ";", "\t")
 
 
-def open_csv(path: Path, wanted: Wanted, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
+def open_csv(path: Path, spec: DataSpec, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
     """Read a ``.csv`` file: a header line, then one sample per line; values divided by commas, semicolons or tabs.
 
     Args:
         path: the file, UTF-8.
-        wanted: what the program takes.
+        spec: what the program takes.
         label: name of the label column; by default one named label, y or target, else the last.
         classes: names of the classes in the order of their indices, where the labels are names.
 
@@ -29,7 +29,7 @@ def open_csv(path: Path, wanted: Wanted, label: str | None = None, classes: Sequ
         DataError: a line of another length, a value that is missing or no number, or what does not fit the model.
     """
     columns = read_csv(path)
-    return table_dataset(columns, wanted, label, str(path), classes)
+    return table_dataset(columns, spec, label, str(path), classes)
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:

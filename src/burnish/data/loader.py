@@ -82,15 +82,15 @@ class Loader:
         order = self.order(epoch)
         for number in range(start, len(self)):
             indices = order[number * self.batch_size : (number + 1) * self.batch_size]
-            own = part_of(len(indices), self.rank, self.workers)
+            part = part_of(len(indices), self.rank, self.workers)
             if self.augment is not None:
                 batch = self.augment(self.dataset.batch(indices), np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
-                yield batch if self.workers == 1 else {name: array[own] for name, array in batch.items()}
-            elif own.start == own.stop:
+                yield batch if self.workers == 1 else {name: array[part] for name, array in batch.items()}
+            elif part.start == part.stop:
                 # A data set need not be able to read nothing; one sample tells the shapes.
                 yield {name: array[:0] for name, array in self.dataset.batch(indices[:1]).items()}
             else:
-                yield self.dataset.batch(indices[own])
+                yield self.dataset.batch(indices[part])
 
 
 def part_of(samples: int, rank: int, workers: int) -> slice:

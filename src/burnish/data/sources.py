@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from burnish.data.csv import open_csv
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
@@ -32,7 +32,7 @@ FORMATS = (
 
 def open_dataset(
     source: str | Path,
-    wanted: Wanted,
+    spec: DataSpec,
     *,
     label: str | None = None,
     classes: Sequence[str] | None = None,
@@ -43,7 +43,7 @@ def open_dataset(
 
     Args:
         source: ``digits``, ``digits:test``, or the path of an ``.npz``, ``.csv`` or ``.parquet`` file or an image folder.
-        wanted: what the program takes.
+        spec: what the program takes.
         label: the label column of a table.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
         image_size: height and width of images, where the model leaves them open.
@@ -57,15 +57,15 @@ def open_dataset(
     """
     kind, path = data_kind(source), Path(source)
     if kind == "images":
-        return ImageFolder(path, wanted, classes, image_size, pixels)
+        return ImageFolder(path, spec, classes, image_size, pixels)
     if kind == "npz":
-        return open_npz(path, wanted, classes, pixels)
+        return open_npz(path, spec, classes, pixels)
     refuse_pixels(source, kind, pixels)
     if kind == "digits":
-        return open_digits(wanted, "test" if str(source) == "digits:test" else "train")
+        return open_digits(spec, "test" if str(source) == "digits:test" else "train")
     if kind == "csv":
-        return open_csv(path, wanted, label, classes)
-    return open_parquet(path, wanted, label, classes)
+        return open_csv(path, spec, label, classes)
+    return open_parquet(path, spec, label, classes)
 
 
 def refuse_pixels(source: str | Path, kind: Kind, pixels: PixelsLike | None) -> None:
@@ -88,32 +88,32 @@ def data_kind(source: str | Path) -> Kind:
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
     if path.is_dir():
         return "images"
-    found = FILES.get(path.suffix.lower())
-    if found is None:
+    kind = FILES.get(path.suffix.lower())
+    if kind is None:
         raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {FORMATS}")
-    return found
+    return kind
 
 
 def as_dataset(
-    source: DataSource, wanted: Wanted, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
+    source: DataSource, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
 ) -> Dataset:
     """Return a data set as it is, or make one.
 
     Args:
         source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; or arrays by input name, which
             are taken as they are.
-        wanted: what the program takes.
+        spec: what the program takes.
         classes, pixels: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever ``pixels``.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
     if isinstance(source, str | Path):
-        return open_dataset(source, wanted, classes=classes, pixels=pixels)
+        return open_dataset(source, spec, classes=classes, pixels=pixels)
     if isinstance(source, Mapping):
         return ArrayDataset(source)
     if isinstance(source, tuple) and len(source) == 2:
-        return wanted.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
+        return spec.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
     if isinstance(source, Dataset):
         return source
     raise DataError(

@@ -103,8 +103,8 @@ class WeightedSum(PlainSettings):
         terms = []
         for summand, read in self._split(predictions):
             name = next(names)
-            own = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
-            for term in summand.loss.terms(read, own):
+            summand_labels = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
+            for term in summand.loss.terms(read, summand_labels):
                 nested = f"{name}:{term.name}" if term.name else name
                 terms.append(Term(term.total, term.weight, summand.weight * term.coefficient, nested))
         return tuple(terms)
@@ -114,8 +114,8 @@ class WeightedSum(PlainSettings):
         by_name = self._labels(predictions, labels)
         for summand, read in self._split(predictions):
             if summand is self._compared:
-                own = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
-                return summand.loss.compared(read, own)
+                summand_labels = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
+                return summand.loss.compared(read, summand_labels)
         return None
 
     def options(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from burnish.losses.ctc import ctc
 from burnish.losses.dice import binary_dice, dice
 from burnish.losses.embedding import cosine_embedding, triplet
 from burnish.losses.focal import binary_focal, focal
-from burnish.losses.given import OnnxLoss, from_onnx, from_options, output
 from burnish.losses.hinge import hinge, hinge_embedding, multi_margin
 from burnish.losses.likelihood import kl_divergence, nll
+from burnish.losses.onnx_losses import OnnxLoss, from_onnx, from_options, output
 from burnish.losses.regression import huber, l1, mean_squared_error, smooth_l1
 from burnish.registry import Registry
 

@@ -87,9 +87,9 @@ def unfold(source: Source, *_: object, **__: object) -> NoReturn:
 
 def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
     layers = [node for node in graph if node.op_type in OPERATORS and node.domain == ""]
-    wanted = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
-    operators = [item for item in wanted if item in OPERATORS]
-    patterns: list[str] = [item for item in wanted if item not in OPERATORS]
+    asked_for = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
+    operators = [item for item in asked_for if item in OPERATORS]
+    patterns: list[str] = [item for item in asked_for if item not in OPERATORS]
     named = select_layers(layers, patterns, "after", " or ".join(OPERATORS)) if patterns or not operators else []
     by_operator = [node for node in layers if node.op_type in operators]
     if not named and not by_operator:

@@ -60,14 +60,14 @@ def weight_normalize(
         ModelError: the source is not a valid ONNX model.
     """
     model = load(source)
-    found = [layer for node in model.graph if (layer := _layer(node)) is not None]
-    if not found:
+    weighted = [layer for node in model.graph if (layer := _layer(node)) is not None]
+    if not weighted:
         raise ConfigurationError(
             "weight_normalize: the model has no Conv, Gemm or MatMul whose weight is a floating-point initializer; give a model "
             "that holds its weights as such, neither left out nor quantized"
         )
-    selected = select_layers([layer.node for layer in found], layers, "layers", "Conv, Gemm or MatMul")
-    chosen = [layer for layer in found if layer.node in selected]
+    selected = select_layers([layer.node for layer in weighted], layers, "layers", "Conv, Gemm or MatMul")
+    chosen = [layer for layer in weighted if layer.node in selected]
     batches = None
     if data is not None:
         batches = list(check_data(data))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import DataDescription, Dataset, DataSource, Loader, Wanted, as_dataset
+from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, as_dataset
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import InputError
@@ -38,7 +38,7 @@ class RunData:
             DataError: data that cannot be read, or that do not fit the program.
             InputError: data for evaluation that the program does not take: refused now, and not after an epoch of training.
         """
-        spec = Wanted.by(program)
+        spec = DataSpec.by(program)
         train_set = as_dataset(train, spec, pixels=pixels)
         described = DataDescription.of(train_set)
         if evaluation is None:

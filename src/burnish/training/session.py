@@ -319,14 +319,14 @@ class Session:
             self.metadata = {**self.metadata, **opened.metadata}
             return opened.extra
         checkpoint = read_checkpoint(path)
-        found = carry_over(self.program.init, self.program.signature, self.program.options, self.state(), checkpoint.state)
-        if not any(name.startswith("param/") for name in found.carried):
+        carried = carry_over(self.program.init, self.program.signature, self.program.options, self.state(), checkpoint.state)
+        if not any(name.startswith("param/") for name in carried.carried):
             raise CheckpointError(
                 f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
                 "dtype. Compile the model that it was made with"
             )
-        self._open_runner().load_state(found.state)
-        if notes := found.notes():
+        self._open_runner().load_state(carried.state)
+        if notes := carried.notes():
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
 

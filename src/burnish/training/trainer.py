@@ -252,12 +252,12 @@ class Trainer:
         begin = time.monotonic()
         for batch in self.loader.epoch(position.epoch, position.batch):
             latest = position.metrics if position.unheeded else {}
-            given = self._rates.given(position.step, self.steps, latest)
+            hyperparameters = self._rates.hyperparameters(position.step, self.steps, latest)
             if self.session.meets:
                 self._stop_vote.begin(self._ctrl_c.noted)
-            results = self.session.step(batch, **given)
+            results = self.session.step(batch, **hyperparameters)
             metrics = {name: results[name] for name in self._names}
-            position.rate = self._rates.used(given, results)
+            position.rate = self._rates.used(hyperparameters, results)
             if position.unheeded and not results.get("skipped"):
                 position.unheeded -= 1
             samples = min(self.loader.batch_size, len(self.loader.dataset) - position.batch * self.loader.batch_size)
@@ -312,7 +312,7 @@ class Trainer:
         """Check that all workers were given the same, as far as the program, whose session compares it, does not say it."""
         if self._group.world_size == 1:
             return
-        given = {
+        facts = {
             "the version of burnish": __version__,
             "the version of PyTorch": version("torch"),
             **course,
@@ -323,7 +323,7 @@ class Trainer:
             "the evaluation data": None if evaluation is None else workers.described(evaluation),
         }
         self._group.barrier(name="the others to read their data and compile")
-        workers.agree(self._group, given)
+        workers.agree(self._group, facts)
 
     def _resume(self) -> None:
         """Go on where the run stopped: the first worker reads the checkpoint, the others get it from there."""
@@ -332,9 +332,9 @@ class Trainer:
             position, passed_over = self.run_folder.restored(self.session)
             return {"position": asdict(position), "notes": passed_over}
 
-        found = workers.on_first(self._group, restored, "the checkpoint")
-        self._position = Position.from_dict(found["position"])
-        self._notes += found["notes"]
+        checkpoint = workers.on_first(self._group, restored, "the checkpoint")
+        self._position = Position.from_dict(checkpoint["position"])
+        self._notes += checkpoint["notes"]
         workers.take_over_state(self._group, self.session)
 
     def start_from(self, path: str | Path) -> None:
