@@ -17,13 +17,13 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-KERNELS = Path("src/burnish/engines/torch/kernels")
-PACKAGE = "burnish.engines.torch.kernels.built"
+ENGINE = Path("src/burnish/engines/torch")
+PACKAGE = "burnish.engines.torch.native.built"
 
 
 def _compiling() -> ModuleType:
     # By its file: importing it by its name would import PyTorch.
-    specification = importlib.util.spec_from_file_location("compiling", KERNELS / "compiling.py")
+    specification = importlib.util.spec_from_file_location("compiling", ENGINE / "native" / "compiling.py")
     assert specification
     assert specification.loader
     module = importlib.util.module_from_spec(specification)
@@ -56,9 +56,8 @@ class BuildKernels(build_ext):
             self.warn("there is no C++ compiler: kernels of the PyTorch engine are not built")
             return
         if self.inplace or self.editable_mode:
-            built = KERNELS / "built"
-            built.mkdir(exist_ok=True)
-            for outdated in built.glob("*.so"):
+            compiling.BUILT.mkdir(exist_ok=True)
+            for outdated in compiling.BUILT.glob("*.so"):
                 outdated.unlink()
         super().run()
 
@@ -87,7 +86,7 @@ def kernels() -> list[Kernel]:
         sys.exit(f"BURNISH_INSTALLED_KERNELS names {', '.join(sorted(unknown))}: give none, or some of {', '.join(known)}")
     if not sys.platform.startswith("linux"):
         return []
-    sources = [source for source in sorted(KERNELS.glob("*.cpp")) if headers or source.stem not in compiling.NEEDS_HEADERS]
+    sources = [source for source in sorted(ENGINE.rglob("*.cpp")) if headers or source.stem not in compiling.NEEDS_HEADERS]
     return [Kernel(source, known[name]) for name in named for source in sources]
 
 

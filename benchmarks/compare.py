@@ -27,7 +27,7 @@ from typing import Any
 
 import comparison_table
 import environments
-from burnish.engines.torch.kernels import building
+from burnish.engines.torch.native import building, kernels
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare
 
@@ -237,7 +237,7 @@ def compare(
 
 def _kernels_are_installed() -> bool:
     """Whether the installation has built burnish's kernels for the PyTorch engine: else its first step waits for them."""
-    return building.find_installed(Path(building.__file__).with_name("elementwise.cpp")) is not None
+    return building.find_installed(kernels.sources()["elementwise"]) is not None
 
 
 def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, entrants: list[Entrant]) -> Entrant:

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import torch
 
-from burnish.engines.torch import convolutions, kernel_choice
-from burnish.engines.torch.convolution_ways import Way, Windows, laid_out, places
-from burnish.engines.torch.convolutions import WAYS
+from burnish.engines.torch.families.convolution import dispatch as convolutions
+from burnish.engines.torch.families.convolution.dispatch import WAYS
+from burnish.engines.torch.families.convolution.ways import Way, Windows, laid_out, places
+from burnish.engines.torch.runtime import kernel_choice
 
 TITLES = {
     "channels_last": "last",

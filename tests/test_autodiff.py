@@ -165,7 +165,11 @@ def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy() -> No
 def rule_returning(result: object, monkeypatch: pytest.MonkeyPatch) -> Builder:
     """A graph ``y = Fmod (x, w)`` whose operator has a rule that returns ``result`` of the cotangent."""
     monkeypatch.setitem(registry._gradients, ("", "Mod"), [])
-    gradient("Mod")(lambda op, dy: result(dy) if callable(result) else result)
+
+    @gradient("Mod")
+    def remainder(op, dy):
+        return result(dy) if callable(result) else result
+
     builder = new_builder()
     node = ir.node("Mod", [float64_input(builder, name).value for name in "xw"], {"fmod": 1}, name="rest")
     builder.graph.append(node)
@@ -183,10 +187,20 @@ def gradients_by(builder: Builder, *names: str) -> dict[ir.Value, Tensor | None]
 def test_a_rule_that_returns_too_few_gradients(result, monkeypatch) -> None:
     message = (
         r"^the gradient rule of Mod 'rest' \(output 'y'\) returned [01] of 2 gradients, and none for its input 1, 'w', which is "
-        r"differentiated: let the rule \(burnish\.ops\.gradient\) return one for each input, None where there is none$"
+        r"differentiated: let the rule \(.*remainder, registered with burnish\.ops\.gradient\) return one for each input, "
+        r"None where there is none$"
     )
     with pytest.raises(GradientError, match=message):
         gradients_by(rule_returning(result, monkeypatch), "w")
+
+
+def test_a_rule_that_returns_too_many_gradients(monkeypatch) -> None:
+    message = (
+        r"^the gradient rule of Mod 'rest' \(output 'y'\) returned 3 gradients, and the node has 2 inputs: let the rule "
+        r"\(.*remainder, registered with burnish\.ops\.gradient\) return one for each input$"
+    )
+    with pytest.raises(GradientError, match=message):
+        gradients_by(rule_returning(lambda dy: (dy, dy, dy), monkeypatch), "w")
 
 
 def test_a_rule_may_leave_out_inputs_that_nobody_asks_for(monkeypatch) -> None:

@@ -34,6 +34,7 @@ def row(case, name):
 
 
 @pytest.mark.parametrize("name", ["eager", "burnish-onnxruntime"])
+@pytest.mark.slow
 def test_a_contender_is_timed(case, name):
     measured = row(case, name)
     assert len(measured["seconds"]) == 2
@@ -43,12 +44,14 @@ def test_a_contender_is_timed(case, name):
     assert measured["samples_per_second"] == pytest.approx(4 / measured["median_seconds"])
 
 
+@pytest.mark.slow
 def test_contenders_train_alike(case):
     losses, expected = row(case, "burnish-onnxruntime")["losses"], row(case, "eager")["losses"]
     assert losses == pytest.approx(expected, rel=1e-5)
     assert len({round(loss, 3) for loss in losses}) == 3
 
 
+@pytest.mark.slow
 def test_no_time_counts_where_losses_disagree(case):
     refused = row(case, "burnish-other-rate")
     assert "the loss of step" in refused["refused"]
@@ -56,11 +59,13 @@ def test_no_time_counts_where_losses_disagree(case):
     assert not {"median_seconds", "seconds", "first_step_seconds", "losses"} & set(refused)
 
 
+@pytest.mark.slow
 def test_a_contender_that_fails_says_why(case):
     assert "nowhere.onnx" in row(case, "broken")["refused"]
     assert "--install" in row(case, "not-installed")["refused"]
 
 
+@pytest.mark.slow
 def test_the_table_says_who_was_refused(case):
     text = comparison_table.case_text(case)
     assert "no time: at another rate: the loss of step" in text
@@ -79,6 +84,7 @@ def test_disagreement_names_the_step(losses, step):
     assert found is None if step is None else f"step {step}" in found
 
 
+@pytest.mark.slow
 def test_a_result_replaces_the_one_of_the_same_kind(case, tmp_path):
     comparison_table.save(case, tmp_path)
     comparison_table.save(case | {"batch": 8}, tmp_path)
@@ -88,6 +94,7 @@ def test_a_result_replaces_the_one_of_the_same_kind(case, tmp_path):
     assert [(other["batch"], other["rounds"]) for other in saved] == [(8, 2), (4, 9)]
 
 
+@pytest.mark.slow
 def test_a_result_of_another_processor_is_kept_beside_it(case, tmp_path):
     other = case | {"machine": case["machine"] | {"processor": "another"}}
     for each in (case, other, case):

@@ -268,7 +268,7 @@ COMPUTED = r"^schedule: '{}' of burnish\.optim\.schedules is computed in the pro
         (optim.sgd(), NONE),
         (3, NONE),
         (None, NONE),
-        ("cosin", r"there is no learning-rate schedule 'cosin'; there is constant, cosine"),
+        ("cosin", r"there is no learning-rate schedule 'cosin'; choose among constant, cosine"),
         (
             lambda step: 1.0,
             r"schedule: the function <function .* cannot be called with a step and the steps of the run \(too many",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import burnish
-from burnish.engines.torch.fusions import elementwise
+from burnish.engines.torch.families.elementwise import fusion as elementwise
 from burnish.formats.export import export_inference
 from burnish.optim import sgd
 from burnish.training import Session
@@ -60,6 +60,7 @@ def calls_in(run: Callable[[], Any]) -> Counter[str]:
 
 @pytest.mark.parametrize("work", [differentiate, train])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.each_value
 def test_calls_grow_with_the_model(shape: str, work: Callable[[bytes, str], None]) -> None:
     small, large = (SHAPES[shape](count).SerializeToString() for count in (SIZE, 2 * SIZE))
     work(small, shape)  # fills what is remembered for each operator

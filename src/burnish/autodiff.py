@@ -9,6 +9,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, quantization_of, source_of, unbroadcast
 from burnish.ops import Gradients, Operation, find_gradient
+from burnish.ops.registry import GradientRule
 
 
 def differentiate(
@@ -47,32 +48,39 @@ def differentiate(
             raise GradientError(_no_rule(node, next(value for value in node.inputs if value is not None and value in active)))
         source = source_of(node)
         with builder.attributed(None if source is None else f"gradient of {source}"):
-            produced = _checked(node, wanted, rule(Operation(node, builder, wanted), *incoming))
+            produced = _checked(node, rule, wanted, rule(Operation(node, builder, wanted), *incoming))
             for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=True):
                 if operand is not None and is_wanted and produced_gradient is not None:
                     _accumulate(gradients, operand, unbroadcast(produced_gradient, builder.tensor(operand)))
     return {value: gradients.get(value) for value in wrt}
 
 
-def _checked(node: ir.Node, wanted: Sequence[bool], result: Gradients) -> tuple[Tensor | None, ...]:
+def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: Gradients) -> tuple[Tensor | None, ...]:
     """Return what a rule gives for each input of a node; those that are left out at the end must not be wanted.
 
     Raises:
-        GradientError: the rule returns fewer gradients than are asked for, or something else than tensors.
+        GradientError: the rule returns fewer gradients than are asked for, or one of an input that the node does not have, or
+            something else than tensors.
     """
+    name = getattr(rule, "__qualname__", rule)
     produced = (None,) * len(wanted) if result is None else result if isinstance(result, tuple) else (result,)
     if not all(gradient is None or isinstance(gradient, Tensor) for gradient in produced):
         raise GradientError(
-            f"the gradient rule of {describe_node(node)} returned {result!r}: let it (burnish.ops.gradient) return a tensor, or "
-            "a tuple with a tensor or None for each input"
+            f"the gradient rule of {describe_node(node)} returned {result!r}: let it ({name}, registered with "
+            "burnish.ops.gradient) return a tensor, or a tuple with a tensor or None for each input"
         )
     missing = next((index for index in range(len(produced), len(wanted)) if wanted[index]), None)
     if missing is not None:
         operand = node.inputs[missing]
         raise GradientError(
             f"the gradient rule of {describe_node(node)} returned {len(produced)} of {len(wanted)} gradients, and none for its "
-            f"input {missing}, '{'' if operand is None else operand.name}', which is differentiated: let the rule "
-            "(burnish.ops.gradient) return one for each input, None where there is none"
+            f"input {missing}, '{'' if operand is None else operand.name}', which is differentiated: let the rule ({name}, "
+            "registered with burnish.ops.gradient) return one for each input, None where there is none"
+        )
+    if any(gradient is not None for gradient in produced[len(wanted) :]):
+        raise GradientError(
+            f"the gradient rule of {describe_node(node)} returned {len(produced)} gradients, and the node has {len(wanted)} "
+            f"inputs: let the rule ({name}, registered with burnish.ops.gradient) return one for each input"
         )
     return (*produced, *(None for _ in wanted))[: len(wanted)]
 

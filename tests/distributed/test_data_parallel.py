@@ -9,10 +9,10 @@ import pytest
 import burnish
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
-from burnish.engines.torch import kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.synchronized_batch_normalization import SYNCHRONIZED
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.families.normalization.synchronized_fusion import SYNCHRONIZED
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
@@ -115,10 +115,14 @@ def test_float32_differs_by_rounding():
         assert largest_difference(outcome, alone) < 2e-6
 
 
+@pytest.fixture(scope="module")
+def joined():
+    return train_in_threads(compiled(), image_batches(STEPS, 12), EVEN)
+
+
 @pytest.mark.parametrize("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}])
-def test_how_exchanges_are_joined_changes_no_bit(options):
-    program, batches = compiled(), image_batches(STEPS, 12)
-    joined, apart = train_in_threads(program, batches, EVEN), train_in_threads(program, batches, EVEN, **options)
+def test_how_exchanges_are_joined_changes_no_bit(joined, options):
+    apart = train_in_threads(compiled(), image_batches(STEPS, 12), EVEN, **options)
     for one, other in zip(joined, apart, strict=True):
         assert largest_difference(one, other) == 0
 

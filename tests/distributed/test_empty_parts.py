@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import kernels
+from burnish.engines.torch.native import kernels
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads
 

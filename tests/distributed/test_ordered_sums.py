@@ -14,7 +14,7 @@ from burnish.distributed.connection.encodings import COMPRESSIONS, BFloat16, Enc
 from burnish.distributed.connection.exchange import Exchange
 from burnish.distributed.connection.ordered_sums import SMALL_BYTES, OrderedSums
 from burnish.engines.communicator import GRADIENTS
-from burnish.engines.torch import kernels
+from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads

@@ -15,7 +15,7 @@ from burnish.distributed.connection.encodings import COMPRESSIONS, LowRank
 from burnish.distributed.connection.exchange import Exchange
 from burnish.distributed.connection.ordered_sums import OrderedSums
 from burnish.distributed.connection.power_sgd import PowerSGD
-from burnish.engines.torch import kernels
+from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part

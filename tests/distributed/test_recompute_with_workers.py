@@ -17,9 +17,9 @@ from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
-from burnish.engines.torch import kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network

@@ -14,7 +14,7 @@ from burnish.distributed.connection.ordered_sums import scattered
 from burnish.distributed.graphs.accumulation import accumulates
 from burnish.distributed.graphs.sharding import bytes_of, shares_of
 from burnish.engines.communicator import GRADIENTS
-from burnish.engines.torch.operators.collective import ALIGNMENT
+from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.optim.accumulate import ACCUMULATED
 from burnish.optim.average import AVERAGE

@@ -18,7 +18,7 @@ from worker_processes import Workers, run, tell
 from burnish.distributed import join
 from burnish.distributed.connection import shared_memory
 from burnish.distributed.connection.shared_memory import SMALL_BYTES, Files, Processes
-from burnish.engines.torch import kernels
+from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError
 
 pytestmark = [

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 from burnish import engines
 from burnish.errors import BurnishError, UnsupportedOperatorError
@@ -14,7 +15,7 @@ from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, static_shape
 from burnish.importer import load
 from oracles.batches import assert_as_alone
 from oracles.gradient_harness import as_stored, cast_inputs
-from oracles.operator_cases import Case, every_case
+from oracles.operator_cases import CASES, Case, every_case
 
 SAMPLES = 3
 
@@ -120,10 +121,12 @@ def has_its_shapes(model: ir.Model, results: Mapping[str, np.ndarray]) -> bool:
     return True
 
 
-def outcomes(case: Case) -> tuple[int, list[tuple[Form, str]]]:
-    """How many forms come to the same together as alone, and the refused ones with their messages."""
+def outcomes(case: Case, chosen: Iterable[Form], enough: int | None = None) -> tuple[int, list[tuple[Form, str]]]:
+    """How many forms come to the same together as alone, of the first so many; and the refused ones with their messages."""
     equal, refused = 0, []
-    for form in forms(case):
+    for form in chosen:
+        if equal == enough:
+            break
         rng = np.random.default_rng(5)
         try:
             single = load(form.model())
@@ -157,9 +160,21 @@ def is_refused(case: Case) -> bool:
     return case.spec.op_type in ("Compress",)
 
 
+@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES.values())), ids=list(CASES))
+def test_two_forms_of_each_case(number, case):
+    """Each case begins with another of its forms, so that the cases of an operator go through them all."""
+    every = list(forms(case))
+    start = number % len(every) if every else 0
+    check(case, *outcomes(case, every[start:] + every[:start], enough=2))
+
+
+@pytest.mark.slow
 @every_case
 def test_samples_together_are_as_each_alone(case):
-    equal, refused = outcomes(case)
+    check(case, *outcomes(case, forms(case)))
+
+
+def check(case: Case, equal: int, refused: list[tuple[Form, str]]) -> None:
     assert equal or is_refused(case)
     for form, message in refused:
         assert re.match(r"batch='open': \w+ '.*' \(output '.*'\) \w+", message), form

@@ -116,6 +116,7 @@ def test_finds_the_bottom_of_a_parabola(name: str) -> None:
 
 
 @every_name
+@pytest.mark.slow
 def test_goes_down_the_valley_of_rosenbrock(name: str) -> None:
     assert rosenbrock(**ROSENBROCK[name].of(name)) < 1e-4
 

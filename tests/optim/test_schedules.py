@@ -18,6 +18,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.base import Scheduled
+from burnish.optim.schedules import factors
 from oracles.optimizers import UpdateGraph
 from oracles.small_graphs import SmallGraph
 
@@ -370,3 +371,13 @@ def test_two_stateful_schedules_in_one_graph_stay_apart() -> None:
 def test_bad_settings_are_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+def test_factors_that_a_trainer_computes():
+    assert [factors.get("constant")(step, 4) for step in range(4)] == [1, 1, 1, 1]
+    cosine = factors.get("cosine")
+    assert [cosine(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
+    assert cosine(1, 4) == pytest.approx((2 + math.sqrt(2)) / 4)
+    assert factors.get(cosine) is cosine
+    with pytest.raises(ConfigurationError, match="there is no learning-rate schedule 'step'; choose among constant, cosine"):
+        factors.get("step")

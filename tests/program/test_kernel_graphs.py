@@ -10,7 +10,7 @@ import pytest
 import burnish
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA
 from burnish.engines.communicator import COLLECTIVES
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.formats.identity import graph_hashes
 from burnish.formats.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN

@@ -1,4 +1,4 @@
-"""The table of a run, its curves, and schedules."""
+"""The table of a run, and its curves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from burnish.errors import CheckpointError, ConfigurationError
-from burnish.training import schedule
+from burnish.errors import CheckpointError
 from burnish.training.reports import MetricsTable, draw_curves
 
 
@@ -79,16 +78,6 @@ def test_curves_of_a_table(tmp_path, monkeypatch):
     assert path.read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "matplotlib is not installed (pip install 'burnish[demo]')" in draw_curves(table.rows, path, ["loss"])
-
-
-def test_schedules():
-    assert [schedule.get("constant")(step, 4) for step in range(4)] == [1, 1, 1, 1]
-    cosine = schedule.get("cosine")
-    assert [cosine(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
-    assert cosine(1, 4) == pytest.approx((2 + math.sqrt(2)) / 4)
-    assert schedule.get(cosine) is cosine
-    with pytest.raises(ConfigurationError, match="there is no learning-rate schedule 'step'; there is constant, cosine"):
-        schedule.get("step")
 
 
 def test_what_evaluation_has_no_figure_of_has_no_column_of_it(tmp_path):

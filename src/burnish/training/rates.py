@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import ConfigurationError
+from burnish.optim.schedules import factors
 from burnish.program import Program, Role
-from burnish.training import schedule as schedules
 from burnish.training.inputs import check_hyperparameters
 
 RATE = "lr"
@@ -33,7 +33,7 @@ class Rates:
     """
 
     start: float | None
-    schedule: schedules.Schedule
+    schedule: factors.Factor
     computed: tuple[str, ...]
     monitored: tuple[str, ...]
     figure: str
@@ -42,7 +42,7 @@ class Rates:
 
     @classmethod
     def of(
-        cls, program: Program, lr: float | None, schedule: str | schedules.Schedule, monitor: str | None, figures: Sequence[str]
+        cls, program: Program, lr: float | None, schedule: str | factors.Factor, monitor: str | None, figures: Sequence[str]
     ) -> Rates:
         """Return the rates of a run.
 
@@ -60,9 +60,9 @@ class Rates:
         signature = program.signature["step"]
         inputs = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         computed = tuple(entry.name for entry in signature.outputs_of(Role.RATE))
-        factor = schedules.get(schedule)
+        factor = factors.get(schedule)
         if RATE not in inputs:
-            change = f"lr={lr}" if lr is not None else None if factor is schedules.constant else "schedule"
+            change = f"lr={lr}" if lr is not None else None if factor is factors.constant else "schedule"
             if change and computed:
                 raise ConfigurationError(
                     f"{change}: this program computes its learning rate from the step, by the schedule that it was compiled "
@@ -84,7 +84,7 @@ class Rates:
 
     def at(self, step: int, steps: int) -> float | None:
         """Return the rate for a step; None where the program computes its own, or has none."""
-        return None if self.start is None else self.start * schedules.factor(self.schedule, step, steps)
+        return None if self.start is None else self.start * factors.factor_at(self.schedule, step, steps)
 
     def hyperparameters(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
         """Return the hyperparameters of a step.

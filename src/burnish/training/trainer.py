@@ -19,11 +19,11 @@ from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
+from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.settings import is_whole
-from burnish.training import schedule as schedules
 from burnish.training import workers
 from burnish.training.cursor import Position
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
@@ -128,7 +128,7 @@ class Trainer:
         threads: int | None = None,
         state: Mapping[str, np.ndarray] | None = None,
         lr: float | None = None,
-        schedule: str | schedules.Schedule = "constant",
+        schedule: str | Factor = "constant",
         monitor: str | None = None,
         augment: Augmentation | None = None,
         pixels: PixelsLike | None = None,

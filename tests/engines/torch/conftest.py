@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from burnish.engines.torch.inductor import check_compiler
+from burnish.engines.torch.runtime.inductor import check_compiler
 from burnish.errors import EngineError
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import kernels
-from burnish.engines.torch.attention import attention, attention_gradient
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.attention import fuse_attention
-from burnish.engines.torch.fusions.softmax import fuse_softmax
-from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch.families.attention.dispatch import attention, attention_gradient
+from burnish.engines.torch.families.attention.fusion import fuse_attention
+from burnish.engines.torch.families.softmax.fusion import fuse_softmax
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
+from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
 from oracles.small_networks import transformer
 

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from burnish.engines.torch import kernels
-from burnish.engines.torch.fusions.batched_products import fuse_batched_products
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.translation import run, translate
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
 HEADS = """graph (float[batch, 40, 3, 20] x, float[batch, 40, 3, 20] z) => (float[batch, 40, 60] y) {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.engines.torch.kernels import building, compiling
+from burnish.engines.torch.native import building, compiling, kernels
 
 PROJECT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(building.find_compiler() is None, reason="needs a C++ compiler")
@@ -25,6 +25,7 @@ TWO = '#include "shared.h"\nextern "C" int two() { return 1 + SHARED; }\n'
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiling, "BUILT", tmp_path / "built")
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.cpp").write_text(ONE)
@@ -66,7 +67,7 @@ def test_a_refused_file_is_named_and_leaves_nothing(folder):
 @needs_compiler
 def test_processes_that_build_at_once_find_the_same_library(folder):
     program = (
-        "import sys; from pathlib import Path; from burnish.engines.torch.kernels.building import build_library;"
+        "import sys; from pathlib import Path; from burnish.engines.torch.native.building import build_library;"
         "print(build_library(Path(sys.argv[1])))"
     )
     running = [
@@ -98,10 +99,13 @@ def test_an_older_pytorch_is_named(folder, monkeypatch):
         building.build_library(folder / "two.cpp")
 
 
+def copied(kernel, folder):
+    return Path(shutil.copy(kernels.sources()[kernel], folder))
+
+
 def install(source, instructions, headers=None):
-    built = source.parent / "built"
-    built.mkdir(exist_ok=True)
-    library = built / compiling.library_name(source, instructions, *([headers.version] if headers else []))
+    compiling.BUILT.mkdir(exist_ok=True)
+    library = compiling.BUILT / compiling.library_name(source, instructions, *([headers.version] if headers else []))
     compiling.compile_ahead(source, library, building.find_compiler(), instructions, headers)
     return library
 
@@ -125,34 +129,30 @@ def test_a_refused_file_is_named_when_it_is_built_ahead(folder):
     (folder / "one.cpp").write_text("int one() { return three(); }\n")
     with pytest.raises(RuntimeError, match=r"one\.cpp:1:20: error: .three. was not declared"):
         install(folder / "one.cpp", compiling.native())
-    assert not list((folder / "built").iterdir())
+    assert not list(compiling.BUILT.iterdir())
 
 
 def test_a_processor_takes_the_best_of_the_installed_libraries_that_it_can_run(folder, monkeypatch):
     best, middle, least = compiling.LEVELS
-    built = folder / "built"
-    built.mkdir()
+    compiling.BUILT.mkdir()
     names = {level: compiling.library_name(folder / "one.cpp", level) for level in compiling.LEVELS}
     assert len(set(names.values())) == 3
     for name in names.values():
-        (built / name).touch()
+        (compiling.BUILT / name).touch()
     for flags, expected in ((best.needed, best), (middle.needed, middle), (middle.needed - {"avx512vl"}, least)):
         monkeypatch.setattr(compiling, "processor", lambda flags=flags: " ".join(sorted(flags)))
-        assert building.find_installed(folder / "one.cpp") == built / names[expected]
+        assert building.find_installed(folder / "one.cpp") == compiling.BUILT / names[expected]
     monkeypatch.setattr(compiling, "processor", lambda: "sse2")
     assert building.find_installed(folder / "one.cpp") is None
 
 
 @needs_linux
 @needs_compiler
-def test_a_kernel_that_was_built_without_pytorch_runs(tmp_path):
-    package = Path(building.__file__).parent
-    sources = tmp_path / "kernels"
-    shutil.copytree(package, sources, ignore=shutil.ignore_patterns("built", "*.py", "__pycache__"))
-    library = install(sources / "linear.cpp", compiling.native())
+def test_a_kernel_that_was_built_without_pytorch_runs(folder):
+    library = install(copied("linear", folder), compiling.native())
     program = """
 import sys, torch
-from burnish.engines.torch import kernels
+from burnish.engines.torch.native import kernels
 torch.ops.load_library(sys.argv[1])
 dy, x, weight = torch.randn(5, 3), torch.randn(5, 4), torch.randn(3, 4)
 dx, dw, sums = torch.ops.burnish.linear_gradient(dy, x, weight, False, False, False, True)
@@ -173,16 +173,15 @@ except RuntimeError as error:
 
 @needs_linux
 @needs_compiler
-def test_an_installed_library_that_includes_headers_of_pytorchs_is_for_one_release_of_it(tmp_path, monkeypatch):
+def test_an_installed_library_that_includes_headers_of_pytorchs_is_for_one_release_of_it(folder, monkeypatch):
     headers = compiling.find_headers()
     assert headers.version == building.torch.__version__
-    sources = tmp_path / "kernels"
-    shutil.copytree(Path(building.__file__).parent, sources, ignore=shutil.ignore_patterns("built", "*.py", "__pycache__"))
-    library = install(sources / "allocator.cpp", compiling.native(), headers)
-    assert building.build_library(sources / "allocator.cpp") == library
+    allocator = copied("allocator", folder)
+    library = install(allocator, compiling.native(), headers)
+    assert building.build_library(allocator) == library
     program = """
 import sys, torch
-from burnish.engines.torch import kernels
+from burnish.engines.torch.native import kernels
 torch.ops.load_library(sys.argv[1])
 assert torch.ops.burnish.keep_pages()
 address = torch.full((1 << 22,), 3.).data_ptr()
@@ -191,7 +190,7 @@ assert torch.full((1 << 22,), 5.).data_ptr() == address
     done = subprocess.run([sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(building.torch, "__version__", "2.99.0")
-    assert building.find_installed(sources / "allocator.cpp") is None
+    assert building.find_installed(allocator) is None
 
 
 def test_headers_are_looked_for_in_the_environment(tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from burnish.engines.torch import TorchEngine, capture
-from burnish.engines.torch.capture import CaptureError, CudaRecorder, RecordedStep
-from burnish.engines.torch.readback import pack, unpack
-from burnish.engines.torch.tensor_float import tensor_float
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.runtime import capture
+from burnish.engines.torch.runtime.capture import CaptureError, CudaRecorder, RecordedStep
+from burnish.engines.torch.runtime.readback import pack, unpack
+from burnish.engines.torch.runtime.tensor_float import tensor_float
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.program import Entry, GraphSignature, Role
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program

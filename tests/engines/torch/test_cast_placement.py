@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from burnish.engines.torch import kernels
-from burnish.engines.torch.fusions.cast_placement import read_shapes_before_casts, transpose_narrow
-from burnish.engines.torch.fusions.linear import fuse_linear
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch.families.linear.fusion import fuse_linear
+from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.translation import run, translate
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
 HEADER = '<ir_version: 10, opset_import: ["": 22]>\n'

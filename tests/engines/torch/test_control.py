@@ -11,7 +11,7 @@ from torch import fx
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.translation import translate
+from burnish.engines.torch.translate.translation import translate
 
 BRANCH = """
 agraph (float[n, 3] x, bool flag) => (float[n, 3] y, float[n, 3] z) {

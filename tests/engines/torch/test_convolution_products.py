@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels, products
-from burnish.engines.torch.fusions.convolution_products import use_products
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.convolution.products_fusion import use_products
+from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.native import kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 

@@ -7,8 +7,10 @@ import itertools
 import pytest
 import torch
 
-from burnish.engines.torch import convolution_ways, convolutions, kernel_choice
-from burnish.engines.torch.convolution_ways import Windows, places
+from burnish.engines.torch.families.convolution import dispatch as convolutions
+from burnish.engines.torch.families.convolution import ways as convolution_ways
+from burnish.engines.torch.families.convolution.ways import Windows, places
+from burnish.engines.torch.runtime import kernel_choice
 
 SINGLE = 2.0**-24
 # x, weight, strides, padding, dilations, groups

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import fuse
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.fusion import fuse
+from burnish.engines.torch.native import kernels
 from burnish.errors import NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")

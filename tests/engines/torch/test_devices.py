@@ -8,10 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import burnish
 from burnish import optim
-from burnish.engines.torch import translation
-from burnish.engines.torch.dtypes import torch_dtype
 from burnish.engines.torch.engine import TorchEngine
-from burnish.engines.torch.translation import translate
+from burnish.engines.torch.translate import translation
+from burnish.engines.torch.translate.dtypes import torch_dtype
+from burnish.engines.torch.translate.translation import translate
 from burnish.models import residual_network
 from oracles.small_networks import perceptron, transformer
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import elementwise
-from burnish.engines.torch.fusions.elementwise import fuse_elementwise
-from burnish.engines.torch.fusions.elementwise_programs import OPERATIONS
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.elementwise import fusion as elementwise
+from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
+from burnish.engines.torch.families.elementwise.programs import OPERATIONS
+from burnish.engines.torch.native import kernels
 from oracles.float32_sums import within_float32
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -219,8 +220,8 @@ def test_graphs_drawn_at_random_compute_the_same(seed, segment, long, recent, mo
 
 @needs_kernels
 def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
-    from burnish.engines.torch.fusions import FUSED, fuse
-    from burnish.engines.torch.rules import translated_operators
+    from burnish.engines.torch.fusion import FUSED, fuse
+    from burnish.engines.torch.translate.rules import translated_operators
     from burnish.graph import BURNISH_DOMAIN
     from burnish.models import residual_network
 

@@ -11,8 +11,9 @@ import torch
 from onnx import TensorProto, helper
 
 import burnish
-from burnish.engines.torch import TorchEngine, rules
-from burnish.engines.torch.rules import Call
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.translate import rules
+from burnish.engines.torch.translate.rules import Call
 from burnish.errors import EngineError
 from oracles.tiny_program import tiny_program
 

@@ -11,7 +11,7 @@ from torch._inductor.utils import run_and_get_code
 import burnish
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.inductor import laid_out_as
+from burnish.engines.torch.runtime.inductor import laid_out_as
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.models import residual_network
 from oracles.small_networks import perceptron

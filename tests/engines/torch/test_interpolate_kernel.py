@@ -12,10 +12,11 @@ from onnx import helper
 from torch.nn import functional
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.operators.resize import UNCHANGED, Interpolation, Taken, source_positions, taps
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.resize.translation import UNCHANGED, Interpolation, Taken, source_positions, taps
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 
 needs_kernels = pytest.mark.skipif(not kernels.available("interpolate"), reason="needs the engine's kernels")

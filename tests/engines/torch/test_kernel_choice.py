@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, convolutions, kernel_choice
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.convolution import dispatch as convolutions
+from burnish.engines.torch.runtime import kernel_choice
 from burnish.errors import EngineError
 
 WAYS = ["usual", "other"]
@@ -193,7 +195,7 @@ def test_processes_that_want_the_same_choices_agree(file):
     """Each finds ways of its own; all end with those that were found first."""
     program = """
 import sys
-from burnish.engines.torch import kernel_choice
+from burnish.engines.torch.runtime import kernel_choice
 name = sys.argv[1]
 print([kernel_choice.choose(str(key), ["0", "1", "2"], [], lambda: name) for key in range(20)])
 """

@@ -1,13 +1,9 @@
 """Operators of C++ get their arguments from PyTorch, and give their results, errors and tensors back."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
-from burnish.engines.torch import kernels
-from burnish.engines.torch.kernels.building import build_library, find_compiler
+from burnish.engines.torch.native.building import build_library, find_compiler
 
 SCHEMAS = (
     "interface_echo(Tensor[] tensors, Tensor? added, float[] constants, int[] numbers, float factor, int number, bool flag)"
@@ -81,8 +77,6 @@ def operators(tmp_path_factory):
     if find_compiler() is None:
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("interface")
-    for header in Path(kernels.__file__).parent.glob("*.h"):
-        shutil.copy(header, folder)
     (folder / "interface.cpp").write_text(SOURCE)
     library = torch.library.Library("burnish", "FRAGMENT")
     for schema in SCHEMAS:

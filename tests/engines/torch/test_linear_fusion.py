@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import kernels
-from burnish.engines.torch.fusions.linear import fuse_linear
-from burnish.engines.torch.products import linear, linear_gradients, linear_weight_gradient
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch.families.linear.fusion import fuse_linear
+from burnish.engines.torch.families.linear.products import linear, linear_gradients, linear_weight_gradient
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.translation import run, translate
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
 LINEAR = """graph (float[batch, 5, {k}] x, float[{n}, {k}] w, float[{n}] b) => (float[batch, 5, {n}] y) {{

@@ -14,8 +14,10 @@ import torch
 import burnish
 from burnish.data.random_batches import random_batches
 from burnish.engines.base import HandedOver
-from burnish.engines.torch import TorchEngine, kernels, memory
-from burnish.engines.torch.translation import translate
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.runtime import memory
+from burnish.engines.torch.translate.translation import translate
 from oracles.small_networks import perceptron, transformer
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -23,7 +25,7 @@ needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ 
 # Each in a process of its own, whose allocator has served nothing before.
 CONTENTS = """
 import random, torch
-from burnish.engines.torch import memory
+from burnish.engines.torch.runtime import memory
 memory.keep_pages().__enter__()
 random.seed(3)
 held = {}
@@ -43,7 +45,7 @@ torch.nn.functional.conv2d(torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3)
 
 GROWTH = """
 import resource, torch
-from burnish.engines.torch import memory
+from burnish.engines.torch.runtime import memory
 memory.keep_pages().__enter__()
 def step(size):
     whole = [torch.ones(size, 1 << 20) for _ in range(4)]
@@ -59,7 +61,7 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 EXHAUSTED = """
 import torch
-from burnish.engines.torch import memory
+from burnish.engines.torch.runtime import memory
 memory.keep_pages().__enter__()
 for size in (1 << 38, 1 << 56):
     try:
@@ -74,7 +76,7 @@ assert torch.ones(1 << 20).sum() == 1 << 20
 
 BESIDE = """
 import os, threading, torch
-from burnish.engines.torch import memory
+from burnish.engines.torch.runtime import memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 class Owner: pass
@@ -114,7 +116,7 @@ with memory.keep_pages():
 
 OF_DATA = """
 import resource, torch
-from burnish.engines.torch import memory
+from burnish.engines.torch.runtime import memory
 pages = memory.keep_pages()
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + (512 << 20), resource.RLIM_INFINITY))

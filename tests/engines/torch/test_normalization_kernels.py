@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")

@@ -11,7 +11,7 @@ import pytest
 import oracles.gradient_harness as harness
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.registry import differentiable_operators, semantic_operators

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.fusions.widened_products import widened
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch.families.precision.widening import widened
+from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN, Builder
 
 BATCH, INPUTS, OUTPUTS = 3, 10, 7

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels, products
-from burnish.engines.torch.fusions import FUSED, convolution_products, fuse
-from burnish.engines.torch.fusions.convolution_products import use_products
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.convolution import products_fusion as convolution_products
+from burnish.engines.torch.families.convolution.products_fusion import use_products
+from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from oracles.small_networks import batch_of, mobile
 

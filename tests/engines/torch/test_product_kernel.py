@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.engines.torch import kernels, products
+from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.native import kernels
 
 pytestmark = pytest.mark.skipif(not kernels.available("products"), reason="the engine's kernels cannot be built here")
 

@@ -15,7 +15,7 @@ from burnish import losses, optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.runtime_node import Late
+from burnish.engines.torch.translate.runtime_node import Late
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.random.draws import keep_mask
@@ -95,6 +95,7 @@ def batches(model: ir.Model) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("compiled", ["regions", "none"])
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.each_value
 def test_networks(name: str, compiled: Literal["regions", "none"]) -> None:
     model = NETWORKS[name]()
     compare(burnish.compile(model, metrics=("accuracy",)), batches(model), TorchEngine(compile=compiled))
@@ -159,6 +160,7 @@ def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: s
 
 @pytest.mark.parametrize("name", ["residual", "transformer", "dropout"])
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.each_value
 def test_mixed_precision(name: str, precision: str) -> None:
     """What sixteen bits do to a gradient is the network's conditioning: the standard's reference, which rounds at every cast,
     meets it as this engine does, and neither by much more."""
@@ -194,6 +196,7 @@ def test_dropout_keeps_the_very_same_elements(ratio: float) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("torch", "onnxruntime"), ("onnxruntime", "torch")])
 @pytest.mark.parametrize("name", ["residual", "dropout"])
+@pytest.mark.each_value
 def test_training_goes_on_with_the_other_engine(name: str, first: str, second: str, tmp_path: Path) -> None:
     model = NETWORKS[name]()
     program = burnish.compile(model, optimizer="adam")

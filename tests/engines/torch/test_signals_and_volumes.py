@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.images import as_image, from_image
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.images import as_image, from_image
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from oracles.several_workers import largest_difference, train_alone, train_in_threads
 

@@ -9,7 +9,7 @@ import pytest
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.fusions.softmax import fuse_softmax
+from burnish.engines.torch.families.softmax.fusion import fuse_softmax
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 18]>

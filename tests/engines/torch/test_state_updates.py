@@ -15,12 +15,22 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels, state_updates
+from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.engine import TorchRunner
-from burnish.engines.torch.fusions.elementwise import fuse_elementwise
-from burnish.engines.torch.fusions.elementwise_programs import OPERATIONS
-from burnish.engines.torch.interrupts import uninterrupted
-from burnish.engines.torch.state_updates import StateUpdate, Update, apart_from, lent, may_share, take_increments, take_updates
+from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
+from burnish.engines.torch.families.elementwise.programs import OPERATIONS
+from burnish.engines.torch.families.update import state_updates
+from burnish.engines.torch.families.update.state_updates import (
+    StateUpdate,
+    Update,
+    apart_from,
+    lent,
+    may_share,
+    take_increments,
+    take_updates,
+)
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.runtime.interrupts import uninterrupted
 from burnish.errors import EngineError, NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")

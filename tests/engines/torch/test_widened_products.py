@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.widened_products import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
-from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.translation import run, translate
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
+from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
 
@@ -126,7 +127,7 @@ agraph (bool c, {dtype}[3, 4] a, {dtype}[4, 3] b) => ({dtype}[3, 3] y) {{
 
 def test_a_model_that_is_loaded_is_not_changed(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(*FORMS["MatMul"], dtype)
-    monkeypatch.setattr("burnish.engines.torch.fusions.widened_products.narrow_dtypes", lambda device: {NARROW[dtype]})
+    monkeypatch.setattr("burnish.engines.torch.families.precision.widening.narrow_dtypes", lambda device: {NARROW[dtype]})
     assert [node.op_type for node in widened(model, CPU).graph] == ["CastApart", "CastApart", "MatMul", "CastApart"]
     kind = NARROW[dtype].numpy()
     a, b = np.full((3, 70, 90), 0.5, kind), np.full((90, 50), 3.0, kind)
@@ -171,6 +172,7 @@ NETWORKS: dict[str, Callable[[], ir.Model]] = {
 
 @pytest.mark.parametrize("with_kernels", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.each_value(("name", "with_kernels"))
 def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: bool, dtype: str) -> None:
     """But depthwise convolutions in bfloat16, which the engine has kernels for."""
     program = burnish.compile(NETWORKS[name](), precision=dtype)
@@ -183,6 +185,7 @@ def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: boo
 
 @pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.each_value
 def test_training_is_what_it_is_without(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses of some steps, with the products of this processor and with widened ones: both near those of float32."""
     model = NETWORKS[name]()

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional
 
 import burnish
-from burnish.engines.torch import TorchEngine, kernels
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.winograd import use_winograd
-from burnish.engines.torch.rules import translated_operators
+from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 

@@ -358,7 +358,7 @@ def prepare() -> bool:
     """Have the kernels built and loaded that this worker shares memory by; returns whether it can."""
     if os.environ.get(SWITCH) == "off" or not sys.platform.startswith("linux"):
         return False
-    from burnish.engines.torch import kernels
+    from burnish.engines.torch.native import kernels
 
     return kernels.available("shared_memory")
 

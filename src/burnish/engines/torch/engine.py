@@ -16,18 +16,10 @@ from torch import fx
 from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, check_finite_loss
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
-from burnish.engines.torch import attention, kernels, memory
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.capture import CudaRecorder, RecordedStep, Recorder
-from burnish.engines.torch.devices import device_of
-from burnish.engines.torch.dtypes import array_of, tensor_of, torch_dtype
-from burnish.engines.torch.failures import failure, place_of
-from burnish.engines.torch.fusions import FUSED, fuse
-from burnish.engines.torch.fusions.widened_products import narrow_dtypes, widened
-from burnish.engines.torch.inductor import CompiledGraph, check_compiler, laid_out_as
-from burnish.engines.torch.interrupts import uninterrupted
-from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.state_updates import (
+from burnish.engines.torch.families.attention import dispatch as attention
+from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
+from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,
     Update,
     apart_from,
@@ -37,8 +29,18 @@ from burnish.engines.torch.state_updates import (
     take_increments,
     take_updates,
 )
-from burnish.engines.torch.tensor_float import tensor_float
-from burnish.engines.torch.translation import translate
+from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.runtime import memory
+from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
+from burnish.engines.torch.runtime.devices import device_of
+from burnish.engines.torch.runtime.inductor import CompiledGraph, check_compiler, laid_out_as
+from burnish.engines.torch.runtime.interrupts import uninterrupted
+from burnish.engines.torch.runtime.tensor_float import tensor_float
+from burnish.engines.torch.translate.dtypes import array_of, tensor_of, torch_dtype
+from burnish.engines.torch.translate.failures import failure, place_of
+from burnish.engines.torch.translate.rules import translated_operators
+from burnish.engines.torch.translate.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING

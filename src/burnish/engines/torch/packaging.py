@@ -27,13 +27,13 @@ from torch import fx
 
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.devices import device_of
-from burnish.engines.torch.dtypes import torch_dtype
-from burnish.engines.torch.fusions import fuse
-from burnish.engines.torch.fusions.widened_products import narrow_dtypes, widened
-from burnish.engines.torch.inductor import check_compiler
-from burnish.engines.torch.rules import translated_operators
-from burnish.engines.torch.translation import translate
+from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
+from burnish.engines.torch.fusion import fuse
+from burnish.engines.torch.runtime.devices import device_of
+from burnish.engines.torch.runtime.inductor import check_compiler
+from burnish.engines.torch.translate.dtypes import torch_dtype
+from burnish.engines.torch.translate.rules import translated_operators
+from burnish.engines.torch.translate.translation import translate
 from burnish.errors import CheckpointError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.passes import wait_by_selection

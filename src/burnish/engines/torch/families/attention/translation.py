@@ -1,0 +1,25 @@
+"""Attention and its gradient, as one call each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnish.engines.torch.families.attention import dispatch
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.graph import BURNISH_DOMAIN
+
+
+@translates("FusedAttention", domain=BURNISH_DOMAIN)
+def fused_attention(op: Call) -> Any:
+    """(query, key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
+    dispatch.expect(op.dtype(0))
+    settings = op.attribute("scale"), bool(op.attribute("zeros"))
+    return dispatch.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), *settings)
+
+
+@translates("FusedAttentionGrad", domain=BURNISH_DOMAIN)
+def fused_attention_gradient(op: Call) -> Any:
+    """(flow, query, key, value, result, logarithms, mask or nothing) -> the gradients of query, key and value."""
+    heads = op.tensor(1), op.tensor(2), op.tensor(3)
+    settings = op.attribute("scale"), bool(op.attribute("zeros"))
+    return dispatch.attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), *settings)

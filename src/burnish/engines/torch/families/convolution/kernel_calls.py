@@ -1,0 +1,78 @@
+"""Convolutions by the engine's own kernels: depthwise, by Winograd's minimal filtering, and as products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.graph import BURNISH_DOMAIN
+
+
+def _window_suffix(op: Call, weight: int) -> str:
+    """What the kernels for windows of 5x5 have behind their names; those for 3x3 have nothing."""
+    return "_5x5" if op.known_extents(weight)[2] == 5 else ""
+
+
+@translates("DepthwiseConv", domain=BURNISH_DOMAIN)
+def depthwise_convolution(op: Call) -> Any:
+    return kernels.for_elements("depthwise_convolution" + _window_suffix(op, 1), op.dtype(0))(
+        op.tensor(0), op.tensor(1), op.optional(2), op.attribute("stride"), list(op.attribute("pads"))
+    )
+
+
+@translates("DepthwiseConvGrad", domain=BURNISH_DOMAIN)
+def depthwise_convolution_gradient(op: Call) -> Any:
+    wanted = [bool(op.attribute(name)) for name in ("input", "weight")]
+    results = kernels.for_elements("depthwise_convolution_gradient" + _window_suffix(op, 2), op.dtype(0))(
+        op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("stride"), list(op.attribute("pads")), *wanted
+    )
+    return results[0], results[1]
+
+
+@translates("WinogradConv", domain=BURNISH_DOMAIN)
+def winograd_convolution(op: Call) -> Any:
+    return torch.ops.burnish.winograd_convolution.default(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("padding"))
+
+
+@translates("WinogradConvInputGrad", domain=BURNISH_DOMAIN)
+def winograd_input_gradient(op: Call) -> Any:
+    """(dy, w) -> dx."""
+    return torch.ops.burnish.winograd_input_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
+
+
+@translates("WinogradConvWeightGrad", domain=BURNISH_DOMAIN)
+def winograd_weight_gradient(op: Call) -> Any:
+    """(dy, x) -> dw."""
+    return torch.ops.burnish.winograd_weight_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
+
+
+@translates("PointwiseConv", domain=BURNISH_DOMAIN)
+def pointwise_convolution(op: Call) -> Any:
+    products.expect_pointwise()
+    return products.pointwise_convolution(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("strides"))
+
+
+@translates("PointwiseConvInputGrad", domain=BURNISH_DOMAIN)
+def pointwise_input_gradient(op: Call) -> Any:
+    """(dy, w, x) -> dx; of x the shape is read."""
+    products.expect_pointwise()
+    return products.pointwise_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
+
+
+@translates("PointwiseConvGrad", domain=BURNISH_DOMAIN)
+def pointwise_gradients(op: Call) -> Any:
+    """(dy, x, w) -> dx, dw."""
+    products.expect_pointwise_gradients()
+    results = products.pointwise_gradients(*op.tensors())
+    return results[0], results[1]
+
+
+@translates("ConvWeightGradProducts", domain=BURNISH_DOMAIN)
+def convolution_weight_gradient(op: Call) -> Any:
+    """(dy, x) -> dw."""
+    window = [op.attribute(name) for name in ("extents", "strides", "padding")]
+    return torch.ops.burnish.convolution_weight_gradient.default(op.tensor(0), op.tensor(1), *window)

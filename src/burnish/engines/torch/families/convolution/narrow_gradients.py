@@ -1,0 +1,133 @@
+"""Gradients of convolutions in bfloat16 on a CPU, by the engine's own kernel or as products, where these are the fastest.
+
+The kernel (``convolution_weights_bfloat16.cpp``) computes gradients of the weights. The gradient of the images of a
+convolution of one pixel with strides is a product of what it has seen; zeros are around that. The functions are called as a graph
+runs, when the sizes are known; where neither was measured to win, oneDNN computes the gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from burnish.engines.torch.native import kernels
+
+LARGEST_MAP = 14 * 14
+"""Pixels of the maps up to which PyTorch's product of matrices was measured to be faster than oneDNN's gradient of weights."""
+
+FEWEST_PIXELS = 1024
+FEWEST_PIXELS_OF_LARGE_MAPS = 256
+"""Results of a convolution of one pixel with a stride of 1 from which on the kernel was measured to be the fastest; with fewer, a
+product of matrices is, or with larger maps, oneDNN's gradient."""
+
+LEAST_CHANNELS = 32
+LEAST_CHANNELS_OF_ONE_PIXEL = 16
+"""Channels of the images, and of the results, from which on they were measured to win, with several pixels and with one."""
+
+WIDEST = 256
+"""Pixels of a result's rows up to which whole rows are taken at a time; wider ones would not stay in the caches."""
+
+PANEL = 32
+"""Channels that the kernel takes at a time: with others, it multiplies zeros."""
+
+MOST_PAIRED = 1.1
+"""By how many times a batch may become larger where the kernel takes images in pairs."""
+
+
+def expect_weight_gradient() -> None:
+    """Have the kernel built meanwhile."""
+    kernels.request("convolution_weights_bfloat16")
+
+
+def weight_gradient(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, strides: Sequence[int], padding: Sequence[int]
+) -> torch.Tensor:
+    """dy [N, K, H', W'] and x [N, C, H, W] of a convolution with these strides and padding to dw [K, C, h, w].
+
+    Args:
+        dy: the gradient of the convolution's results, bfloat16.
+        x: its images, bfloat16.
+        weight: its kernels, of which the shape is read.
+        strides: of both axes.
+        padding: of both axes, on either side.
+    """
+    if has_torch_function((dy, x, weight)):  # a graph that is being made: one call in it
+        return handle_torch_function(weight_gradient, (dy, x, weight), dy, x, weight, strides, padding)
+    extents = weight.shape[2:]
+    if _is_fast(dy, x, extents, strides, padding) and (own := _own()) is not None:
+        return own(dy, x, list(extents), list(strides), list(padding))
+    height, width = x.shape[2:]
+    if [*extents, *strides, *padding] == [1, 1, 1, 1, 0, 0] and height * width <= LARGEST_MAP:
+        return torch.mm(_pixels_of(dy).t(), _pixels_of(x))[:, :, None, None]
+    return _of_onednn(dy, x, weight, strides, padding, wanted=1)
+
+
+def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """dy [N, K, H', W'] and weight [K, C, 1, 1] of a convolution with strides and no padding to dx [N, C, H, W].
+
+    Args:
+        dy: the gradient of the convolution's results, bfloat16.
+        weight: its kernels, bfloat16.
+        x: its images, of which the shape is read.
+        strides: of both axes.
+    """
+    if has_torch_function((dy, weight, x)):
+        return handle_torch_function(strided_input_gradient, (dy, weight, x), dy, weight, x, strides)
+    outputs, channels = weight.shape[:2]
+    if min(outputs, channels) < LEAST_CHANNELS or dy.numel() == 0:
+        return _of_onednn(dy, x, weight, strides, [0, 0], wanted=0)
+    count, _, height, width = dy.shape
+    seen = torch.mm(_pixels_of(dy), weight.flatten(1)).view(count, height, width, channels)
+    dx = torch.zeros([count, *x.shape[2:], channels], dtype=dy.dtype)
+    dx[:, :: strides[0], :: strides[1]] = seen
+    return dx.permute(0, 3, 1, 2)
+
+
+def _is_fast(dy: torch.Tensor, x: torch.Tensor, extents: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether the engine's own kernel computes the gradient of the weights the fastest."""
+    outputs, channels, count = dy.shape[1], x.shape[1], dy.shape[0]
+    if (
+        dy.shape[3] > WIDEST
+        or not dy.is_contiguous(memory_format=torch.channels_last)
+        or not x.is_contiguous(memory_format=torch.channels_last)
+    ):
+        return False
+    if [*extents, *padding] != [1, 1, 0, 0]:
+        pairs, filled = -(-count // 2), -(-channels // PANEL) * PANEL
+        return min(outputs, channels) >= LEAST_CHANNELS and 2 * pairs <= MOST_PAIRED * count and channels > 0.75 * filled
+    if min(outputs, channels) < LEAST_CHANNELS_OF_ONE_PIXEL:
+        return False
+    of_matrices = x.shape[2] * x.shape[3] <= LARGEST_MAP
+    fewest = FEWEST_PIXELS if of_matrices else FEWEST_PIXELS_OF_LARGE_MAPS
+    return [*strides] != [1, 1] or count * dy.shape[2] * dy.shape[3] >= fewest
+
+
+def _of_onednn(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, strides: Sequence[int], padding: Sequence[int], wanted: int
+) -> torch.Tensor:
+    """The gradient of the images, or of the kernels where ``wanted`` is 1; of those themselves the shape is read."""
+    if wanted == 0 and x.dtype != dy.dtype:
+        x = torch.empty_like(x, dtype=dy.dtype)
+    if wanted == 1 and weight.dtype != dy.dtype:
+        weight = torch.empty_like(weight, dtype=dy.dtype)
+    mask = [wanted == 0, wanted == 1, False]
+    return torch.ops.aten.convolution_backward.default(dy, x, weight, None, strides, padding, [1, 1], False, [0, 0], 1, mask)[
+        wanted
+    ]
+
+
+def _pixels_of(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+
+
+@functools.cache
+def _own() -> Callable[..., torch.Tensor] | None:
+    """The engine's kernel, or None where it is not there."""
+    if not kernels.available("convolution_weights_bfloat16"):
+        return None
+    found: Callable[..., torch.Tensor] = torch.ops.burnish.convolution_weight_gradient_bfloat16.default
+    return found

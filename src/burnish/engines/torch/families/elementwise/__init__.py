@@ -1,0 +1,1 @@
+"""Chains of elementwise arithmetic, each in one pass over memory."""

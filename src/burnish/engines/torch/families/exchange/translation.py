@@ -1,0 +1,380 @@
+"""Exchanges with other workers (``burnish.engines.communicator``).
+
+The operands of one exchange travel in one buffer. A tensor of images is put into it with its channels last, in which order the
+convolutions leave their gradients: nothing is moved then, and every worker has the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums, SharedBuffer, SharedRows
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.errors import EngineError
+from burnish.graph import describe_node
+from burnish.ops.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCE_FINISH,
+    ALL_REDUCE_START,
+    GATHER_OWNED,
+    OWN_GRADIENTS,
+    REDUCE_SCATTER_FINISH,
+    REDUCE_SCATTER_START,
+    WORKER_RANK,
+)
+
+ALIGNMENT = 64
+"""Tensors begin at multiples of so many bytes where they travel as bytes."""
+SMALL_BYTES = 2**18
+"""Up to here an exchange has no memory of its own to gather by."""
+
+
+class Exchange(torch.nn.Module):
+    """Sums over the workers.
+
+    Args:
+        communicator: to the others.
+        count: how many tensors are exchanged; behind them may come the number of this worker's samples: where that is 0, what it
+            computed counts nowhere, and it gives zeros; and, of ``AllReduceStart``, whether they are exchanged.
+        group: as the communicator has it.
+        channel: the same.
+    """
+
+    def __init__(self, communicator: Communicator, count: int, group: int, channel: str):
+        super().__init__()
+        self._communicator, self._count, self._group, self._channel = communicator, count, group, channel
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
+        """Begin the exchange; return the buffer that will hold the sums."""
+        own = tensors[: self._count]
+        dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
+        shared = self.shared_buffer(dtype, sum(tensor.numel() for tensor in own))
+        if shared is not None:
+            shared.settle()
+        buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own], out=None if shared is None else shared.tensor)
+        if len(tensors) > self._count:
+            buffer = _counting(buffer, tensors[self._count])
+        return self.begin(buffer, shared, own)
+
+    def begin(
+        self, buffer: torch.Tensor, shared: SharedBuffer | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, Pending]:
+        """Begin to exchange a buffer, in which tensors lie one behind the other; return where the sums will be."""
+        if self._channel == GRADIENTS and isinstance(self._communicator, ShapedSums):
+            return buffer, self._communicator.all_reduce_gradients(buffer, [tensor.shape for tensor in tensors], self)
+        if shared is not None:
+            return buffer, shared.all_reduce()
+        return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
+
+    def shared_buffer(self, dtype: torch.dtype, count: int) -> SharedBuffer | None:
+        """Where the operands are put together, if not in memory of this step."""
+        return None
+
+
+class AllReduce(Exchange):
+    """Exchanges tensors, and waits for the sums."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        buffer, pending = self.start(tensors)
+        pending.wait()
+        return _parted(buffer, tensors[: self._count])
+
+
+class AllReduceStart(Exchange):
+    """Begins to exchange tensors; what it returns is read by ``AllReduceFinish`` alone.
+
+    Args:
+        conditional: the last operand, a boolean scalar that is the same on every worker, says whether there is an exchange.
+    """
+
+    def __init__(self, *arguments: Any, conditional: bool = False):
+        super().__init__(*arguments)
+        self._conditional = conditional
+        self.pending: Pending | None = None
+        self.is_left_out = False
+        self._shared: SharedBuffer | None = None
+        self._has_asked = False
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        self.is_left_out = self._conditional and not bool(tensors[-1])
+        if self.is_left_out:
+            return tensors[0].new_empty(0)
+        buffer, self.pending = self.start(tensors[:-1] if self._conditional else tensors)
+        return buffer
+
+    def shared_buffer(self, dtype: torch.dtype, count: int) -> SharedBuffer | None:
+        """One that stays for all steps: sizes of gradients do not change."""
+        if not self._has_asked:
+            self._has_asked = True
+            self._shared = self._communicator.shared_buffer(dtype, count, group=self._group, channel=self._channel)
+        return self._shared
+
+
+class ReduceScatterStart(AllReduceStart):
+    """Begins to add up tensors over the workers, each for the worker that owns it; read by ``ReduceScatterFinish`` alone.
+
+    Args:
+        owners: the rank of the owner of each tensor, from the lowest to the highest.
+    """
+
+    def __init__(self, *arguments: Any, owners: Sequence[int], conditional: bool = False):
+        super().__init__(*arguments, conditional=conditional)
+        self._owners = tuple(owners)
+
+    def begin(
+        self, buffer: torch.Tensor, shared: SharedBuffer | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, Pending]:
+        sizes = [0] * self._communicator.size
+        for owner, tensor in zip(self._owners, tensors, strict=True):
+            sizes[owner] += tensor.numel()
+        first = sum(sizes[: self._communicator.rank])
+        own = buffer[first : first + sizes[self._communicator.rank]]
+        if isinstance(self._communicator, ShapedSums):
+            return own, super().begin(buffer, shared, tensors)[1]
+        if shared is not None:
+            return own, shared.reduce_scatter(sizes)
+        return self._communicator.reduce_scatter(buffer, sizes, channel=self._channel)
+
+
+class AllReduceFinish(torch.nn.Module):
+    """Waits for what ``AllReduceStart`` began; where it began nothing, the tensors stay what they are.
+
+    Args:
+        started: the exchange.
+    """
+
+    def __init__(self, started: AllReduceStart):
+        super().__init__()
+        self._started = started
+
+    def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._started.is_left_out:
+            return tensors
+        assert self._started.pending is not None, "an exchange is begun before it is waited for"
+        self._started.pending.wait()
+        self._started.pending = None
+        return _parted(buffer, tensors)
+
+
+class ReduceScatterFinish(AllReduceFinish):
+    """Waits for what ``ReduceScatterStart`` began: the sums of this worker's tensors, and behind them a vector of nothing."""
+
+    def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*super().forward(buffer, *tensors), buffer.new_empty(0))
+
+
+class OwnGradients(torch.nn.Module):
+    """Gradients of this worker's samples: zeros where it has none, and what it computed counts nowhere.
+
+    Args:
+        count: how many gradients there are; behind them may come the number of samples.
+    """
+
+    def __init__(self, count: int):
+        super().__init__()
+        self._count = count
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradients = tensors[: self._count]
+        if len(tensors) == self._count:
+            return gradients
+        nothing = tensors[self._count] == 0
+        if nothing.device.type != "cpu":
+            return tuple(torch.where(nothing, 0, gradient) for gradient in gradients)
+        return tuple(torch.zeros_like(gradient) for gradient in gradients) if bool(nothing) else gradients
+
+
+class AllGather(torch.nn.Module):
+    """What every worker has, side by side.
+
+    Args:
+        communicator: to the others.
+        count: how many tensors are shown; behind them may come the number of this worker's samples, as of ``Exchange``.
+        group: as the communicator has it.
+    """
+
+    def __init__(self, communicator: Communicator, count: int, group: int):
+        super().__init__()
+        self._communicator, self._count, self._group = communicator, count, group
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = tensors[: self._count]
+        dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
+        buffer = torch.cat([_flat(tensor).to(dtype) for tensor in own])
+        if len(tensors) > self._count:
+            buffer = _counting(buffer, tensors[self._count])
+        rows = self._communicator.all_gather(buffer, group=self._group)
+        parts = torch.split(rows, [tensor.numel() for tensor in own], dim=1)
+        return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, own, strict=True))
+
+
+class GatherOwned(torch.nn.Module):
+    """What the owner of each tensor has, of whatever dtypes; they travel as bytes.
+
+    Args:
+        communicator: to the others.
+        owners: the rank of the owner of each tensor; operands behind them are waited for alone.
+        conditional: the first operand behind them, a boolean scalar that is the same on every worker, says whether there is an
+            exchange; without one each worker keeps what it gave.
+    """
+
+    def __init__(self, communicator: Communicator, owners: Sequence[int], conditional: bool = False):
+        super().__init__()
+        self._communicator, self._owners, self._conditional = communicator, tuple(owners), conditional
+        self._shared: SharedRows | None = None
+        self._has_asked = False
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = list(tensors[: len(self._owners)])
+        if self._conditional and not bool(tensors[len(self._owners)]):
+            return tuple(results)
+        ends = [0] * self._communicator.size
+        places = []
+        for owner, tensor in zip(self._owners, results, strict=True):
+            places.append(slice(ends[owner], ends[owner] + tensor.nbytes))
+            ends[owner] += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        shared = self._shared_rows(max(ends), tensors[0].device)
+        if shared is not None:
+            shared.settle()
+        rank = self._communicator.rank
+        bytes_given = tensors[0].new_zeros(max(ends), dtype=torch.uint8) if shared is None else shared.tensor
+        for owner, place, tensor in zip(self._owners, places, results, strict=True):
+            if owner == rank:
+                _shaped(bytes_given[place], tensor).copy_(tensor)
+        if shared is None:
+            rows = self._communicator.all_gather(bytes_given)
+        else:
+            shared.show()
+            rows = shared.rows()
+        for index, (owner, place) in enumerate(zip(self._owners, places, strict=True)):
+            if owner != rank:
+                # A part would keep the whole buffer, and at its address some kernels add up in another order.
+                results[index] = _shaped(rows[owner][place], results[index]).clone()
+        if shared is not None:
+            shared.release()
+        return tuple(results)
+
+    def _shared_rows(self, count: int, device: torch.device) -> SharedRows | None:
+        """Memory that stays for all steps, where small exchanges have none of their own."""
+        if not self._has_asked:
+            self._has_asked = True
+            if count > SMALL_BYTES and device.type == "cpu":
+                self._shared = self._communicator.shared_rows(count)
+        return self._shared
+
+
+def _shaped(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view of bytes as a tensor of this dtype and shape, that of images with its channels last."""
+    return _parted(content.view(like.dtype), [like])[0]
+
+
+def _counting(buffer: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    """A buffer, or zeros in its place where a worker has no samples."""
+    nothing = samples == 0
+    if buffer.device.type != "cpu":
+        return torch.where(nothing, 0, buffer)
+    return buffer.zero_() if bool(nothing) else buffer
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.flatten(tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor)
+
+
+def _parted(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The parts of a buffer, of the dtypes and shapes of these tensors."""
+    results = []
+    for part, tensor in zip(torch.split(buffer, [math.prod(tensor.shape) for tensor in tensors]), tensors, strict=True):
+        if tensor.dim() == 4:
+            first, channels, height, width = tensor.shape
+            shaped = part.view(first, height, width, channels).permute(0, 3, 1, 2)
+        else:
+            shaped = part.view(tensor.shape)
+        results.append(shaped.to(tensor.dtype))
+    return tuple(results)
+
+
+def _communicator(op: Call) -> Communicator:
+    found = op.communicator
+    if found is None:
+        raise EngineError(
+            f"{describe_node(op.node)} exchanges values with other workers, and there are none: open the program with "
+            "burnish.Session(program, parallel=burnish.DataParallel())"
+        )
+    return found
+
+
+def _exchange(op: Call) -> tuple[Communicator, int, int, str]:
+    beside = int(op.attribute("counted", 0)) + int(op.attribute("conditional", 0))
+    channel = GRADIENTS if op.attribute("purpose") == "gradient" else "statistics"
+    return _communicator(op), len(op) - beside, int(op.attribute("group", 0)), channel
+
+
+def _operands(op: Call) -> list[Any]:
+    return [op.value(index) for index in range(len(op))]
+
+
+@translates(ALL_REDUCE)
+def all_reduce(op: Call) -> Any:
+    results = op.module(AllReduce(*_exchange(op)), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates(ALL_REDUCE_START)
+def all_reduce_start(op: Call) -> Any:
+    started = AllReduceStart(*_exchange(op), conditional=bool(op.attribute("conditional", 0)))
+    op.started[op.node.outputs[0]] = started
+    return op.module(started, _operands(op))
+
+
+@translates(ALL_REDUCE_FINISH)
+def all_reduce_finish(op: Call) -> Any:
+    started = op.started[op.value(0)]
+    assert isinstance(started, AllReduceStart)
+    results = op.module(AllReduceFinish(started), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates(OWN_GRADIENTS)
+def own_gradients(op: Call) -> Any:
+    results = op.module(OwnGradients(len(op) - int(op.attribute("counted", 0))), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates(ALL_GATHER)
+def all_gather(op: Call) -> Any:
+    communicator, count, group, _ = _exchange(op)
+    results = op.module(AllGather(communicator, count, group), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates(REDUCE_SCATTER_START)
+def reduce_scatter_start(op: Call) -> Any:
+    conditional = bool(op.attribute("conditional", 0))
+    started = ReduceScatterStart(*_exchange(op), owners=op.attribute("owners"), conditional=conditional)
+    op.started[op.node.outputs[0]] = started
+    return op.module(started, _operands(op))
+
+
+@translates(REDUCE_SCATTER_FINISH)
+def reduce_scatter_finish(op: Call) -> Any:
+    started = op.started[op.value(0)]
+    assert isinstance(started, ReduceScatterStart)
+    results = op.module(ReduceScatterFinish(started), _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates(GATHER_OWNED)
+def gather_owned(op: Call) -> Any:
+    gather = GatherOwned(_communicator(op), op.attribute("owners"), bool(op.attribute("conditional", 0)))
+    results = op.module(gather, _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates(WORKER_RANK)
+def worker_rank(op: Call) -> Any:
+    return torch.tensor(_communicator(op).rank, dtype=torch.int64, device=op.device)

@@ -1,0 +1,1 @@
+"""Products with a weight and their gradients, and products of batches."""

@@ -1,0 +1,1 @@
+"""Max pooling whose indices only its own gradient reads."""

@@ -1,0 +1,1 @@
+"""Resize and its gradient."""

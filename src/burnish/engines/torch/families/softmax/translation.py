@@ -1,0 +1,27 @@
+"""The gradient of softmax, and cross-entropy of class indices with its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.graph import BURNISH_DOMAIN
+
+
+@translates("FusedSoftmaxGrad", domain=BURNISH_DOMAIN)
+def softmax_gradient(op: Call) -> Any:
+    return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), torch.float32)
+
+
+@translates("FusedCrossEntropy", domain=BURNISH_DOMAIN)
+def cross_entropy(op: Call) -> Any:
+    results = torch.ops.burnish.cross_entropy.default(op.tensor(0), op.tensor(1), op.attribute("ignored"))
+    return tuple(results[index] for index in range(3))
+
+
+@translates("FusedCrossEntropyGrad", domain=BURNISH_DOMAIN)
+def cross_entropy_gradient(op: Call) -> Any:
+    """(logits, labels, saved, cotangent of the total) -> cotangent of the logits."""
+    return torch.ops.burnish.cross_entropy_gradient.default(*op.tensors(), op.attribute("ignored"))

@@ -1,0 +1,1 @@
+"""Updates of the state in place."""

@@ -1,0 +1,95 @@
+"""A program's graph, rewritten for the kernels that this engine has beyond ATen's: each family in its turn.
+
+What is not of a form that a kernel has is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from burnish.engines.torch.families.attention.fusion import fuse_attention
+from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
+from burnish.engines.torch.families.convolution.depthwise_fusion import fuse_depthwise
+from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_gradients
+from burnish.engines.torch.families.convolution.products_fusion import use_products
+from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
+from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
+from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
+from burnish.engines.torch.families.linear.fusion import fuse_linear
+from burnish.engines.torch.families.normalization.batch_fusion import fuse_batch_normalization
+from burnish.engines.torch.families.normalization.group_fusion import GROUPED, fuse_group_normalization
+from burnish.engines.torch.families.normalization.row_fusion import STANDARDIZED, fuse_normalization
+from burnish.engines.torch.families.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
+from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
+from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
+from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
+from burnish.engines.torch.families.resize.fusion import RESIZED, fuse_resize
+from burnish.engines.torch.families.softmax.cross_entropy_fusion import fuse_cross_entropy
+from burnish.engines.torch.families.softmax.fusion import fuse_softmax
+from burnish.graph import BURNISH_DOMAIN
+from burnish.lowering import lower_semantic_operators
+from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+
+FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED
+"""The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
+
+
+def fuse(
+    model: ir.Model,
+    kernels: bool,
+    winograd: bool = False,
+    channels_last: bool = True,
+    narrow: Collection[ir.DataType] = (),
+    attended: Collection[ir.DataType] = (ir.DataType.FLOAT,),
+    kernel_choice: str | None = None,
+) -> ir.Model:
+    """Rewrite a graph, in place.
+
+    Args:
+        model: a graph of the program, with the semantic operators that the engine translates.
+        kernels: whether the engine's own kernels are there; ATen's are.
+        winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
+        channels_last: whether images have their channels last in memory.
+        narrow: dtypes of sixteen bits whose products are computed in float32: those that the device is slow in.
+        attended: dtypes that the kernels of attention take.
+        kernel_choice: ``measured``: where no rule is known, the quickest way to compute a convolution is measured as a step runs;
+            ``fixed``: it is the usual one; None: convolutions are PyTorch's.
+
+    Returns:
+        The same model. Batch normalization that no kernel takes is lowered.
+    """
+    graph = model.graph
+    read_shapes_before_casts(graph)
+    fuse_max_pooling(graph)
+    if kernels:
+        fuse_batch_normalization(graph)
+        fuse_synchronized(graph)
+        fuse_normalization(graph)
+        fuse_group_normalization(graph)
+        fuse_resize(graph)
+        fuse_depthwise(graph)
+    widen(graph, CONVOLUTIONS, narrow)
+    if kernels and winograd:
+        use_winograd(graph)
+    if kernels and channels_last:
+        use_products(graph)
+        use_narrow_gradients(graph)
+    if kernel_choice is not None:
+        choose_convolutions(graph, measured=kernel_choice == "measured")
+    # A fused layer stands where its activation was: what reads its statistics may have come before.
+    graph.sort()
+    left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
+    lower_semantic_operators(model, keep=left)
+    fuse_softmax(graph)
+    if kernels:
+        fuse_cross_entropy(graph)
+        transpose_narrow(graph)
+        fuse_attention(graph, attended)
+        fuse_linear(graph)
+        fuse_batched_products(graph)
+    widen(graph, PRODUCTS, narrow)
+    if kernels:
+        fuse_elementwise(graph)
+    return model

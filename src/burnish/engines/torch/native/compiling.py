@@ -1,0 +1,162 @@
+"""How the file of a kernel is compiled, and by what name its library is found again.
+
+Imports nothing of burnish or PyTorch: the installation runs it where neither is there.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HEADERS = Path(__file__).parent
+"""The folder of the headers that kernels of all families include; those of a family stand beside its kernels."""
+ENGINE = HEADERS.parent
+BUILT = HEADERS / "built"
+"""The folder of what the installation has built."""
+
+FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+NEEDS_HEADERS = frozenset({"allocator"})
+"""Files that include headers of PyTorch's, and so are compiled for one release of it, where it is."""
+
+
+@dataclass(frozen=True)
+class Headers:
+    """PyTorch's headers.
+
+    Attributes:
+        version: PyTorch's, with what builds of one release differ in, such as ``2.13.0+cpu``.
+        folder: where they are.
+    """
+
+    version: str
+    folder: Path
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler's, to find them."""
+        return ("-isystem", str(self.folder), "-isystem", str(self.folder / "torch" / "csrc" / "api" / "include"))
+
+
+def find_headers() -> Headers | None:
+    """The headers of the PyTorch in this Python's environment, be it hidden as from an installation; None where there is none."""
+    for name in ("purelib", "platlib"):
+        folder = Path(sysconfig.get_path(name)) / "torch"
+        if (folder / "include").is_dir() and (folder / "version.py").is_file():
+            for statement in ast.parse((folder / "version.py").read_text(encoding="utf-8")).body:
+                match statement:
+                    case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=str(version))):
+                        return Headers(version, folder / "include")
+    return None
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What a library may use of a processor.
+
+    Attributes:
+        name: as the names of libraries are made of.
+        flags: of the compiler.
+        needed: what Linux calls the instructions beyond those that every processor of the kind has.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    needed: frozenset[str]
+
+    def runs_here(self) -> bool:
+        """Whether this machine's processor has them."""
+        return self.needed <= set(processor().split())
+
+
+_AVX2 = "abm avx2 bmi1 bmi2 f16c fma movbe"
+_AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+LEVELS = (
+    Instructions("x86-64-v4-bf16", ("-march=x86-64-v4", "-mavx512bf16"), frozenset(f"{_AVX512} avx512_bf16".split())),
+    Instructions("x86-64-v4", ("-march=x86-64-v4",), frozenset(_AVX512.split())),
+    Instructions("x86-64-v3", ("-march=x86-64-v3",), frozenset(_AVX2.split())),
+)
+"""For which a distribution is built, the best first: a processor takes the first that it has."""
+
+
+def native() -> Instructions:
+    """All that this machine's processor has."""
+    return Instructions(f"native {processor()}", ("-march=native",), frozenset())
+
+
+@functools.cache
+def processor() -> str:
+    """The names of the instructions that this machine's processor has, with spaces between; empty where Linux does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return found.partition(":")[2].strip()
+
+
+@functools.cache
+def find_compiler() -> str | None:
+    """The path of the C++ compiler: the one that ``CXX`` names, else the system's; None where there is none."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    return None
+
+
+def library_name(source: Path, instructions: Instructions, *circumstances: str) -> str:
+    """The name of what is compiled from a source, the headers beside it and the shared ones; another where any of it changed."""
+    headers = [header.read_bytes() for folder in (source.parent, HEADERS) for header in sorted(folder.glob("*.h"))]
+    parts = [*circumstances, platform.machine(), instructions.name, *FLAGS, *instructions.flags, source.name]
+    digest = hashlib.sha256()
+    for data in (*(part.encode() for part in parts), source.read_bytes(), *headers):
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return f"burnish_{source.stem}_{digest.hexdigest()[:16]}.so"
+
+
+def compile_library(
+    source: Path, target: Path, compiler: str, instructions: Instructions, preprocessing: Sequence[str], linking: Sequence[str]
+) -> None:
+    """Compile a source, and put its library into its place once it is complete.
+
+    Raises:
+        RuntimeError: the compiler refuses the file; the message begins with why.
+        OSError: the compiler cannot be started, or the library not written.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="building_") as scratch:
+        made = Path(scratch) / target.name
+        flags = [*FLAGS, *instructions.flags, *preprocessing, "-I", str(source.parent), "-I", str(HEADERS)]
+        _run(compiler, *flags, "-shared", str(source), *linking, "-o", str(made))
+        os.replace(made, target)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise RuntimeError("\n".join([errors[0] if errors else f"{command[0]} ended with {done.returncode}", done.stderr]))
+
+
+def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instructions, headers: Headers | None = None) -> None:
+    """Compile a source on Linux without loading PyTorch: for whatever release of it is there when the library is loaded, or for
+    that of the headers.
+
+    Raises:
+        RuntimeError, OSError: as ``compile_library`` does.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        # The library has to name PyTorch's as one that it needs, or it would not find the functions there.
+        linked = Path(scratch) / "libtorch_cpu.so"
+        _run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{linked.name}", "-o", str(linked))
+        preprocessing = headers.flags if headers else ()
+        compile_library(source, target, compiler, instructions, preprocessing, ("-Wl,--no-as-needed", str(linked)))

@@ -1,0 +1,151 @@
+"""Fused kernels in C++, built where burnish is installed, or once when they are first called and kept in the user's cache.
+
+They run on PyTorch's own thread pool. Without a compiler the engine goes on with ATen's operators, and says so once in the log.
+
+A kernel is written so that the first run on a machine does not wait for it:
+
+- Its file, ``<kernel>.cpp``, includes ``operators.h`` and nothing of PyTorch: that declares the few functions of PyTorch's
+  stable C interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of
+  that interface take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
+- It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator stands in
+  ``schemas.py``, so that graphs that call it are made while it is compiled.
+- Each file is compiled by itself, into a library of its own, when a graph first calls it, and again only when it, or a header,
+  has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.fx
+
+from burnish.engines.torch.native import compiling, schemas
+from burnish.engines.torch.native.building import build_library, cores, find_installed
+from burnish.engines.torch.native.compiling import find_compiler
+
+schemas.define()
+
+EARLY = ("elementwise", "allocator")
+"""The kernels that all training graphs call, what takes longest to compile first."""
+
+_log = logging.getLogger("burnish")
+_lock = threading.Lock()
+_builds: dict[str, Future[Path]] = {}
+_compilers = threading.BoundedSemaphore(cores())
+
+
+def expected() -> bool:
+    """Whether the kernels are installed, or will be there once they are built.
+
+    Starts building those that all graphs call, in the background; others are built when a graph calls them. What depends on
+    them may be prepared meanwhile; ``available`` waits for them. ``BURNISH_KERNELS=off`` in the environment goes without them.
+    """
+    request(*EARLY)
+    return is_obtainable("elementwise")
+
+
+def is_obtainable(name: str) -> bool:
+    """Whether a kernel is installed, or can be built: kernels are not switched off, and there is a compiler."""
+    return os.environ.get("BURNISH_KERNELS") != "off" and (
+        find_compiler() is not None or find_installed(_source(name)) is not None
+    )
+
+
+def available(*names: str) -> bool:
+    """Whether these kernels, named as their files, are there, or all of them; waits for their building where they are not yet."""
+    if os.environ.get("BURNISH_KERNELS") == "off":
+        return False
+    try:
+        wanted = names or tuple(schemas.SCHEMAS)
+        _requested(*wanted)
+        for name in wanted:
+            _load(name)
+    except (OSError, RuntimeError, ImportError) as error:
+        _warn(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        return False
+    return True
+
+
+def is_awaited(name: str) -> bool:
+    """Whether a kernel is being built."""
+    with _lock:
+        return name in _builds and not _builds[name].done()
+
+
+def request(*names: str) -> None:
+    """Start building these kernels in the background, where they can be had: they may be asked for while graphs run."""
+    _requested(*filter(is_obtainable, names))
+
+
+def called(module: torch.fx.GraphModule) -> set[str]:
+    """The kernels that a graph may call."""
+    found: set[str] = set()
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            names = [str(node.target) for node in part.graph.nodes if node.op == "call_function"]
+            found |= {schemas.KERNEL_OF[name.split(".")[1]] for name in names if name.startswith("burnish.")}
+        elif part.__class__.__module__.startswith("burnish."):
+            return set(schemas.SCHEMAS)  # what it calls is known when it runs
+    return found
+
+
+def for_elements(name: str, dtype: ir.DataType) -> Any:
+    """The operator of this name for elements of a dtype: those for bfloat16 have libraries of their own."""
+    suffix = "_bfloat16" if dtype == ir.DataType.BFLOAT16 else ""
+    return getattr(torch.ops.burnish, name + suffix).default
+
+
+def library(name: str) -> Path:
+    """The library of a kernel that is available."""
+    (built,) = _requested(name)
+    return built.result()
+
+
+@functools.cache
+def _load(name: str) -> None:
+    torch.ops.load_library(str(library(name)))  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    _log.warning("burnish: the fused kernels could not be built (%s); PyTorch's own operators run in their place", reason)
+
+
+def _requested(*names: str) -> list[Future[Path]]:
+    """The libraries, being built on threads of their own: compilers are other processes, so that Python goes on."""
+    with _lock:
+        for name in names:
+            if name not in _builds:
+                _builds[name] = Future()
+                threading.Thread(target=_build_into, args=(name, _builds[name]), name="burnish-kernels", daemon=True).start()
+        return [_builds[name] for name in names]
+
+
+def _build_into(name: str, built: Future[Path]) -> None:
+    with _compilers:
+        try:
+            built.set_result(_build(name))
+        except BaseException as error:
+            built.set_exception(error)
+
+
+def _build(name: str) -> Path:
+    return build_library(_source(name))
+
+
+def _source(name: str) -> Path:
+    return sources()[name]
+
+
+@functools.cache
+def sources() -> dict[str, Path]:
+    """The file of each kernel, by its name: beside what calls it."""
+    return {path.stem: path for path in sorted(compiling.ENGINE.rglob("*.cpp"))}

@@ -1,0 +1,233 @@
+"""A step recorded once per shape of the batch and then replayed: on CUDA, as one CUDA graph.
+
+A recording reads and writes fixed memory: state, random key, hyperparameters and batch lie in tensors that stay where they are,
+and so do the outputs of the step. The next state is copied into the state only once the loss has been read back and found finite:
+until then the state is that from before the step.
+
+``Recorder`` is what records: ``CudaRecorder`` on a GPU. What is kept and copied when does not depend on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from burnish.engines.torch.runtime.readback import pack, unpack
+from burnish.engines.torch.translate.dtypes import TORCH_DTYPES, tensor_of
+from burnish.program.signature import Entry, GraphSignature
+
+Tensors = dict[str, torch.Tensor]
+Layout = Callable[[torch.Tensor], torch.Tensor]
+KEPT_RECORDINGS = 8
+"""Of so many shapes of the batch; the one that was used least recently makes room for another."""
+_log = logging.getLogger("burnish")
+
+
+class CaptureError(RuntimeError):
+    """A graph cannot be recorded: it waits for the device, or makes memory whose extent depends on the data."""
+
+
+class Recording(Protocol):
+    """A call that was recorded; its outputs are always the same tensors."""
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]: ...
+
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Records calls."""
+
+    def record(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
+        """Record a function without side effects; it may be called several times.
+
+        Raises:
+            CaptureError: it does what cannot be recorded.
+            RuntimeError: it fails.
+        """
+        ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share one pool of memory.
+
+    Args:
+        device: a CUDA device.
+        warm_up: calls before the recording, in which libraries choose their algorithms and get their workspaces.
+    """
+
+    def __init__(self, device: torch.device, warm_up: int = 3):
+        self._device = device
+        self._warm_up = warm_up
+        self._pool: Any = None
+
+    def record(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
+        current = torch.cuda.current_stream(self._device)
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(self._warm_up):
+                function()
+        current.wait_stream(aside)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(str(error).splitlines()[0].rstrip(".")) from error
+        self._pool = graph.pool()
+        return _CudaRecording(graph, outputs)
+
+
+@dataclass(frozen=True)
+class _CudaRecording:
+    graph: torch.cuda.CUDAGraph
+    outputs: tuple[torch.Tensor, ...]
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What one shape of the batch has: its fixed inputs, where they are staged on the host, and the recorded step."""
+
+    inputs: Tensors
+    staged: Tensors
+    recording: Recording
+
+
+class RecordedStep:
+    """The step of a program over fixed memory.
+
+    Args:
+        call: the step graph: its inputs in the signature's order to its outputs.
+        signature: of the step graph.
+        state: the state entries; these tensors are read in place, and written by ``commit``.
+        device: where they are.
+        layout: how an input is laid out on the device.
+        recorder: what records.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., tuple[torch.Tensor, ...]],
+        signature: GraphSignature,
+        state: Tensors,
+        device: torch.device,
+        layout: Layout,
+        recorder: Recorder,
+    ):
+        self._call = call
+        self._signature = signature
+        self._state = state
+        self._device = device
+        self._layout = layout
+        self._recorder = recorder
+        self._shapes: OrderedDict[tuple[tuple[int, ...], ...], _Shape] = OrderedDict()
+        self._next: Tensors | None = None
+        self._refused = False
+        self._given = tuple(entry for entry in signature.inputs if not entry.is_state)
+        self._reported = tuple(entry for entry in signature.outputs if entry.updates is None)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run one step on copies of the inputs; returns what it reports, in one transfer. The state stays until ``commit``.
+
+        Raises:
+            RuntimeError: the step fails; the state is as it was.
+        """
+        self._next = None
+        shape = self._shape(inputs)
+        if shape is None:
+            *results, packed = self._packed(self._uploaded(inputs))
+        else:
+            self._upload(inputs, shape)
+            shape.recording.replay()
+            *results, packed = shape.recording.outputs
+        self._next = {
+            entry.updates: tensor
+            for entry, tensor in zip(self._signature.outputs, results, strict=True)
+            if entry.updates is not None
+        }
+        return unpack(packed, self._reported, [tensor.shape for tensor in self._of_reported(results)])
+
+    def commit(self) -> None:
+        """Make the state of the last ``run`` the current one, in place."""
+        assert self._next is not None
+        by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for name, tensor in self._next.items():
+            targets, sources = by_dtype.setdefault(tensor.dtype, ([], []))
+            targets.append(self._state[name])
+            sources.append(tensor)
+        for targets, sources in by_dtype.values():
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+        self._next = None
+
+    def _of_reported(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        pairs = zip(self._signature.outputs, results, strict=True)
+        return [tensor for entry, tensor in pairs if entry.updates is None]
+
+    def _packed(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
+        """The outputs of the step, and after them what it reports, packed."""
+        fed = [self._state[entry.name] if entry.is_state else inputs[entry.name] for entry in self._signature.inputs]
+        # A state entry that moves on as it is, or as another was, must not be read where the commit already writes.
+        held = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
+        results = tuple(tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor for tensor in self._call(*fed))
+        return (*results, pack(self._of_reported(results)))
+
+    def _shape(self, inputs: Mapping[str, np.ndarray]) -> _Shape | None:
+        """The recording for the shapes of these inputs; None where the step cannot be recorded."""
+        if self._refused:
+            return None
+        key = tuple(inputs[entry.name].shape for entry in self._given)
+        found = self._shapes.get(key)
+        if found is not None:
+            self._shapes.move_to_end(key)
+            return found
+        while len(self._shapes) >= KEPT_RECORDINGS:
+            self._shapes.popitem(last=False)
+        fixed = self._uploaded(inputs)
+        try:
+            recording = self._recorder.record(lambda: self._packed(fixed))
+        except CaptureError as error:
+            self._refused = True
+            _log.warning(
+                "burnish: the step cannot be recorded as one CUDA graph (%s); its operators are launched one by one, which "
+                "computes the same, and takes longer for small batches",
+                error,
+            )
+            return None
+        pinned = self._device.type == "cuda"
+        staged = {
+            entry.name: torch.empty(fixed[entry.name].shape, dtype=fixed[entry.name].dtype, pin_memory=pinned)
+            for entry in self._given
+        }
+        self._shapes[key] = _Shape(fixed, staged, recording)
+        return self._shapes[key]
+
+    def _uploaded(self, inputs: Mapping[str, np.ndarray]) -> Tensors:
+        """Copies of the inputs on the device, in memory of their own."""
+        return {entry.name: self._layout(_tensor(inputs[entry.name], entry).to(self._device)) for entry in self._given}
+
+    def _upload(self, inputs: Mapping[str, np.ndarray], shape: _Shape) -> None:
+        """Copy the inputs to where the recording reads them; what was staged last has arrived, as its step was waited for."""
+        for entry in self._given:
+            staged = shape.staged[entry.name]
+            staged.copy_(_tensor(inputs[entry.name], entry))
+            shape.inputs[entry.name].copy_(staged, non_blocking=True)
+
+
+def _tensor(array: np.ndarray, entry: Entry) -> torch.Tensor:
+    tensor = tensor_of(array, entry.dtype)
+    assert tensor.dtype == TORCH_DTYPES[entry.dtype]
+    return tensor

@@ -1,0 +1,132 @@
+"""Activations, softmax and their semantic gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
+
+
+@translates("Relu")
+def relu(op: Call) -> Any:
+    return torch.relu(op.tensor())
+
+
+@translates(RELU_GRAD)
+def relu_gradient(op: Call) -> Any:
+    return torch.ops.aten.threshold_backward.default(op.tensor(0), op.tensor(1), 0)
+
+
+@translates("Sigmoid")
+def sigmoid(op: Call) -> Any:
+    return torch.sigmoid(op.tensor())
+
+
+@translates("HardSigmoid")
+def hard_sigmoid(op: Call) -> Any:
+    return torch.clamp(op.tensor() * op.attribute("alpha", 0.2) + op.attribute("beta", 0.5), 0, 1)
+
+
+@translates("HardSwish")
+def hard_swish(op: Call) -> Any:
+    return functional.hardswish(op.tensor())
+
+
+@translates("Softmax", since=13)
+def softmax(op: Call) -> Any:
+    return torch.softmax(op.tensor(), op.attribute("axis", -1))
+
+
+@translates("LogSoftmax", since=13)
+def log_softmax(op: Call) -> Any:
+    return torch.log_softmax(op.tensor(), op.attribute("axis", -1))
+
+
+@translates("Softplus")
+def softplus(op: Call) -> Any:
+    x = op.tensor()
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+@translates("Softsign")
+def softsign(op: Call) -> Any:
+    return functional.softsign(op.tensor())
+
+
+@translates("Elu")
+def elu(op: Call) -> Any:
+    return functional.elu(op.tensor(), op.attribute("alpha", 1.0))
+
+
+@translates("Celu")
+def celu(op: Call) -> Any:
+    return functional.celu(op.tensor(), op.attribute("alpha", 1.0))
+
+
+@translates("Selu")
+def selu(op: Call) -> Any:
+    alpha, gamma = op.attribute("alpha", 1.67326319217681884765625), op.attribute("gamma", 1.05070102214813232421875)
+    return functional.elu(op.tensor(), alpha) * gamma
+
+
+@translates("LeakyRelu")
+def leaky_relu(op: Call) -> Any:
+    return functional.leaky_relu(op.tensor(), op.attribute("alpha", 0.01))
+
+
+@translates("PRelu")
+def parametric_relu(op: Call) -> Any:
+    x = op.tensor(0)
+    return torch.where(x < 0, op.tensor(1) * x, x)
+
+
+@translates("ThresholdedRelu")
+def thresholded_relu(op: Call) -> Any:
+    return functional.threshold(op.tensor(), op.attribute("alpha", 1.0), 0.0)
+
+
+@translates("Gelu")
+def gelu(op: Call) -> Any:
+    return functional.gelu(op.tensor(), approximate=op.attribute("approximate", "none"))
+
+
+@translates("Mish")
+def mish(op: Call) -> Any:
+    return functional.mish(op.tensor())
+
+
+@translates("Swish")
+def swish(op: Call) -> Any:
+    x = op.tensor()
+    return x * torch.sigmoid(x * op.attribute("alpha", 1.0))
+
+
+@translates("Shrink")
+def shrink(op: Call) -> Any:
+    x, bias, threshold = op.tensor(), op.attribute("bias", 0.0), op.attribute("lambd", 0.5)
+    zero = torch.zeros_like(x)
+    return torch.where(x < -threshold, x + bias, torch.where(x > threshold, x - bias, zero))
+
+
+@translates("Hardmax", since=13)
+def hardmax(op: Call) -> Any:
+    x, axis = op.tensor(), op.attribute("axis", -1)
+    return torch.zeros_like(x).scatter(axis, torch.argmax(x, axis, keepdim=True), 1)
+
+
+@translates(CLIP_GRAD)
+def clip_gradient(op: Call) -> Any:
+    low, high = (op.operand(index) if op.has(index) else None for index in (2, 3))
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return torch.ops.aten.hardtanh_backward.default(op.tensor(0), op.tensor(1), low, high)
+    inside: Any = None
+    if low is not None:
+        inside = op.tensor(1) > low
+    if high is not None:
+        below = op.tensor(1) < high
+        inside = below if inside is None else torch.logical_and(inside, below)
+    return op.tensor(0) * inside

@@ -1,0 +1,159 @@
+"""If, Loop and Scan: bodies are modules of their own, and Python decides at run time which runs, and how often.
+
+A body's ``forward`` is called itself: a call of the module would print an error's place, and hide it from the traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from burnish.engines.torch.translate.dtypes import torch_dtype
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.engines.torch.translate.translation import Translator, captured_values
+
+
+class Branches(torch.nn.Module):
+    """One of two bodies, by a condition."""
+
+    def __init__(self, then: torch.nn.Module, otherwise: torch.nn.Module):
+        super().__init__()
+        self.then, self.otherwise = then, otherwise
+
+    def forward(self, condition: torch.Tensor, *captured: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.then if condition.item() else self.otherwise).forward(*captured)
+
+
+class Repetition(torch.nn.Module):
+    """A body that maps (iteration, condition, state) to (condition, state, scanned), repeated while the condition holds.
+
+    Args:
+        body: the body.
+        carried: how many values are carried from one iteration to the next.
+        empty: for each scanned output the shape (without the leading axis) and dtype it has when nothing ran.
+        limited: whether the first operand is the most iterations there may be.
+        conditional: whether the next operand is the first condition.
+    """
+
+    def __init__(
+        self,
+        body: torch.nn.Module,
+        carried: int,
+        empty: Sequence[tuple[list[int], torch.dtype]],
+        limited: bool,
+        conditional: bool,
+    ):
+        super().__init__()
+        self.body, self.carried, self.empty = body, carried, list(empty)
+        self.limited, self.conditional = limited, conditional
+
+    def forward(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(operands)
+        limit = given.pop(0).item() if self.limited else None
+        condition = given.pop(0) if self.conditional else torch.tensor(True)
+        state, captured = given[: self.carried], given[self.carried :]
+        rows: list[list[torch.Tensor]] = [[] for _ in self.empty]
+        iteration = 0
+        while (limit is None or iteration < limit) and condition.item():
+            condition, *results = self.body.forward(torch.tensor(iteration), condition, *state, *captured)
+            state = results[: self.carried]
+            for row, result in zip(rows, results[self.carried :], strict=True):
+                row.append(result)
+            iteration += 1
+        scanned = [
+            torch.stack(row) if row else torch.empty([0, *shape], dtype=dtype)
+            for row, (shape, dtype) in zip(rows, self.empty, strict=True)
+        ]
+        return (*state, *scanned)
+
+
+class Sweep(torch.nn.Module):
+    """A body that maps (state, a slice of each input) to (state, a slice of each output), over all slices.
+
+    Args:
+        body: the body.
+        carried: how many values are the state.
+        inputs: for each input that is swept its axis, and whether it is read from its end.
+        outputs: for each output that is stacked its axis, and whether it is filled from its end.
+    """
+
+    def __init__(
+        self, body: torch.nn.Module, carried: int, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]
+    ):
+        super().__init__()
+        self.body, self.carried, self.inputs, self.outputs = body, carried, list(inputs), list(outputs)
+
+    def forward(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        state = list(operands[: self.carried])
+        swept = operands[self.carried : self.carried + len(self.inputs)]
+        captured = operands[self.carried + len(self.inputs) :]
+        slices = [
+            tensor.flip(axis).unbind(axis) if backwards else tensor.unbind(axis)
+            for tensor, (axis, backwards) in zip(swept, self.inputs, strict=True)
+        ]
+        rows: list[list[torch.Tensor]] = [[] for _ in self.outputs]
+        for parts in zip(*slices, strict=True):
+            results = self.body.forward(*state, *parts, *captured)
+            state = list(results[: self.carried])
+            for row, result in zip(rows, results[self.carried :], strict=True):
+                row.append(result)
+        scanned = [
+            torch.stack(row[::-1] if backwards else row, axis) for row, (axis, backwards) in zip(rows, self.outputs, strict=True)
+        ]
+        return (*state, *scanned)
+
+
+def _body(op: Call, name: str, captured: Sequence[ir.Value]) -> torch.nn.Module:
+    return Translator(op.attribute(name), op.opset, op.device, captured).translated()
+
+
+def _results(op: Call, results: Any) -> tuple[Any, ...]:
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
+@translates("If")
+def branch(op: Call) -> Any:
+    captured = captured_values(op.attribute("then_branch"), op.attribute("else_branch"))
+    bodies = [_body(op, name, captured) for name in ("then_branch", "else_branch")]
+    return _results(op, op.module(Branches(*bodies), [op.value(0), *captured]))
+
+
+@translates("Loop")
+def loop(op: Call) -> Any:
+    body: ir.Graph = op.attribute("body")
+    captured = captured_values(body)
+    carried = len(op) - 2
+    empty = [_empty(value) for value in body.outputs[1 + carried :]]
+    repetition = Repetition(_body(op, "body", captured), carried, empty, op.has(0), op.has(1))
+    operands = [value for value in op.node.inputs if value is not None]
+    return _results(op, op.module(repetition, [*operands, *captured]))
+
+
+def _empty(value: ir.Value) -> tuple[list[int], torch.dtype]:
+    dims = () if value.shape is None else value.shape.dims
+    dtype = torch.float32 if value.dtype is None else torch_dtype(value.dtype)
+    return [extent if isinstance(extent, int) else 0 for extent in dims], dtype
+
+
+@translates("Scan", since=9)
+def scan(op: Call) -> Any:
+    body: ir.Graph = op.attribute("body")
+    captured = captured_values(body)
+    swept = op.attribute("num_scan_inputs")
+    carried = len(op) - swept
+    outputs = len(op.node.outputs) - carried
+    directions = {
+        kind: list(
+            zip(
+                op.attribute(f"scan_{kind}_axes", [0] * count),
+                op.attribute(f"scan_{kind}_directions", [0] * count),
+                strict=True,
+            )
+        )
+        for kind, count in (("input", swept), ("output", outputs))
+    }
+    sweep = Sweep(_body(op, "body", captured), carried, directions["input"], directions["output"])
+    return _results(op, op.module(sweep, [*(op.value(index) for index in range(len(op))), *captured]))

@@ -1,0 +1,141 @@
+"""Reading and writing at places that are computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
+from burnish.ops.indexing import GATHER_GRAD
+
+
+def wrapped(indices: Any, extent: Any, known: Any) -> Any:
+    """Indices counted from the start: ONNX's negative ones count from the end."""
+    if known is not None and (known >= 0).all():
+        return indices
+    return torch.where(indices < 0, indices + extent, indices)
+
+
+@translates("Gather")
+def gather(op: Call) -> Any:
+    data, axis = op.tensor(0), op.attribute("axis", 0) % op.rank()
+    known = op.known(1)
+    if known is not None and known.ndim == 0:
+        return torch.select(data, axis, int(known))
+    indices = wrapped(op.tensor(1).to(torch.int64), op.extents()[axis], known)
+    if op.rank(1) == 1:
+        return torch.index_select(data, axis, indices)
+    rows = torch.index_select(data, axis, torch.reshape(indices, [-1]))
+    extents = op.extents()
+    return torch.reshape(rows, [*extents[:axis], *op.extents(1), *extents[axis + 1 :]])
+
+
+@translates(GATHER_GRAD)
+def gather_gradient(op: Call) -> Any:
+    """The sum, at every place of x along the axis, of the rows of dy that were read from there."""
+    dy, axis = op.tensor(0), op.attribute("axis", 0) % op.rank(2)
+    indices = wrapped(op.tensor(1).to(torch.int64), op.extents(2)[axis], op.known(1))
+    extents = op.extents(2)
+    rows = torch.reshape(dy, [*extents[:axis], -1, *extents[axis + 1 :]])
+    # In place: the gradient of an embedding is as large as its table.
+    return torch.zeros_like(op.tensor(2)).index_add_(axis, torch.reshape(indices, [-1]), rows)
+
+
+@translates("GatherElements")
+def gather_elements(op: Call) -> Any:
+    axis = op.attribute("axis", 0) % op.rank()
+    return torch.gather(op.tensor(0), axis, wrapped(op.tensor(1).to(torch.int64), op.extents()[axis], op.known(1)))
+
+
+REDUCES = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@translates("ScatterElements", since=11)
+def scatter_elements(op: Call) -> Any:
+    axis, reduction = op.attribute("axis", 0) % op.rank(), op.attribute("reduction", "none")
+    indices = wrapped(op.tensor(1).to(torch.int64), op.extents()[axis], op.known(1))
+    data, updates = op.tensor(0), op.tensor(2)
+    if reduction == "none":
+        return torch.scatter(data, axis, indices, updates)
+    if reduction == "add":
+        return torch.scatter_add(data, axis, indices, updates)
+    return torch.scatter_reduce(data, axis, indices, updates, REDUCES[reduction])
+
+
+@translates("GatherND")
+def gather_nd(op: Call) -> Any:
+    return op.tensor(0)[_places(op)]
+
+
+@translates("ScatterND")
+def scatter_nd(op: Call) -> Any:
+    reduction = op.attribute("reduction", "none")
+    data, places, updates = op.tensor(0), _places(op), op.tensor(2)
+    if reduction in ("none", "add"):
+        return torch.index_put(data, places, updates, accumulate=reduction == "add")
+    # One row of data per place: what is written there is reduced by rows.
+    depth = len(places)
+    extents = op.extents()
+    flat = torch.zeros_like(places[0])
+    for extent, place in zip(extents[:depth], places, strict=True):
+        flat = flat * extent + place
+    rows = torch.reshape(data, [-1, *extents[depth:]])
+    where = torch.reshape(flat, [-1, *[1] * (len(extents) - depth)])
+    updates = torch.reshape(updates, [-1, *extents[depth:]])
+    reduced = torch.scatter_reduce(rows, 0, torch.broadcast_to(where, updates.shape), updates, REDUCES[reduction])
+    return torch.reshape(reduced, extents)
+
+
+def _places(op: Call) -> tuple[Any, ...]:
+    """An index tensor per leading axis of the data, as PyTorch's advanced indexing takes them."""
+    batched, last = op.attribute("batch_dims", 0), op.extents(1)[-1]
+    if not isinstance(last, int):
+        raise NotKnownYet
+    indices, extents = op.tensor(1).to(torch.int64), op.extents()
+    known = op.known(1)
+    rank = op.rank(1) - 1
+    leading = tuple(
+        torch.reshape(torch.arange(extents[axis], device=op.device), [-1 if place == axis else 1 for place in range(rank)])
+        for axis in range(batched)
+    )
+    return leading + tuple(
+        wrapped(torch.select(indices, -1, axis), extents[batched + axis], None if known is None else known[..., axis])
+        for axis in range(last)
+    )
+
+
+@translates("OneHot")
+def one_hot(op: Call) -> Any:
+    (depth,) = op.integers(1)
+    indices, rank = wrapped(op.tensor(0).to(torch.int64), depth, op.known(0)), op.rank() + 1
+    axis = op.attribute("axis", -1) % rank
+    classes = torch.reshape(torch.arange(depth, device=op.device), [-1 if position == axis else 1 for position in range(rank)])
+    off, on = torch.select(op.tensor(2), 0, 0), torch.select(op.tensor(2), 0, 1)
+    return torch.where(torch.eq(torch.unsqueeze(indices, axis), classes), on, off)
+
+
+@translates("NonZero")
+def non_zero(op: Call) -> Any:
+    return torch.nonzero(op.tensor()).t()
+
+
+@translates("Compress")
+def compress(op: Call) -> Any:
+    axis = op.attribute("axis")
+    data = op.tensor(0)
+    data = torch.reshape(data, [-1]) if axis is None else data
+    chosen = torch.squeeze(torch.nonzero(op.tensor(1)), 1)
+    return torch.index_select(data, axis or 0, chosen)
+
+
+@translates("ReverseSequence")
+def reverse_sequence(op: Call) -> Any:
+    time, batch = op.attribute("time_axis", 0) % 2, op.attribute("batch_axis", 1) % 2
+    extent = op.extents()[time]
+    lengths = torch.reshape(op.tensor(1), [1, -1] if batch else [-1, 1])
+    steps = torch.reshape(torch.arange(extent, device=op.device), [1, -1] if time else [-1, 1])
+    places = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    x, extents = op.tensor(0), op.extents()
+    places = torch.reshape(places, [*extents[:2], *[1] * (len(extents) - 2)])
+    return torch.gather(x, time, torch.broadcast_to(places, extents))
