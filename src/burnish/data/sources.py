@@ -1,4 +1,4 @@
-"""Opening data by a short text or a path: the dispatcher in front of the formats."""
+"""Opening data by a short text or a path, whatever their format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Literal
 
 import numpy as np
 
-from burnish.data.csv import open_csv
+from burnish.data.csv import read_csv
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.npz import open_npz
-from burnish.data.parquet import open_parquet
+from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
+from burnish.data.table import table_dataset
 from burnish.errors import DataError
 
 DataSource = Dataset | str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]
@@ -63,9 +64,16 @@ def open_dataset(
     refuse_pixels(source, kind, pixels)
     if kind == "digits":
         return open_digits(spec, "test" if str(source) == "digits:test" else "train")
-    if kind == "csv":
-        return open_csv(path, spec, label, classes)
-    return open_parquet(path, spec, label, classes)
+    return table_dataset(read_table(path), spec, label, str(path), classes)
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a ``.csv`` or ``.parquet`` file by name.
+
+    Raises:
+        DataError: as ``read_csv`` and ``read_parquet``.
+    """
+    return read_csv(path) if data_kind(path) == "csv" else read_parquet(path)
 
 
 def refuse_pixels(source: str | Path, kind: Kind, pixels: PixelsLike | None) -> None:

@@ -1,4 +1,4 @@
-"""Tables as data sets: feature columns and one label column. What CSV and Parquet have in common."""
+"""Tables as data sets: feature columns and one label column, whatever file they are from."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> 
     """
     if len(columns) < 2:
         raise DataError(f"{source}: {len(columns)} columns; a table needs feature columns and a label column")
-    if len(set(columns)) != len(columns):
-        repeated = next(name for name in columns if columns.count(name) > 1)
-        raise DataError(f"{source}: two columns are called '{repeated}'; give every column its own name")
     if asked_for is not None:
         if asked_for not in columns:
             raise DataError(f"{source}: no column '{asked_for}'; the columns are {', '.join(columns)}")

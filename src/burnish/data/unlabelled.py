@@ -9,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.csv import read_csv
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
 from burnish.data.image_folder import ImageFiles
 from burnish.data.images import SUFFIXES
 from burnish.data.npz import npz_inputs
-from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import data_kind, refuse_pixels
+from burnish.data.sources import data_kind, read_table, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, columns_by_input, feature_matrix
 from burnish.errors import DataError
 
@@ -66,8 +64,8 @@ def open_samples(
         ConfigurationError: no such pixels.
     """
     if isinstance(source, Mapping):
-        arrays_by_name = ArrayDataset({entry.name: _input(source, entry.name) for entry in spec.data})
-        return Samples(arrays_by_name, "row", _rows(len(arrays_by_name)), None)
+        inputs = ArrayDataset({entry.name: _input(source, entry.name) for entry in spec.data})
+        return Samples(inputs, "row", _rows(len(inputs)), None)
     path = Path(source)
     is_image = path.suffix.lower() in SUFFIXES and path.is_file()
     kind = "images" if is_image else data_kind(source)
@@ -92,7 +90,7 @@ def open_samples(
 def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> dict[str, np.ndarray]:
     if kind == "digits":
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}
-    columns = read_csv(Path(source)) if kind == "csv" else read_parquet(Path(source))
+    columns = read_table(Path(source))
     if label is not None and label not in columns:
         raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
     if len(spec.data) > 1:
