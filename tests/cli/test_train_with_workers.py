@@ -278,7 +278,7 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
             ("--synchronize-every", "4", "--workers", "2", "--shard-optimizer"),
             "shard_optimizer=True does not go with synchronize_every, where workers step alone",
         ),
-        (("--compression", "zip", "--workers", "2"), "compression='zip': give one of 'float16', 'bfloat16', 'powersgd'"),
+        (("--compression", "zip", "--workers", "2"), "there is no compression 'zip'; choose among bfloat16, float16, powersgd"),
     ],
 )
 def test_options_of_workers_that_are_refused(run, data, options, message):

@@ -38,7 +38,7 @@ def errors() -> Console:
 
 
 def warn_with_rank(rank: int) -> None:
-    """Let warnings of this worker say which one it is."""
+    """Let the warnings of this worker name its rank."""
     plain = warnings.formatwarning
 
     def formatted(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:

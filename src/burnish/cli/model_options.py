@@ -1,4 +1,4 @@
-"""What ``predict`` and ``evaluate`` share: which model, of what, and what is said of both."""
+"""What ``predict`` and ``evaluate`` share: the options that choose a model, and what is printed of it and its data."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def cannot_write(path: Path, error: OSError) -> DataError:
-    """The error of a result that cannot be written."""
+    """Return the error for a result that cannot be written."""
     return DataError(f"'{path}' cannot be written: {error}; choose a file you can write to")

@@ -192,14 +192,14 @@ def _read_group(text: str) -> tuple[str, Overrides]:
 
 
 def rate_of(options: dict[str, Any]) -> Any:
-    """Return the learning rate in the options that an optimizer gave, or the one inside it that has one."""
+    """Return the learning rate in the options of an optimizer, or of the first optimizer inside it that has one."""
     while "lr" not in options and "optimizer" in options:
         options = options["optimizer"]
     return options.get("lr")
 
 
 def accumulated(options: dict[str, Any]) -> int:
-    """Return how many steps make an update, by the options that an optimizer gave."""
+    """Return how many steps make an update, from the options of an optimizer."""
     steps = 1
     while True:
         steps *= options["every"] if options["name"] == "accumulate" else 1
@@ -209,5 +209,5 @@ def accumulated(options: dict[str, Any]) -> int:
 
 
 def kept_average(program: Program) -> str | None:
-    """Return ``average`` for a program whose optimizer keeps one, as evaluation and export take it; else None."""
+    """Return ``average``, as evaluation and export take it, for a program whose optimizer keeps one; else None."""
     return AVERAGE if any(entry.name.startswith(f"opt/{AVERAGE}/") for entry in program.signature.state) else None

@@ -74,10 +74,10 @@ class Pixels(OptionGroup):
     ] = None
 
     def settings(self) -> dict[str, Any] | None:
-        """Return what was asked for, as ``burnish.data.open_dataset`` takes it; None where nothing was.
+        """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none.
 
         Raises:
-            typer.BadParameter: what is no number.
+            typer.BadParameter: a text is not a number.
         """
         if self.first_named is None:
             return None
@@ -99,7 +99,7 @@ class Pixels(OptionGroup):
 
 
 def pixels_line(described: DataDescription, spec: DataSpec, pixels: Pixels) -> str | None:
-    """Return what a run says of what it does to pixels, and why; None where its data hold none."""
+    """Return a line on what a run does to pixels, and why; None where its data hold none."""
     done = described.preprocessing
     if done is None:
         return None

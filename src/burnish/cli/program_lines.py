@@ -37,7 +37,7 @@ def what_trains(program: Program) -> str:
 
 
 def planned_line(program: Program, batch: int | None = None) -> str:
-    """Return what a step is planned to need, and what it would need if nothing were computed again."""
+    """Return how much memory a step is planned to need, and how much it would need without recomputation."""
     batch = batch or planned_batch(program)
     peak = program.planned_peak(batch)
     saved = f", {_size(peak.without_recompute)} without recomputation" if program.options.get("recompute") else ""

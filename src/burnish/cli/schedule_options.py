@@ -1,4 +1,4 @@
-"""The learning rate over a run: from what the command line says to a schedule in the program, also of a run that is resumed."""
+"""The learning rate over a run: options become a schedule in the program, also where a run is resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAKEOVER = "takeover.json"
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The schedules of the command line: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
+    """Return the names for ``--schedule``: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
     from burnish.optim.schedules import SCHEDULES
 
     return tuple(name for name in SCHEDULES if name != "warmup")
@@ -39,7 +39,7 @@ def has_end(schedule: str) -> bool:
 
 
 def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
-    """Raise what is wrong with these options by themselves, before a model is compiled.
+    """Check these options by themselves, before a model is compiled.
 
     Args:
         schedule: its name, and settings behind a colon (``step:every=100,gamma=0.5``).
@@ -71,7 +71,7 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
 
 
 def with_schedule(program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, updates: int = 0) -> Program:
-    """Return a program that computes its learning rate from the step; the same one for a rate that is constant from the first.
+    """Return the program with a learning rate that it computes from the step. A constant rate without warm-up changes nothing.
 
     Args:
         program: compiled with a number as its rate.
@@ -80,7 +80,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         steps: steps of the whole, the rise included; None where they are not known. Where the optimizer accumulates, steps of the
             schedule are updates.
         remedy: what to do where steps are missing or too few.
-        taken: steps that the state to begin with has taken already; the schedule begins behind them.
+        updates: steps that the first state has taken already; the schedule begins after them.
 
     Raises:
         typer.BadParameter: too few steps.
@@ -103,7 +103,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
 
 
 def updates_of(checkpoint: Checkpoint, program: Program) -> int:
-    """Return how many updates the state of a checkpoint has behind it, as the optimizer of a program will count on from there."""
+    """Return how many updates the state of a checkpoint has taken, as the optimizer of a program counts them."""
     if accumulated(program.options["optimizer"]) == 1:
         return checkpoint.step
     return int(checkpoint.state.get("opt/update_count", 0))
@@ -154,7 +154,7 @@ def _built(name: str, lr: Any, warmup: int, steps: int | None, updates: int) -> 
 
 
 def take_over_checkpoints(folder: Path, program: Program) -> None:
-    """Let the checkpoints of a run go on with a program that differs from the run's own in its learning rate alone.
+    """Make the checkpoints of a run fit a program that differs from the run's own in its learning rate alone.
 
     The checkpoints are written for the program, which is then saved in the place of the run's. A record stands beside them until
     that is done: where this is killed, the next call goes on from whatever it left, with either rate. Where more differs, nothing
@@ -195,7 +195,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
 
 
 def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> bool:
-    """Whether what is in the folder of a run may be for another learning rate than a program of these options, and only that."""
+    """Whether the folder of a run is for a program that differs from these options in the learning rate, and in nothing else."""
     from burnish.formats.folder import MANIFEST
 
     try:
@@ -212,7 +212,7 @@ def _without_rate(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unrated(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """Options of an optimizer without the rates in them."""
+    """Return the options of an optimizer without its learning rates."""
     rest = {name: value for name, value in optimizer.items() if name != "lr"}
     if "optimizer" in rest:
         rest["optimizer"] = _unrated(rest["optimizer"])

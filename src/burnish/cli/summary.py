@@ -1,4 +1,4 @@
-"""What a model holds, and what of it can train: the figures behind ``inspect`` and ``check``."""
+"""What a model holds, and what of it can train: the figures that ``inspect`` and ``check`` print."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
 
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a model's metadata says of its data: ``pixels`` and ``classes``; nothing of what it does not say."""
+    """Return what a model's metadata says of its data: ``pixels`` and ``classes``, where they are there."""
     described = DataDescription.read(metadata)
     pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
     return {**pixels, **({} if described.classes is None else {"classes": list(described.classes)})}
 
 
 def _why_nothing_trains(model: ir.Model, weights: Sequence[ir.Value], unreached: Mapping[str, str]) -> str:
-    """Why no weight of a model trains; ``unreached`` are those that no gradient reaches, with the reasons."""
+    """Return why no weight of a model trains; ``unreached`` gives the reason for each that no gradient reaches."""
     if not weights:
         return why_nothing_trains(model)
     return f"no gradient reaches {reasons_together({value.name or '': unreached[value.name or ''] for value in weights})}"
@@ -129,7 +129,7 @@ def _read_behind_activation(model: ir.Model, output: str | None) -> Prediction:
 
 
 def program_at(path: Path) -> Path | None:
-    """Return where the program of a path is saved: a program's folder, a run's, or an ONNX file that holds its training.
+    """Return the program that a path leads to: the folder of a program or of a run's, or an ONNX file that holds its training.
 
     Raises:
         ModelError: the path leads to no folder, and to no ONNX file.

@@ -34,7 +34,7 @@ from burnish.training.workers import on_all, on_first
 
 @dataclass
 class TrainingRun:
-    """A run in a folder, begun or gone on with.
+    """A run in a folder: a new one, or one that goes on.
 
     Attributes:
         model, data, pixels, compilation, course, results: as the command line says.

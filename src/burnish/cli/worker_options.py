@@ -21,7 +21,7 @@ WORKERS = "Several workers"
 
 @dataclass(frozen=True)
 class Workers(OptionGroup):
-    """How many workers there are, and where; they train together."""
+    """How many workers train together, and where."""
 
     count: Annotated[
         int,

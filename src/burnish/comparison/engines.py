@@ -322,7 +322,7 @@ class _Run:
 
 
 def _by_name(engines: Sequence[str | Engine]) -> dict[str, Engine]:
-    """The engines by name; a name that comes again gets a number."""
+    """Return the engines by name; a second engine of a name gets a number."""
     by_name: dict[str, Engine] = {}
     for asked in engines:
         engine = registry.get(asked)

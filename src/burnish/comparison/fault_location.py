@@ -1,4 +1,4 @@
-"""Where two engines part: the first node of a program that computes something else on one engine than on the other.
+"""Where two engines part: the first node that they compute differently.
 
 All intermediate values of a graph are asked for as outputs on both engines, and compared in the graph's order, the forward pass
 first. A value that differs does not convict its node: rounding grows where values cancel, and a mask may flip where a value is
@@ -283,7 +283,7 @@ def _computed(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
 
 
 def _ancestors(nodes: Sequence[tuple[ir.Node, str]]) -> list[int]:
-    """For every computed value, the values that it depends on, as bits by index."""
+    """Return, for every computed value, the values that it depends on, as bits by index."""
     position = {name: index for index, (_, name) in enumerate(nodes)}
     ancestors: list[int] = []
     for node, _ in nodes:

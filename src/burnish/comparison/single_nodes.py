@@ -1,4 +1,4 @@
-"""One node of a graph as a model of its own, with arrays that it was given."""
+"""One node of a graph as a model of its own, with the arrays that it reads."""
 
 from __future__ import annotations
 

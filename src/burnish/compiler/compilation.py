@@ -1,4 +1,4 @@
-"""The graphs of a program, from a source model of which everything is settled: its loss, state, policies and precision."""
+"""The graphs of a program, from a source model whose loss, state, policies and precision are settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights and statistics of a model turned into explicit state: inputs of its graph, and the arrays that they start from.
+"""Weights and statistics become explicit state: inputs of the graph, and the arrays that they start from.
 
 A file in float16 or bfloat16 has two graphs: its own, which predicts and is exported, and the same computed in float32, which is
 trained. What training moves is float32 in the state, and rounded where the file's own graph reads it; a weight that is not to

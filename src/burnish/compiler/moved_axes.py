@@ -1,4 +1,4 @@
-"""Operators that move or copy elements and compute nothing, and where an axis of their output lay before."""
+"""Operators that only move or copy elements, and where an axis of their output lay before."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _through_expand(node: ir.Node, output: ir.Value, axis: int) -> int | None:
 
 
 def _through_order(node: ir.Node, output: ir.Value, axis: int) -> int | None:
-    """The axis whose lines become those along ``axis`` where elements keep their order: of its extent, with as much behind it."""
+    """Return the axis that becomes ``axis`` where elements keep their order: of the same extent, with as much after it."""
     data = node.inputs[0]
     assert data is not None
     if _restores_matrix(node, output, axis):

@@ -1,4 +1,4 @@
-"""What the loss reads of a model: the outputs that are chosen, and what stands before an activation that the loss applies.
+"""What the loss reads of a model: the chosen outputs, or what comes before an activation that the loss applies itself.
 
 A model that ends in a Softmax or Sigmoid gives probabilities, and a loss that applies one itself wants what comes before. The
 activation is stepped over where nothing after it does more than move or copy elements; these nodes are repeated on what comes
@@ -57,7 +57,7 @@ class Prediction:
         return options if self.class_axis is None else {**options, "class_axis": self.class_axis}
 
     def warning(self, loss: str) -> str:
-        """Return what is to be said where the loss applies an activation to probabilities."""
+        """Return the warning for a loss that applies an activation to probabilities."""
         assert self.bounded_by is not None
         before = next((value.name for value in self.bounded_by.inputs if value is not None and value.name), "...")
         return (
@@ -154,7 +154,7 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
     That may be the last node of two classes' probabilities that are made of one logit.
 
     Returns:
-        The node, or None; and the nodes behind it, the last first, each with the output that leads to ``value``.
+        The node, or None; and the nodes after it, the last first, each with the output that leads to ``value``.
     """
     movers: list[tuple[ir.Node, ir.Value]] = []
     axis = activation.axis
@@ -233,7 +233,7 @@ def _is_along(node: ir.Node, axis: int) -> bool:
 
 
 def _last_axis_of_matrix(node: ir.Node) -> int | None:
-    """1 where the operand of a node is a matrix for sure, whatever is known of its shape."""
+    """Return 1 where the operand of a node is certainly a matrix, whatever is known of its shape."""
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
     return 1 if source is not None and source.op_type == "Flatten" else None
 

@@ -22,7 +22,7 @@ OF_ALL_OPERANDS = frozenset({"Concat", "Max", "Min", "Mul", "Mean"})
 """Operators whose output lies in [0, 1] where all operands do."""
 LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GroupNormalization"})
 ADDS_TO = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Elu", "Gelu", "PRelu", *KEEPS_BOUNDS, "Concat"})
-"""Operators behind which the results of linear layers are still no probabilities."""
+"""Operators after which the results of linear layers are still no probabilities."""
 
 
 def bounding_node(value: ir.Value | None, bounding: dict[ir.Node, ir.Node | None] | None = None) -> ir.Node | None:
@@ -50,7 +50,7 @@ def bounding_node(value: ir.Value | None, bounding: dict[ir.Node, ir.Node | None
 
 
 def _deciding(node: ir.Node) -> list[ir.Value]:
-    """The operands whose bounds decide on those of a node."""
+    """Return the operands whose bounds decide on those of a node."""
     if node.domain != "":
         return []
     if node.op_type in KEEPS_BOUNDS or (node.op_type == "Pow" and _constant_between(node.inputs[1], 0.0, np.inf)):

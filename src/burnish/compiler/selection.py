@@ -1,4 +1,4 @@
-"""What of a model trains, what the loss reads, and the model's weights turned into explicit state."""
+"""What of a model trains, and which of its initializers become state."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
 
 
 def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
-    """Take scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
+    """Leave scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
 
     Raises:
         ConfigurationError: the user asked for one of them by name, one of them is computed from weights that train, or nothing
@@ -118,7 +118,7 @@ def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> Mo
 
 
 def _passed_on(value: ir.Value | None) -> ir.Value | None:
-    """Return what a value is behind nodes that only pass it on."""
+    """Return the value that a chain of nodes only passes on."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
             break

@@ -1,4 +1,4 @@
-"""The loss of a part of a batch: what a worker differentiates, so that the workers' losses and gradients add up to the batch's.
+"""The loss of a worker's part of a batch: losses and gradients of all workers add up to those of the batch.
 
 Each term is the worker's own total over the weight of all. Where there is one worker, both are its own, and nothing changes.
 """

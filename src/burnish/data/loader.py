@@ -27,7 +27,7 @@ class Loader:
         augment: ``(batch, generator) -> batch``, random changes to a batch. Its generator is seeded by the seed, the epoch
             and the number of the batch alone.
         rank, workers: yield the part of each batch that a worker of this rank has among so many: the parts of all of them, one
-            behind the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
+            after the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
             ``augment`` changes may depend on the whole batch, so that with it each worker reads the whole batch.
 
     Raises:

@@ -37,7 +37,7 @@ class Summand(PlainSettings):
         return tuple(replace(reading, output=name) for reading, name in zip(readings, self.outputs, strict=True))
 
     def label_name(self, name: str) -> str:
-        """The name of one of its labels: behind the loss's own, the output that it belongs to."""
+        """The name of one of its labels: the loss's own name for it, and then the output that it belongs to."""
         return f"{name}:{'+'.join(self.outputs)}" if self.outputs else name
 
 

@@ -185,7 +185,7 @@ class _Speed:
         self._first_step = step
 
     def step(self, reached: Reached) -> None:
-        # The first step also loads the graph: timing begins behind it.
+        # The first step also loads the graph: timing begins after it.
         if self._begin is None:
             self._begin, self._first_step, self._samples_before = time.monotonic(), reached.step, reached.samples
 

@@ -338,7 +338,7 @@ class Session:
         Args:
             path: the ``.onnx`` file; written whole or not at all.
             fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before it or
-                the one behind it, where that is exact up to rounding.
+                the one after it, where that is exact up to rounding.
             parameters: ``average`` writes the average that the optimizer keeps, in place of the parameters.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What the workers of a run do together beside their steps: agree, start in one state, evaluate, stop behind one step."""
+"""What the workers of a run do together beside their steps: agree, start in one state, evaluate, stop after the same step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class StopVote:
     """Whether any worker wants to stop, asked at each step without waiting: the answer of a step is there when its gradients are.
 
-    All workers learn it at the same step, so that all stop behind the same one.
+    All workers learn it at the same step, so that all stop after the same one.
     """
 
     def __init__(self, group: ProcessGroup):
