@@ -1,6 +1,7 @@
 """burnish: a training compiler for ONNX models.
 
-The public names are imported when they are first used, so that ``import burnish`` and ``burnish --help`` load no ONNX library.
+Here are the public names, and no code of their own. They are imported when they are first used, so that ``import burnish`` and
+``burnish --help`` load no ONNX library. ``docs/architecture.md`` says what lives in which room.
 """
 
 from importlib import import_module

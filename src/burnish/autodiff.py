@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, quantization_of, source_of, unbroadcast
+from burnish.graph import Builder, Tensor, bodies, describe_node, quantization_of, source_of, unbroadcast
 from burnish.ops import Gradients, Operation, find_gradient
 from burnish.ops.registry import GradientRule
+from burnish.ops.semantic import differentiable_outputs
 
 
 def differentiate(
@@ -92,7 +93,7 @@ def _reached_from(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], around: Seq
     for node in nodes:
         read = any(value in scope for scope in scopes for value in node.inputs if value is not None)
         if read or _read_inside(node, *scopes) is not None:
-            active.update(output for output in node.outputs if output.dtype is None or output.dtype in FLOATING)
+            active.update(differentiable_outputs(node))
     return active
 
 

@@ -35,7 +35,7 @@ def test_engines_that_differ(run, folder, faulty):
     assert "of the loss: by 9.9e-03 on the same inputs; against float64 onnxruntime is off by" in result.stderr
     assert "differs" in result.stdout
     values = json.loads((folder / "report.json").read_text())
-    assert values["reports"][0]["fault"]["operator"] == "LogSoftmax"
+    assert values["reports"][0]["fault"]["operator"] == "burnish.SoftmaxCrossEntropy"
     assert f"error: {values['message']}" in result.stderr
 
 

@@ -150,7 +150,8 @@ def test_a_wrong_operator_with_a_body_is_found():
 def test_a_wrong_operator_of_the_loss_is_found(program):
     fault = only_fault(program, lambda node: node.op_type == "ScatterElements")
     assert fault.source == "gradient of the loss"
-    assert fault.operator == "ScatterElements"
+    assert fault.operator == "burnish.SoftmaxCrossEntropyGrad"
+    assert fault.within.startswith("ScatterElements")
 
 
 def test_a_wrong_state_update_is_found(program):
@@ -219,7 +220,7 @@ def test_three_engines_are_compared_with_the_first(program):
     comparison = compare_engines(program, ["reference", OnnxRuntimeEngine("none"), faulty], steps=1, threads=1)
     assert [report.engine for report in comparison.reports] == ["onnxruntime", "faulty"]
     assert [report.agrees for report in comparison.reports] == [True, False]
-    assert comparison.reports[1].fault.operator == "LogSoftmax"
+    assert comparison.reports[1].fault.operator == "burnish.SoftmaxCrossEntropy"
     assert "faulty differs from reference in step 0" in comparison.message()
 
 
@@ -265,7 +266,9 @@ def test_a_third_party_engine_is_compared_by_its_name(program, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     comparison = compare_engines(program, ["onnxruntime", "wrong"], steps=1, threads=1)
-    assert comparison.reports[0].fault.operator == "LogSoftmax"
+    fault = comparison.reports[0].fault
+    assert fault.operator == "burnish.SoftmaxCrossEntropy"
+    assert fault.within.startswith("LogSoftmax")
 
 
 class WrongSoftmax(FaultyEngine):

@@ -12,6 +12,7 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from burnish.graph import Builder, Tensor
+from burnish.lowering import lower_semantic_operators
 
 Shape = Sequence[int | str | None] | None
 
@@ -48,7 +49,8 @@ class SmallGraph:
         return [node.op_type for node in self.graph if node.op_type not in but]
 
     def model(self) -> onnx.ModelProto:
-        return ir.to_proto(ir.Model(self.graph, ir_version=10))
+        """The graph with its semantic operators lowered."""
+        return ir.to_proto(lower_semantic_operators(ir.Model(self.graph, ir_version=10)))
 
     def check(self) -> None:
         """Assert that the standard's checker accepts it, with consistent types and shapes."""

@@ -57,6 +57,17 @@ def grad(
     """
     if target not in TARGETS:
         raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    model = differentiated(source, wrt, of, bind=bind)
+    lower_semantic_operators(model)
+    complete_axes(model)
+    remove_unused(model)
+    settle_opset(model, TARGETS[target])
+    check_allowed(model, TARGETS[target])
+    return model
+
+
+def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None) -> ir.Model:
+    """Return what ``grad`` returns as the reverse pass emits it: with semantic operators, and what nothing reads."""
     names = _names(wrt)
     model = _load_recognized(source, names, bind)
     refuse_gradients(model, "burnish.grad")
@@ -82,11 +93,6 @@ def grad(
             value = builder.op("Identity", gradient).value
         value.name = _gradient_name(name, chosen, names_in_use)
         graph.outputs.append(value)
-    lower_semantic_operators(model)
-    complete_axes(model)
-    remove_unused(model)
-    settle_opset(model, TARGETS[target])
-    check_allowed(model, TARGETS[target])
     return model
 
 

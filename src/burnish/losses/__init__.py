@@ -1,13 +1,12 @@
 """Losses: what training minimizes, as sums of terms over sums of weights, in operators that autodiff differentiates.
 
-One file per family, on what is in ``base``. How a loss is wired into a program is in ``burnish.program``; what is only
+One file per family, on what is in ``base``. How a loss is wired into a program is in ``burnish.compiler``; what is only
 reported is in ``burnish.metrics``.
 """
 
 from __future__ import annotations
 
 from burnish.losses.base import (
-    CLASS_AXIS,
     Activation,
     Compared,
     LabelSpec,
@@ -29,7 +28,7 @@ from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embe
 from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
 from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
 from burnish.losses.likelihood import KullbackLeibler, NegativeLogLikelihood, kl_divergence, nll
-from burnish.losses.onnx_losses import OnnxLoss, OutputLoss, from_onnx, output
+from burnish.losses.onnx_losses import OnnxLoss, OutputLoss, from_onnx, from_options, output
 from burnish.losses.registry import LOSSES, LossLike, get
 from burnish.losses.regression import (
     Huber,
@@ -41,6 +40,36 @@ from burnish.losses.regression import (
     mean_squared_error,
     smooth_l1,
 )
+from burnish.ops.labels import CLASS_AXIS
+
+LOSSES |= {
+    "bce_with_logits": bce_with_logits,
+    "binary_cross_entropy": binary_cross_entropy,
+    "cross_entropy": cross_entropy,
+    "binary_dice": binary_dice,
+    "ctc": ctc,
+    "dice": dice,
+    "cosine_embedding": cosine_embedding,
+    "triplet": triplet,
+    "binary_focal": binary_focal,
+    "focal": focal,
+    "hinge": hinge,
+    "hinge_embedding": hinge_embedding,
+    "multi_margin": multi_margin,
+    "kl_divergence": kl_divergence,
+    "nll": nll,
+    "huber": huber,
+    "l1": l1,
+    "mean_squared_error": mean_squared_error,
+    "smooth_l1": smooth_l1,
+    "mse": mean_squared_error,
+    "bce": binary_cross_entropy,
+    "binary_cross_entropy_with_logits": bce_with_logits,
+    "negative_log_likelihood": nll,
+    "mean_absolute_error": l1,
+    "mae": l1,
+}
+LOSSES.unlisted = {"output": output, "weighted_sum": weighted_sum, OnnxLoss.name: from_options}
 
 __all__ = [
     "CLASS_AXIS",

@@ -15,14 +15,13 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor, same_shape
+from burnish.ops.labels import CLASS_AXIS
 from burnish.settings import PlainSettings, is_number
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["logits", "probabilities", "log_probabilities", "scores"]
 """What a prediction says of a class, or of a yes-or-no question: scores are only compared, with each other or with 0."""
 Extents = tuple[int | str | None, ...]
-
-CLASS_AXIS = 1
 
 
 @dataclass(frozen=True)

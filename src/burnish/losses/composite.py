@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term, check_number
+from burnish.losses.registry import get
 from burnish.settings import PlainSettings
 
 
@@ -196,8 +197,6 @@ def weighted_sum(losses: Mapping[str, Any] | Iterable[Any]) -> WeightedSum:
 
 
 def _summand(entry: Any) -> Summand:
-    from burnish.losses.registry import get  # the registry holds the sum too
-
     if isinstance(entry, Summand):
         return entry
     if isinstance(entry, Mapping) and entry.keys() == {"weight", "loss", "outputs"}:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import onnx_ir as ir
+
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
-    CLASS_AXIS,
     SOFTMAX,
     LabelSpec,
     LossBase,
@@ -22,15 +24,15 @@ from burnish.losses.base import (
     sum_of,
 )
 from burnish.losses.classes import (
-    Labelled,
     check_class_weight,
     check_ignore_index,
-    class_count,
     class_labels,
     class_weight_column,
     classified_shape,
     positions,
 )
+from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY
+from burnish.ops.labels import CLASS_AXIS, class_count
 from burnish.settings import is_number
 
 
@@ -112,23 +114,21 @@ class CrossEntropy(LossBase):
         """
         (prediction,), (label,) = predictions, labels
         classified_shape(self.name, prediction, self.weight)
-        log_p = prediction.builder.op("LogSoftmax", prediction, axis=CLASS_AXIS)
-        return (self._over_probabilities(log_p, label) if self.probabilities else self._over_indices(log_p, label),)
+        return (self._over_probabilities(prediction, label) if self.probabilities else self._over_indices(prediction, label),)
 
-    def _over_indices(self, log_p: Tensor, label: Tensor) -> Term:
-        labelled = Labelled(log_p, label, self.ignore_index, self.weight)
-        term = labelled.pick(log_p)
-        if labelled.weight is not None:
-            term = labelled.weight * term
-        if self.label_smoothing:
-            smooth = log_p.builder.op("ReduceMean", self._weighted(log_p), log_p.builder.integers([CLASS_AXIS]), keepdims=0)
-            term = term * (1.0 - self.label_smoothing) + smooth * self.label_smoothing
-        total = sum_of(labelled.counted(-term))
-        return Term(total, log_p.builder.scalar(1.0, log_p) if self.reduction == "sum" else labelled.total_weight())
+    def _over_indices(self, logits: Tensor, label: Tensor) -> Term:
+        builder = logits.builder
+        weights = None if self.weight is None else builder.constant(np.asarray(self.weight, logits.dtype.numpy()))
+        smoothing = ir.tensor(np.float64(self.label_smoothing)) if self.label_smoothing else None
+        total, counted, _ = SOFTMAX_CROSS_ENTROPY.emit(
+            logits, label, weights, ignore_index=self.ignore_index, smoothing=smoothing
+        )
+        return Term(total, builder.scalar(1.0, logits) if self.reduction == "sum" else counted)
 
-    def _over_probabilities(self, log_p: Tensor, target: Tensor) -> Term:
-        check_same_shape(self.name, log_p, target)
-        builder = log_p.builder
+    def _over_probabilities(self, logits: Tensor, target: Tensor) -> Term:
+        check_same_shape(self.name, logits, target)
+        builder = logits.builder
+        log_p = builder.op("LogSoftmax", logits, axis=CLASS_AXIS)
         if self.label_smoothing:
             share = builder.scalar(self.label_smoothing, log_p) / builder.cast(class_count(log_p), log_p.dtype)
             target = target * (1.0 - self.label_smoothing) + share

@@ -11,7 +11,6 @@ import numpy as np
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
-    CLASS_AXIS,
     SIGMOID,
     SOFTMAX,
     LabelSpec,
@@ -27,7 +26,8 @@ from burnish.losses.base import (
     size_of,
     sum_of,
 )
-from burnish.losses.classes import Labelled, check_ignore_index, class_labels
+from burnish.losses.classes import check_ignore_index, class_labels
+from burnish.ops.labels import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import ClassVar
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
-    CLASS_AXIS,
     SIGMOID,
     SOFTMAX,
     LabelSpec,
@@ -23,8 +22,9 @@ from burnish.losses.base import (
     sum_of,
 )
 from burnish.losses.binary import softplus
-from burnish.losses.classes import Labelled, check_class_weight, check_ignore_index, class_labels, classified_shape
+from burnish.losses.classes import check_class_weight, check_ignore_index, class_labels, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
+from burnish.ops.labels import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

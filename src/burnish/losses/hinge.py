@@ -9,7 +9,6 @@ from typing import ClassVar
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
-    CLASS_AXIS,
     LabelSpec,
     LossBase,
     Reduction,
@@ -19,8 +18,9 @@ from burnish.losses.base import (
     check_reduction,
     sum_of,
 )
-from burnish.losses.classes import Labelled, check_class_weight, class_labels, classified_shape
+from burnish.losses.classes import check_class_weight, class_labels, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
+from burnish.ops.labels import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

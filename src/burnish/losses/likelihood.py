@@ -19,8 +19,9 @@ from burnish.losses.base import (
     samples_of,
     sum_of,
 )
-from burnish.losses.classes import Labelled, check_class_weight, check_ignore_index, class_labels, classified_shape
+from burnish.losses.classes import check_class_weight, check_ignore_index, class_labels, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
+from burnish.ops.labels import Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,54 +11,13 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.losses.base import Loss
-from burnish.losses.binary import bce_with_logits, binary_cross_entropy
-from burnish.losses.composite import weighted_sum
-from burnish.losses.cross_entropy import cross_entropy
-from burnish.losses.ctc import ctc
-from burnish.losses.dice import binary_dice, dice
-from burnish.losses.embedding import cosine_embedding, triplet
-from burnish.losses.focal import binary_focal, focal
-from burnish.losses.hinge import hinge, hinge_embedding, multi_margin
-from burnish.losses.likelihood import kl_divergence, nll
-from burnish.losses.onnx_losses import OnnxLoss, from_onnx, from_options, output
-from burnish.losses.regression import huber, l1, mean_squared_error, smooth_l1
+from burnish.losses.onnx_losses import from_onnx
 from burnish.registry import Registry
 
 LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss
 
-LOSSES: Registry[Loss] = Registry(
-    "loss",
-    {
-        "bce_with_logits": bce_with_logits,
-        "binary_cross_entropy": binary_cross_entropy,
-        "cross_entropy": cross_entropy,
-        "binary_dice": binary_dice,
-        "ctc": ctc,
-        "dice": dice,
-        "cosine_embedding": cosine_embedding,
-        "triplet": triplet,
-        "binary_focal": binary_focal,
-        "focal": focal,
-        "hinge": hinge,
-        "hinge_embedding": hinge_embedding,
-        "multi_margin": multi_margin,
-        "kl_divergence": kl_divergence,
-        "nll": nll,
-        "huber": huber,
-        "l1": l1,
-        "mean_squared_error": mean_squared_error,
-        "smooth_l1": smooth_l1,
-        "mse": mean_squared_error,
-        "bce": binary_cross_entropy,
-        "binary_cross_entropy_with_logits": bce_with_logits,
-        "negative_log_likelihood": nll,
-        "mean_absolute_error": l1,
-        "mae": l1,
-    },
-    home="burnish.losses",
-    is_made=lambda given: isinstance(given, Loss),
-    unlisted={"output": output, "weighted_sum": weighted_sum, OnnxLoss.name: from_options},
-)
+LOSSES: Registry[Loss] = Registry("loss", {}, home="burnish.losses", is_made=lambda given: isinstance(given, Loss))
+"""What makes each loss, by name; ``burnish.losses`` enters them: some hold other losses, and ask for these here."""
 
 
 def get(loss: LossLike) -> Loss:

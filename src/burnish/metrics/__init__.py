@@ -1,7 +1,7 @@
 """Metrics: what is reported beside the loss, as functions of totals that add up over batches, replicas and clients.
 
-One file per family, on what is in ``base``: ``answers`` says what a prediction answers and what is right, ``averaging`` takes
-means over classes. What is minimized is in ``burnish.losses``; how totals of batches are added up is in ``burnish.training``.
+One file per family, on what is in ``base``. ``classification`` says what a prediction answers, and what is right; ``averaging``
+takes means over classes. What is minimized is in ``burnish.losses``; how totals of batches are added up, in ``burnish.training``.
 """
 
 from __future__ import annotations

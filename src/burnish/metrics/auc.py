@@ -12,10 +12,10 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.losses.classes import class_count
 from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide, widened
 from burnish.metrics.classification import Average, asks_for_a_class, check_average, check_classes, chosen_class, is_yes, labelled
+from burnish.ops.labels import class_count
 from burnish.settings import is_whole
 
 POSITIVES, NEGATIVES = "positives", "negatives"

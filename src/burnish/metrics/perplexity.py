@@ -13,8 +13,8 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.losses.classes import Labelled
 from burnish.metrics.base import MetricBase, divided, does_not_fit, how_many, quotient, wide, widened
+from burnish.ops.labels import Labelled
 
 NEGATIVE_LOG_LIKELIHOOD, POSITIONS = "negative_log_likelihood", "positions"
 

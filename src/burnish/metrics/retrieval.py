@@ -13,7 +13,6 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.losses.classes import class_count
 from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide
 from burnish.metrics.classification import (
@@ -28,6 +27,7 @@ from burnish.metrics.classification import (
     labelled,
     says_yes,
 )
+from burnish.ops.labels import class_count
 from burnish.settings import is_number
 
 HITS, FOUND, THERE = "hits", "found", "there"

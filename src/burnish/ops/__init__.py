@@ -10,6 +10,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     alignment,
     collectives,
     convolution,
+    cross_entropy,
     elementwise,
     indexing,
     loss,

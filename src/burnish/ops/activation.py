@@ -18,6 +18,10 @@ CLIP_GRAD = SemanticOperator("ClipGrad", ("dy", "y", "low", "high"), ("dx",), li
 SILU = SemanticOperator("Silu", ("x",), ("y", "gate"), like("x", "x"))
 SILU_GRAD = SemanticOperator("SiluGrad", ("dy", "x", "y", "gate"), ("dx",), like("dy"))
 
+SOFTMAX_GRAD = SemanticOperator("SoftmaxGrad", ("dy", "y"), ("dx",), like("y"))
+"""Of Softmax and LogSoftmax along ``axis``, from the cotangent of their output and the output, which is all that is read."""
+LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like("y"))
+
 SINGULAR_AT_ZERO = frozenset({"Div", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt"})
 
 
@@ -272,17 +276,28 @@ def lower_silu_grad(op: Operation) -> Tensor:
 
 @gradient("Softmax", since=13)
 def softmax(op: Operation, dy: Tensor) -> Tensor:
+    return SOFTMAX_GRAD(dy, op.output, axis=op.attribute("axis", -1))
+
+
+@SOFTMAX_GRAD.lowering
+def lower_softmax_grad(op: Operation) -> Tensor:
     """dx = y(dy - Σ dy·y), the sum along the axis."""
-    y = op.output
-    along = op.builder.integers([op.attribute("axis", -1)])
+    dy, y = op.required(0), op.required(1)
+    along = op.builder.integers([op.attribute("axis")])
     return (dy - op.builder.op("ReduceSum", dy * y, along, keepdims=1)) * y
 
 
 @gradient("LogSoftmax", since=13)
 def log_softmax(op: Operation, dy: Tensor) -> Tensor:
+    return LOG_SOFTMAX_GRAD(dy, op.output, axis=op.attribute("axis", -1))
+
+
+@LOG_SOFTMAX_GRAD.lowering
+def lower_log_softmax_grad(op: Operation) -> Tensor:
     """dx = dy - softmax(x)·Σ dy, the sum along the axis; softmax(x) = exp(y) is accurate since y <= 0."""
-    along = op.builder.integers([op.attribute("axis", -1)])
-    return dy - op.builder.op("Exp", op.output) * op.builder.op("ReduceSum", dy, along, keepdims=1)
+    dy, y = op.required(0), op.required(1)
+    along = op.builder.integers([op.attribute("axis")])
+    return dy - op.builder.op("Exp", y) * op.builder.op("ReduceSum", dy, along, keepdims=1)
 
 
 @gradient("Hardmax", since=13)

@@ -6,10 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
+from burnish.ops.labels import CLASS_AXIS
 from burnish.ops.positions import scatter_add
 from burnish.ops.registry import Operation, gradient
-
-CLASS_AXIS = 1
 
 
 @gradient("SoftmaxCrossEntropyLoss")

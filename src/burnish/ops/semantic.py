@@ -14,14 +14,14 @@ An engine with a kernel for it refers to the object too; for every other target 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder, Tensor
+from burnish.graph import BURNISH_DOMAIN, FLOATING, NEVER_REPEATED_METADATA, Builder, Tensor
 from burnish.ops.registry import gradient, lowering
 
 ANY_NUMBER = "..."
@@ -74,6 +74,7 @@ class SemanticOperator:
         inputs: their names, in order; the last may end in ``...``, for any number of them. A node may leave inputs out.
         outputs: their names, likewise.
         infer: gives the dtype and shape of each output of a node, from its operands and attributes.
+        constants: outputs that a derivative takes for constants, such as a count, whatever their dtype.
         shares_memory: output -> input in whose memory an engine may place it, being the same numbers.
         repeatable: whether it may be computed a second time in place of keeping its outputs; an exchange between workers may not.
     """
@@ -82,6 +83,7 @@ class SemanticOperator:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     infer: Inference
+    constants: tuple[str, ...] = ()
     shares_memory: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
 
@@ -150,6 +152,15 @@ _operators: dict[str, SemanticOperator] = {}
 def semantic_operator(node: ir.Node | None) -> SemanticOperator | None:
     """Return the semantic operator that a node is of, or None for a node of another domain."""
     return _operators.get(node.op_type) if node is not None and node.domain == BURNISH_DOMAIN else None
+
+
+def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
+    """Give the outputs of a node that a derivative may go through: those of floating-point numbers, or of a dtype not known."""
+    operator = semantic_operator(node)
+    for index, output in enumerate(node.outputs):
+        is_constant = operator is not None and operator.constants and operator.outputs[index] in operator.constants
+        if not is_constant and (output.dtype is None or output.dtype in FLOATING):
+            yield output
 
 
 def declared_operators() -> Mapping[str, SemanticOperator]:

@@ -1,14 +1,10 @@
 """Optimizers: pure graph builders ``(parameters, gradients, state, step) -> (parameters', state')``, one file each.
 
-What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.program``. Nothing here runs a graph.
+What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.compiler``. Nothing here runs a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.accumulate import Accumulate, accumulate
 from burnish.optim.adadelta import Adadelta, adadelta
@@ -29,6 +25,7 @@ from burnish.optim.muon import Muon, muon
 from burnish.optim.nadam import NAdam, nadam
 from burnish.optim.parameters import ParameterInfo, ParameterKind, bind, frozen_parameters
 from burnish.optim.radam import RAdam, radam
+from burnish.optim.registry import OPTIMIZERS, get
 from burnish.optim.rmsprop import RMSprop, rmsprop
 from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
 from burnish.optim.rprop import Rprop, rprop
@@ -44,51 +41,27 @@ from burnish.optim.transforms import (
     clip_by_value,
 )
 from burnish.optim.wrappers import wrapper_makers
-from burnish.registry import Registry
 
-
-def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
-    """Return the optimizer of a name, of the options that an optimizer gave (``Optimizer.options``), or the object itself.
-
-    Args:
-        optimizer: a name, with settings after a colon (``rmsprop:momentum=0.9,centered=true``); options; or an optimizer.
-
-    Raises:
-        ConfigurationError: there is no optimizer of that name, or no such option.
-    """
-    name = optimizer.partition(":")[0].strip() if isinstance(optimizer, str) else ""
-    if name in OPTIMIZERS.unlisted:
-        raise ConfigurationError(f"optimizer '{name}' goes around another one: give the object, burnish.optim.{name}(...)")
-    if isinstance(optimizer, Mapping) and isinstance(optimizer.get("lr"), Mapping):
-        optimizer = {**optimizer, "lr": schedules.get(optimizer["lr"])}
-    return OPTIMIZERS.resolve(optimizer)
-
-
-OPTIMIZERS: Registry[Optimizer] = Registry(
-    "optimizer",
-    {
-        "adadelta": adadelta,
-        "adafactor": adafactor,
-        "adagrad": adagrad,
-        "adam": adam,
-        "adamax": adamax,
-        "adamw": adamw,
-        "asgd": asgd,
-        "lamb": lamb,
-        "lars": lars,
-        "lion": lion,
-        "muon": muon,
-        "nadam": nadam,
-        "radam": radam,
-        "rmsprop": rmsprop,
-        "rowwise_adagrad": rowwise_adagrad,
-        "rprop": rprop,
-        "sgd": sgd,
-    },
-    home="burnish.optim",
-    is_made=lambda given: isinstance(given, Optimizer),
-    unlisted=wrapper_makers(get),
-)
+OPTIMIZERS |= {
+    "adadelta": adadelta,
+    "adafactor": adafactor,
+    "adagrad": adagrad,
+    "adam": adam,
+    "adamax": adamax,
+    "adamw": adamw,
+    "asgd": asgd,
+    "lamb": lamb,
+    "lars": lars,
+    "lion": lion,
+    "muon": muon,
+    "nadam": nadam,
+    "radam": radam,
+    "rmsprop": rmsprop,
+    "rowwise_adagrad": rowwise_adagrad,
+    "rprop": rprop,
+    "sgd": sgd,
+}
+OPTIMIZERS.unlisted = wrapper_makers(get)
 
 
 __all__ = [

@@ -24,6 +24,7 @@ from burnish.optim.base import (
 )
 from burnish.optim.norms import euclidean_norm
 from burnish.optim.parameter_shapes import known_rank, known_shape
+from burnish.optim.registry import get
 from burnish.settings import is_whole
 
 MOMENTUM = "momentum"
@@ -240,8 +241,6 @@ def muon(
 
 def _optimizer_of_others(others: object) -> Any:
     """Return the optimizer of a name or options; an object is refused, as it has a rate, which would not be used."""
-    from burnish.optim import get  # the registry lists this optimizer too
-
     if others is None:
         return None
     if not isinstance(others, str | Mapping):

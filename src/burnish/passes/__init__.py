@@ -1,6 +1,7 @@
-"""Passes: rewrites of whole graphs, in place, one per file, and the plans they follow: what to fold, join, compute again.
+"""Passes: rewrites of whole graphs, in place, one per file, and what asks for them: what to compute again, in which dtype.
 
-What a single operator becomes is in ``burnish.ops``; what leads from a model to a program, in ``burnish.program``.
+What a single operator becomes is in ``burnish.ops``; what is only read off a graph, in ``burnish.analysis``;
+what leads from a model to a program, in ``burnish.compiler``.
 """
 
 from burnish.passes.complete_axes import complete_axes

@@ -1,6 +1,7 @@
-"""The program: six pure graphs, one signature, the initial state; saving and loading them.
+"""The program: six pure graphs, one signature, the weights and the state that training starts from.
 
-How a graph is differentiated, optimised or lowered lives in lower layers; how it is run, in ``burnish.engines``.
+How it is made of a model is in ``burnish.compiler``; how it is written to files, in ``burnish.formats``; how it is run, in
+``burnish.engines``.
 """
 
 from burnish.program.program import GRAPH_NAMES, Program

@@ -26,13 +26,14 @@ from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
 from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
 from burnish.engines.torch.families.resize.fusion import RESIZED, fuse_resize
-from burnish.engines.torch.families.softmax.cross_entropy_fusion import fuse_cross_entropy
-from burnish.engines.torch.families.softmax.fusion import fuse_softmax
+from burnish.engines.torch.families.softmax.fusion import CROSS_ENTROPY, use_cross_entropy_kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED
+FUSED = (
+    frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}) | SYNCHRONIZED | STANDARDIZED | GROUPED | RESIZED | CROSS_ENTROPY
+)
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 
@@ -69,6 +70,7 @@ def fuse(
         fuse_normalization(graph)
         fuse_group_normalization(graph)
         fuse_resize(graph)
+        use_cross_entropy_kernels(graph)
         fuse_depthwise(graph)
     widen(graph, CONVOLUTIONS, narrow)
     if kernels and winograd:
@@ -82,9 +84,7 @@ def fuse(
     graph.sort()
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
     lower_semantic_operators(model, keep=left)
-    fuse_softmax(graph)
     if kernels:
-        fuse_cross_entropy(graph)
         transpose_narrow(graph)
         fuse_attention(graph, attended)
         fuse_linear(graph)

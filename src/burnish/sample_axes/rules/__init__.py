@@ -1,4 +1,4 @@
-"""What operators of the standard do with the axes of their operands, one file per family."""
+"""What operators of the standard do with the axes of their operands, one file per family. What asks them is ``analysis``."""
 
 from burnish.sample_axes.rules import bodies, elements, indexing, movement, numbers, products
 

@@ -1,4 +1,4 @@
-"""What opens each operator, one file per family; importing this registers the rules."""
+"""What opens each operator, one file per family; importing this registers the rules. What calls them is ``opening``."""
 
 from burnish.importer.open_batch.rules import (  # noqa: F401
     attention,

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_value
 from burnish.graph.uses import is_read_once, only_user, remove_unread
+from burnish.ops.activation import SOFTMAX_GRAD
 
 RANK = 4
 LAST_TWO = [0, 1, 3, 2]
@@ -94,7 +95,7 @@ class _Gradient:
 def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataType.FLOAT,)) -> None:
     """Replace attention by ``burnish.FusedAttention`` and ``burnish.FusedAttentionGrad``, in place.
 
-    Of heads [N, H, M, D] of these ``dtypes``, float32 or bfloat16. Gradients of softmax are ``burnish.FusedSoftmaxGrad`` already.
+    Of heads [N, H, M, D] of these ``dtypes``, float32 or bfloat16.
     """
     for node in list(graph):
         if node.op_type != "Softmax" or node.domain != "" or not _is_of_heads(node.outputs[0], (ir.DataType.FLOAT,)):
@@ -197,13 +198,13 @@ def _readers(found: _Attention) -> list[tuple[ir.Node, int]]:
 def _guards_gradient(found: _Attention, node: ir.Node) -> bool:
     """Whether a node puts zeros where probabilities are NaN in what is their gradient alone."""
     user = only_user(node.outputs[0])
-    return _replaces_nan(node, found.softmax.outputs[0]) and user is not None and user.op_type == "FusedSoftmaxGrad"
+    return _replaces_nan(node, found.softmax.outputs[0]) and SOFTMAX_GRAD.is_of(user)
 
 
 def _gradient(found: _Attention) -> _Gradient | None:
     """What computes the gradient of attention; None where it is not there, or not of this form."""
     users = _readers(found)
-    projections = [user for user, place in users if user.op_type == "FusedSoftmaxGrad" and place == 1]
+    projections = [user for user, place in users if SOFTMAX_GRAD.is_of(user) and place == 1]
     transposed = [user for user, _ in users if _is(user, "Transpose") and _perm(user) == LAST_TWO]
     if len(users) != 2 or len(projections) != 1 or len(transposed) != 1:
         return None

@@ -1,1 +1,1 @@
-"""Softmax's gradient, and cross-entropy of class indices."""
+"""The gradients of softmax and its logarithm, and cross-entropy of class indices."""

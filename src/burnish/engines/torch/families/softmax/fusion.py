@@ -1,46 +1,49 @@
-"""Fusion of the gradient of a softmax, y (dy - sum(dy y)), which PyTorch has one kernel for."""
+"""The engine's kernels for softmax cross-entropy over class indices: one for its sum, one for the gradient."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_node
-from burnish.graph.uses import only_user
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
+
+CROSS_ENTROPY = frozenset({SOFTMAX_CROSS_ENTROPY.name, SOFTMAX_CROSS_ENTROPY_GRAD.name})
+LOG_P = 3
+"""The operand of the gradient that the forward pass computed for it; the kernels keep two numbers per row in its place."""
 
 
-def fuse_softmax(graph: ir.Graph) -> None:
-    """Replace the four operators of the gradient by ``burnish.FusedSoftmaxGrad``, in place; float32 alone."""
+def use_cross_entropy_kernels(graph: ir.Graph) -> None:
+    """Put ``burnish.FusedCrossEntropy`` and ``burnish.FusedCrossEntropyGrad`` in the place of the loss and its gradient.
+
+    Of float32 logits ``[N, C]``; class weights and smoothing have no kernel.
+    """
     for node in list(graph):
-        if node.op_type == "Softmax" and node.domain == "" and node.outputs[0].dtype == ir.DataType.FLOAT:
-            for user, _ in list(node.outputs[0].uses()):
-                _fuse(graph, node, user)
+        if not SOFTMAX_CROSS_ENTROPY.is_of(node) or not _has_kernel(node):
+            continue
+        logits, labels = node.inputs[:2]
+        assert logits is not None
+        assert logits.shape is not None
+        assert labels is not None
+        gradients = [user for user, _ in node.outputs[2].uses()]
+        settings = {"domain": BURNISH_DOMAIN, "ignored": attribute_value(node, "ignore_index", None)}
+        builder = Builder(graph, before=node)
+        operands = [builder.tensor(logits), builder.tensor(labels)]
+        results = builder.op("FusedCrossEntropy", *operands, outputs=3, **settings)
+        for result, replaced in zip(results, node.outputs, strict=True):
+            result.value.type, result.value.shape = replaced.type, replaced.shape
+        results[2].value.shape = ir.Shape([logits.shape[0], 2])
+        for gradient in gradients:
+            builder = Builder(graph, before=gradient)
+            flow = gradient.inputs[0]
+            assert flow is not None
+            given = [*operands, results[2], builder.tensor(flow)]
+            replace_node(gradient, builder.op("FusedCrossEntropyGrad", *given, like=operands[0], **settings))
+        replace_node(node, results)
 
 
-def _fuse(graph: ir.Graph, softmax: ir.Node, product: ir.Node) -> None:
-    y = softmax.outputs[0]
-    if product.graph is not graph or not _is(product, "Mul") or y.shape is None:
-        return
-    flow = product.inputs[1] if product.inputs[0] is y else product.inputs[0]
-    if flow is None or flow is y or flow.shape != y.shape:
-        return
-    total = only_user(product.outputs[0], "ReduceSum")
-    difference = None if total is None else only_user(total.outputs[0], "Sub")
-    result = None if difference is None else only_user(difference.outputs[0], "Mul")
-    if total is None or difference is None or result is None or y not in result.inputs:
-        return
-    axis = int(attribute_value(softmax, "axis", -1)) % len(y.shape)
-    axes = constant_array(total.inputs[1]) if len(total.inputs) > 1 else None
-    summed = None if axes is None else [int(number) % len(y.shape) for number in axes]
-    if summed != [axis] or not attribute_value(total, "keepdims", 1):
-        return
-    if difference.inputs[0] is not flow or difference.inputs[1] is not total.outputs[0]:
-        return
-    builder = Builder(graph, before=result)
-    operands = [builder.tensor(value) for value in (flow, y)]
-    replace_node(result, builder.op("FusedSoftmaxGrad", *operands, domain=BURNISH_DOMAIN, like=operands[0], axis=axis))
-    for node in (difference, total, product):
-        remove_node(node)
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain == ""
+def _has_kernel(node: ir.Node) -> bool:
+    logits, log_p = node.inputs[0], node.outputs[2]
+    is_plain = len([operand for operand in node.inputs if operand is not None]) == 2 and "smoothing" not in node.attributes
+    is_matrix = logits is not None and logits.dtype == ir.DataType.FLOAT and logits.shape is not None and len(logits.shape) == 2
+    read_by_gradients = all(SOFTMAX_CROSS_ENTROPY_GRAD.is_of(user) and place == LOG_P for user, place in log_p.uses())
+    return is_plain and is_matrix and read_by_gradients and "ignore_index" in node.attributes and not log_p.is_graph_output()

@@ -1,4 +1,4 @@
-"""The gradient of softmax, and cross-entropy of class indices with its own."""
+"""The gradients of softmax and its logarithm, and cross-entropy of class indices with its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import torch
 
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN
+from burnish.ops.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
 
 
-@translates("FusedSoftmaxGrad", domain=BURNISH_DOMAIN)
+@translates(SOFTMAX_GRAD)
 def softmax_gradient(op: Call) -> Any:
-    return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), torch.float32)
+    return torch.ops.aten._softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), op.torch_dtype(1))
+
+
+@translates(LOG_SOFTMAX_GRAD)
+def log_softmax_gradient(op: Call) -> Any:
+    return torch.ops.aten._log_softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), op.torch_dtype(1))
 
 
 @translates("FusedCrossEntropy", domain=BURNISH_DOMAIN)
