@@ -81,7 +81,7 @@ def test_a_third_party_registers_an_engine(entry_points):
 
 def test_a_third_party_that_is_no_engine_is_refused(entry_points):
     entry_points({"broken": f"{__name__}:NotAnEngine"})
-    with pytest.raises(EngineError, match=r"'broken' is registered as .*lacks name, open, load or run.*update the package"):
+    with pytest.raises(EngineError, match=r"'broken' is registered as .*lacks name, target, open or load.*update the package"):
         engines.get("broken")
 
 

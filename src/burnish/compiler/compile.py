@@ -29,7 +29,7 @@ from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import Tensor, garbage_kept, integer_weights, name_sources
 from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
-from burnish.lowering import TARGETS, Target
+from burnish.lowering import TARGETS, Target, TargetLike, target_of, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
     Auto,
@@ -59,8 +59,9 @@ from burnish.passes.precision import get as get_precision
 from burnish.passes.recompute_request import Recompute, RecomputeOption, name_origins
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.draft import Draft, entry_of, finish
+from burnish.program.executable import check_extents
 from burnish.program.inference import Inference
-from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
+from burnish.program.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP
@@ -90,7 +91,7 @@ def compile(
     hold_rows: HoldRows = None,
     batch: str | None = None,
     bind: Bind = None,
-    target: str = "onnxruntime",
+    target: TargetLike = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
 
@@ -126,7 +127,8 @@ def compile(
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
         bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
             ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
-        target: the runtime that the graphs are lowered for.
+        target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
+            ``burnish.lowering.Target``, such as that of an engine.
 
     Returns:
         The program; nothing is run.
@@ -143,8 +145,7 @@ def compile(
         UnsupportedOperatorError: an operator cannot be trained or lowered as it stands, or cannot take several samples where the
             batch is to be opened.
     """
-    if not isinstance(target, str) or target not in TARGETS:
-        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    runtime = target_of(target)
     in_file = recognize_normalization(load(source, batch=batch, bind=bind))
     refuse_gradients(in_file, "burnish.compile")
     model = compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
@@ -183,7 +184,7 @@ def compile(
             if isinstance(asked_for[node], Auto) and isinstance(policies[node], Frozen)
         ),
         running_variance=_resolve_running_variance(running_variance, model),
-        target=TARGETS[target],
+        target=runtime,
         data=data,
         weights=weights,
         recompute=recompute_request(recompute),
@@ -210,7 +211,7 @@ def compile_inference(
     loss: losses.LossLike | None = None,
     metrics: Sequence[str | metrics.Metric] | None = None,
     outputs: str | Sequence[str] | None = None,
-    target: str = "onnxruntime",
+    target: TargetLike = "onnxruntime",
 ) -> Inference:
     """Compile a model to predict and to be evaluated with. Nothing is differentiated: any model that a runtime runs will do.
 
@@ -224,6 +225,7 @@ def compile_inference(
     Raises:
         ModelError, ConfigurationError, UnsupportedOperatorError: as ``compile``.
     """
+    runtime = target_of(target)
     in_file = recognize_normalization(load(source))
     refuse_gradients(in_file, "inference")
     model = compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
@@ -244,7 +246,7 @@ def compile_inference(
         policies=(Frozen(),) * len(layers),
         auto_frozen=(),
         running_variance=default_running_variance(model),
-        target=TARGETS[target],
+        target=runtime,
         data=tuple(value.name or "" for value in model.graph.inputs),
         weights=Weights({}, {}),
         recompute=None,
@@ -257,7 +259,7 @@ def compile_inference(
     graphs: dict[str, ir.Model] = {}
     signatures: dict[str, GraphSignature] = {}
     for name in ("predict",) if loss is None else ("predict", "evaluate"):
-        graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, TARGETS[target])
+        graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, runtime)
     for prediction in predictions:
         if prediction.bounded_by is not None:
             warnings.warn(ObjectiveWarning(prediction.warning(resolved.name)), stacklevel=3)
@@ -353,8 +355,9 @@ class _Compilation:
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
         optimizer = holding(optimizer, self.held_rows)
         models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
-        signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
-        return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options(), semantic=semantic)
+        signature = Signature({name: (signatures | update_signatures)[name] for name in GRAPH_NAMES})
+        check_extents(signature, self.target)
+        return Program(**models, signature=signature, weights=self.weights, options=self.options(), semantic=semantic)
 
     def options(self) -> dict[str, Any]:
         return {
@@ -374,7 +377,7 @@ class _Compilation:
             **({ROUNDED: self.rounded} if self.rounded else {}),
             "running_variance": self.running_variance.value,
             "recompute": None if self.recompute is None else self.recompute.options(),
-            "target": self.target.name,
+            "target": self.target.name if TARGETS.get(self.target.name) == self.target else target_to_dict(self.target),
         }
 
     @functools.cached_property

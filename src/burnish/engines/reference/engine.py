@@ -11,35 +11,45 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, RunsModels, check_finite_loss, refuse_workers
+from burnish.engines.communicator import Communicator
 from burnish.engines.reference.operators import OPERATORS
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_place, model_proto
+from burnish.lowering import TARGETS
 from burnish.passes import expand_recurrent_layers
 
 if TYPE_CHECKING:
-    from burnish.program import Program
+    from burnish.program.executable import Executable
 
 ABSENT = "burnish:absent"
 """Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
 
 
-class ReferenceEngine:
+class ReferenceEngine(RunsModels):
     """Runs programs on ``onnx.reference.ReferenceEvaluator``; one thread, on the CPU."""
 
     name = "reference"
+    target = TARGETS["reference"]
 
     def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+        self,
+        executable: Executable,
+        state: Mapping[str, np.ndarray],
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        communicator: Communicator | None = None,
     ) -> ReferenceRunner:
         """Open a program; ``threads`` has no effect.
 
         Raises:
-            EngineError: ``device`` is not ``cpu``.
+            EngineError: ``device`` is not ``cpu``, or there is a communicator.
         """
+        refuse_workers(self.name, communicator)
         if device not in (None, "cpu"):
             raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
-        return ReferenceRunner(program, state)
+        return ReferenceRunner(executable, state)
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Load a model, to be run any number of times.
@@ -50,26 +60,18 @@ class ReferenceEngine:
         evaluator = _load(model, "model")
         return lambda inputs: _evaluate(evaluator, inputs, "model")
 
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run a model once; returns its outputs by name.
-
-        Raises:
-            EngineError: the evaluator lacks an operator, or fails in one.
-        """
-        return self.load(model)(inputs)
-
 
 class ReferenceRunner:
     """A program opened on the reference engine."""
 
-    def __init__(self, program: Program, state: Mapping[str, np.ndarray]):
-        self._program = program
+    def __init__(self, executable: Executable, state: Mapping[str, np.ndarray]):
+        self._executable = executable
         self._state = {name: np.array(array) for name, array in state.items()}
         self._evaluators: dict[str, ReferenceEvaluator] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         outputs = self._run("step", inputs)
-        signature = self._program.signature["step"]
+        signature = self._executable.signature["step"]
         check_finite_loss(signature, outputs, lambda: self._state)
         for name, output in signature.updates.items():
             self._state[name] = np.array(outputs.pop(output))
@@ -93,8 +95,8 @@ class ReferenceRunner:
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         evaluator = self._evaluators.get(graph)
         if evaluator is None:
-            evaluator = self._evaluators[graph] = _load(self._program.graphs[graph], graph)
-        names = [entry.name for entry in self._program.signature[graph].inputs if entry.is_state]
+            evaluator = self._evaluators[graph] = _load(self._executable.graph(graph), graph)
+        names = [entry.name for entry in self._executable.signature[graph].inputs if entry.is_state]
         held = {name: self._state[instead.get(name, name)] for name in names}
         return _evaluate(evaluator, {**held, **inputs}, graph)
 
