@@ -109,9 +109,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path):
         OnnxRuntimeEngine(custom_op_library=tmp_path / "none.so")
     path = tmp_path / "broken.so"
     path.write_bytes(b"no library")
-    with pytest.raises(
-        EngineError, match=r"cannot load '.*broken\.so': .*\. Give a shared library that exports Register"
-    ):
+    with pytest.raises(EngineError, match=r"cannot load '.*broken\.so': .*\. Give a shared library that exports Register"):
         OnnxRuntimeEngine(custom_op_library=str(path))
 
 
