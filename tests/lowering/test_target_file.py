@@ -134,9 +134,7 @@ def one_node(operator: str, domain: str = "", opset: int = 18, dtype: str = "flo
 
 def test_versions_and_dtypes_of_an_operator_are_looked_at():
     target = Target("narrow", 21, 10, operators={"Identity": Support(), "Relu": Support(13, frozenset({ir.DataType.FLOAT}))})
-    with pytest.raises(
-        UnsupportedOperatorError, match=r"^Relu 'node' .* is of version 14 of its operator, and narrow runs"
-    ):
+    with pytest.raises(UnsupportedOperatorError, match=r"^Relu 'node' .* is of version 14 of its operator, and narrow runs"):
         check_allowed(one_node("Relu"), target)
     check_allowed(one_node("Relu", opset=13), target)
     with pytest.raises(
