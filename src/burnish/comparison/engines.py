@@ -20,7 +20,7 @@ from burnish.ops import semantic_operators
 from burnish.ops.collectives import MARKS
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program import Program, Role
-from burnish.program.one_graph import one_graph
+from burnish.program.executable import executable_of, lower
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 EXPLAINED = 10.0
@@ -181,15 +181,19 @@ class _Run:
         self.engines = engines
         self.locator = locator
         self.own_state = own_state
-        self.graphs = program.kernel_graphs(semantic_operators() - {mark.name for mark in MARKS})
+        semantic = lower(program, program.target.with_kernels(semantic_operators() - {mark.name for mark in MARKS}))
+        self.graphs = {name: semantic.copy_of(name) for name in ("grad", "step")}
         self.first = next(iter(engines))
         self.signature = program.signature["step"]
         self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT))
         threads = locator.threads
-        gradient_program = one_graph(self.graphs["grad"])
-        self.runners = {name: engine.open(program, state, device=None, threads=threads) for name, engine in engines.items()}
+        self.runners = {
+            name: engine.open(lower(program, engine.target), state, device=None, threads=threads)
+            for name, engine in engines.items()
+        }
         self.gradient_runners = {
-            name: engine.open(gradient_program, {}, device=None, threads=threads) for name, engine in engines.items()
+            name: engine.open(executable_of(self.graphs["grad"], engine.target), {}, device=None, threads=threads)
+            for name, engine in engines.items()
         }
         self.reports = {name: EngineReport(name) for name in engines if name != self.first}
         self.losses: list[dict[str, float]] = []
@@ -311,7 +315,7 @@ class _Run:
         reference, outputs = registry.get("reference"), Arrays()
         for graph in ("grad", "step"):
             model = compute_in_float64(self.program.graphs[graph])
-            outputs |= reference.run(model, {value.name or "": wide[value.name or ""] for value in model.graph.inputs})
+            outputs |= reference.load(model)({value.name or "": wide[value.name or ""] for value in model.graph.inputs})
         exact = {**outputs, **{entry: outputs[output] for entry, output in self.signature.updates.items()}}
         for name, tensors in results.items():
             errors = self.errors.setdefault(name, {})

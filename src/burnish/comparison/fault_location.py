@@ -18,13 +18,16 @@ from burnish import engines as registry
 from burnish.comparison.single_nodes import single_node_model
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
 from burnish.engines import Arrays, Engine
-from burnish.errors import EngineError
+from burnish.errors import EngineError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, describe_node, place, source_of
+from burnish.lowering import TARGETS
 from burnish.passes.compute_in_float64 import compute_in_float64
-from burnish.program.one_graph import one_graph
+from burnish.program.executable import executable_of
 from burnish.program.update import OPTIMIZER
 
 PERTURBATION = 1e-6
+STANDARD = TARGETS["onnxruntime"]
+"""What a semantic operator is lowered for, to see which part of its lowering is at fault."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class FaultLocator:
         try:
             model, inputs = single_node_model(node, values)
             alone_results = [self._run(engine, model, inputs) for engine in engines.values()]
-        except (EngineError, KeyError):
+        except (EngineError, UnsupportedOperatorError, KeyError):
             # It cannot run alone: what it was given convicts it, or does not.
             read = [value.name or "" for value in node.inputs if value is not None]
             agree = all(self._agrees(name, results) for name in read if name in results[0])
@@ -181,11 +184,11 @@ class FaultLocator:
 
     def _within(self, model: ir.Model, inputs: Mapping[str, np.ndarray], engines: Mapping[str, Engine]) -> str | None:
         """Return the operator at fault in the lowering of a semantic operator; None where the engine has a kernel of its own."""
-        lowered = one_graph(model).step
+        lowered = executable_of(model, STANDARD).graph("step")
         probed = _with_outputs(lowered, _probes(lowered))
         try:
             results = [self._run(engine, probed, inputs) for engine in engines.values()]
-        except EngineError:
+        except (EngineError, UnsupportedOperatorError):
             return None
         fault, _ = self._scan(probed, inputs, results, engines, {})
         return None if fault is None else fault.node
@@ -197,9 +200,10 @@ class FaultLocator:
         a small random part of themselves, and the answer is scaled up.
         """
         try:
-            exact_model = compute_in_float64(one_graph(model).step)
+            exact_model = compute_in_float64(executable_of(model, STANDARD).graph("step"))
             wide = {name: _widened(array) for name, array in inputs.items()}
-            exact = self._reference.run(exact_model, wide)
+            run = self._reference.load(exact_model)
+            exact = run(wide)
             generator = np.random.default_rng(0)
             moved = {
                 name: array * (1 + PERTURBATION * generator.choice((-1.0, 1.0), array.shape))
@@ -207,8 +211,8 @@ class FaultLocator:
                 else array
                 for name, array in wide.items()
             }
-            answer = self._reference.run(exact_model, moved)
-        except EngineError:
+            answer = run(moved)
+        except (EngineError, UnsupportedOperatorError):
             return {}, {}
         floating = [name for name, array in exact.items() if array.dtype.kind == "f" and np.isfinite(array).all()]
         scales = {name: np.abs(answer[name] - exact[name]) / PERTURBATION for name in floating}
@@ -264,7 +268,7 @@ class FaultLocator:
         return self.tolerance.allows(difference(second, first), first.dtype)
 
     def _run(self, engine: Engine, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        runner = engine.open(one_graph(model), {}, device=None, threads=self.threads)
+        runner = engine.open(executable_of(model, engine.target), {}, device=None, threads=self.threads)
         return runner.step({value.name or "": np.asarray(inputs[value.name or ""]) for value in model.graph.inputs})
 
 

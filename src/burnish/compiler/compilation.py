@@ -20,7 +20,7 @@ from burnish.compiler.selection import (
 from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Tensor, name_sources
-from burnish.lowering import Target
+from burnish.lowering import TARGETS, Target, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
     NormPolicy,
@@ -40,7 +40,8 @@ from burnish.passes import (
 from burnish.passes.precision import FULL, MixedPrecision
 from burnish.passes.recompute_request import Recompute, name_origins
 from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
+from burnish.program.executable import check_extents
+from burnish.program.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.update import SCALE, SKIPPED, STEP
@@ -112,8 +113,9 @@ class Compilation:
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
         optimizer = holding(optimizer, self.held_rows)
         models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
-        signatures = {name: (signatures | update_signatures)[name] for name in GRAPH_NAMES}
-        return Program(**models, signature=Signature(signatures), weights=self.weights, options=self.options(), semantic=semantic)
+        signature = Signature({name: (signatures | update_signatures)[name] for name in GRAPH_NAMES})
+        check_extents(signature, self.target)
+        return Program(**models, signature=signature, weights=self.weights, options=self.options(), semantic=semantic)
 
     def options(self) -> dict[str, Any]:
         return {
@@ -133,7 +135,7 @@ class Compilation:
             **({ROUNDED: self.rounded} if self.rounded else {}),
             "running_variance": self.running_variance.value,
             "recompute": None if self.recompute is None else self.recompute.options(),
-            "target": self.target.name,
+            "target": self.target.name if TARGETS.get(self.target.name) == self.target else target_to_dict(self.target),
         }
 
     @functools.cached_property

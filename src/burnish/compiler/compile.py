@@ -25,7 +25,7 @@ from burnish.compiler.selection import (
 from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import garbage_kept, integer_weights
 from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
-from burnish.lowering import TARGETS
+from burnish.lowering import TargetLike, target_of
 from burnish.modes import batch_normalizations
 from burnish.norms import (
     Auto,
@@ -72,7 +72,7 @@ def compile(
     hold_rows: HoldRows = None,
     batch: str | None = None,
     bind: Bind = None,
-    target: str = "onnxruntime",
+    target: TargetLike = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
 
@@ -108,7 +108,8 @@ def compile(
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
         bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
             ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
-        target: the runtime that the graphs are lowered for.
+        target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
+            ``burnish.lowering.Target``, such as that of an engine.
 
     Returns:
         The program; nothing is run.
@@ -125,7 +126,8 @@ def compile(
         UnsupportedOperatorError: an operator cannot be trained or lowered as it stands, or cannot take several samples where the
             batch is to be opened.
     """
-    in_file, model = _opened(source, "burnish.compile", target, batch, bind)
+    runtime = target_of(target)
+    in_file, model = _opened(source, "burnish.compile", batch, bind)
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
     layers = batch_normalizations(model.graph)
     names = layer_names(layers)
@@ -147,7 +149,7 @@ def compile(
         layers=names,
         policies=tuple(policies[node] for node in layers),
         running_variance=_resolve_running_variance(running_variance, model),
-        target=TARGETS[target],
+        target=runtime,
         state=state,
         weights=_lifted(in_file, model, state),
         optimizer=updater,
@@ -173,7 +175,7 @@ def compile_inference(
     loss: losses.LossLike | None = None,
     metrics: Sequence[str | metrics.Metric] | None = None,
     outputs: str | Sequence[str] | None = None,
-    target: str = "onnxruntime",
+    target: TargetLike = "onnxruntime",
 ) -> Inference:
     """Compile a model to predict and to be evaluated with. Nothing is differentiated: any model that a runtime runs will do.
 
@@ -187,7 +189,8 @@ def compile_inference(
     Raises:
         ModelError, ConfigurationError, UnsupportedOperatorError: as ``compile``.
     """
-    in_file, model = _opened(source, "inference", target)
+    runtime = target_of(target)
+    in_file, model = _opened(source, "inference")
     objective, predictions = _objective(in_file, model, DEFAULT_LOSS if loss is None else loss, outputs, is_read=loss is not None)
     layers = batch_normalizations(model.graph)
     compilation = Compilation(
@@ -200,27 +203,24 @@ def compile_inference(
         layers=layer_names(layers),
         policies=(Frozen(),) * len(layers),
         running_variance=default_running_variance(model),
-        target=TARGETS[target],
+        target=runtime,
     )
     graphs: dict[str, ir.Model] = {}
     signatures: dict[str, GraphSignature] = {}
     for name in ("predict",) if loss is None else ("predict", "evaluate"):
-        graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, TARGETS[target])
+        graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, runtime)
     _warn_of_probabilities(predictions, objective)
     reported = ("loss", "loss_terms", "metrics", "predictions") if loss is not None else ()
     options = {name: value for name, value in compilation.options().items() if name in reported}
     return Inference(graphs["predict"], graphs.get("evaluate"), signatures, options, dict(model.metadata_props))
 
 
-def _opened(source: Source, purpose: str, target: str, batch: str | None = None, bind: Bind = None) -> tuple[ir.Model, ir.Model]:
+def _opened(source: Source, purpose: str, batch: str | None = None, bind: Bind = None) -> tuple[ir.Model, ir.Model]:
     """Return a model in the dtypes of its file, and the one that computes in float32 what it has in sixteen bits.
 
     Raises:
-        ConfigurationError: there is no such target.
         ModelError, UnsupportedOperatorError: what loading raises; ``purpose`` names what the model is for.
     """
-    if not isinstance(target, str) or target not in TARGETS:
-        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
     in_file = recognize_normalization(load(source, batch=batch, bind=bind))
     refuse_gradients(in_file, purpose)
     return in_file, compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file

@@ -10,7 +10,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
 from burnish.importer import Bind, Source, load, refuse_gradients
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
+from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of
 from burnish.modes import bind_as_exported
 from burnish.passes import (
     complete_axes,
@@ -28,7 +28,7 @@ PREFIX = "grad:"
 
 @garbage_kept()
 def grad(
-    source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None, target: str = "onnxruntime"
+    source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None, target: TargetLike = "onnxruntime"
 ) -> ir.Model:
     """Differentiate an output of a model with respect to inputs or initializers.
 
@@ -38,7 +38,8 @@ def grad(
         wrt: names of floating-point inputs or initializers.
         of: name of the output; by default the only one.
         bind: {input: value}: inputs that are fixed to a value, and that the gradient model does not have (``burnish.load``).
-        target: the runtime that the graph is lowered for.
+        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
+            ``burnish.lowering.Target``.
 
     Returns:
         A model of standard operators: the source's inputs, and ``cotangent:<of>`` (dtype and shape of the output) unless the
@@ -55,14 +56,13 @@ def grad(
         UnsupportedOperatorError: the model holds a Gradient itself.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
-    if target not in TARGETS:
-        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    runtime = target_of(target)
     model = differentiated(source, wrt, of, bind=bind)
-    lower_semantic_operators(model)
+    lower_semantic_operators(model, keep=runtime.kernels)
     complete_axes(model)
     remove_unused(model)
-    settle_opset(model, TARGETS[target])
-    check_allowed(model, TARGETS[target])
+    settle_opset(model, runtime)
+    check_allowed(model, runtime)
     return model
 
 

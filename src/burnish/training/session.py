@@ -24,6 +24,7 @@ from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import carry_over
+from burnish.program.executable import lower
 from burnish.program.state import EntriesOnRequest, averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
@@ -104,7 +105,7 @@ class Session:
         self._predicted_batch = BatchCheck(program.signature["predict"], ignored=labels)
         self._runner: ProgramRunner | None
         if parallel is None:
-            self._runner = self.engine.open(program, state, device=device, threads=threads)
+            self._runner = self.engine.open(lower(program, self.engine.target), state, device=device, threads=threads)
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         self._closed_state: dict[str, np.ndarray] = {}
