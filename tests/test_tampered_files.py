@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 import burnish
-from burnish.data import Wanted, open_dataset
+from burnish.data import DataSpec, open_dataset
 from burnish.errors import CheckpointError, DataError
 from burnish.formats.identity import DIGEST, digest_of
 from burnish.models import residual_network
@@ -212,4 +212,4 @@ def test_positions_of_a_run(run, tmp_path, name, value):
 
 
 def test_wanted_of_a_program_that_was_read(program):
-    assert Wanted.by(Program.load(program)).label is not None
+    assert DataSpec.by(Program.load(program)).label is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from burnish.cli.options import norms
+from burnish.cli.compilation_values import read_norms
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from burnish.cli.options import norms
     ],
 )
 def test_what_is_given_is_read_as_policies(given, policies):
-    assert norms(given) == policies
+    assert read_norms(given) == policies
 
 
 @pytest.mark.parametrize("given", [["train", "frozen"], ["stem=frozen", "ghost:32"], ["=frozen"], ["stem="]])
 def test_several_policies_need_patterns(given):
     with pytest.raises(typer.BadParameter, match="with several --norm, each is PATTERN=POLICY, such as 'stem\\*=frozen'"):
-        norms(given)
+        read_norms(given)

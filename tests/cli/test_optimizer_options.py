@@ -11,7 +11,7 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.cli.optimizer_options import accumulated, rate_of, with_updates
+from burnish.cli.optimizer_options import OptimizerOptions, accumulated, rate_of
 from burnish.optim import schedules
 from burnish.program import Program
 
@@ -158,4 +158,4 @@ def test_a_schedule_of_fixed_rates_and_a_group_with_a_rate_of_its_own(run):
 
 def test_nothing_around_it_is_the_optimizer_itself():
     optimizer = optim.sgd()
-    assert with_updates(optimizer) is optimizer
+    assert OptimizerOptions().built() == optimizer

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from burnish.cli.options import read_recompute
+from burnish.cli.compilation_values import read_recompute
 
 
 @pytest.mark.parametrize(

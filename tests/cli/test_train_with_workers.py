@@ -16,7 +16,7 @@ import pytest
 
 import burnish
 from burnish.cli import launch
-from burnish.cli.train import exchange_options, parallel_run
+from burnish.cli.worker_options import Exchange, join_workers
 
 COMMAND = (sys.executable, "-m", "burnish")
 
@@ -241,14 +241,12 @@ def test_more_workers_than_samples(data):
 def test_options_of_the_exchange_reach_the_session(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    options = exchange_options(
-        1, deterministic=True, compression="float16", shard_optimizer=False, bucket_size=1000, share=False, synchronize_every=None
-    )
-    parallel, group = parallel_run(None, 60.0, options)
+    options = Exchange(deterministic=True, compression="float16", bucket_size=1000, share=False)
+    parallel, group = join_workers(None, 60.0, options.settings(is_alone=False))
     assert (parallel.deterministic, parallel.compression, parallel.shard_optimizer) == (True, "float16", False)
     assert (parallel.bucket_size, parallel.share, parallel.synchronize_every) == (1000, False, None)
     assert parallel.group is group
-    (unchanged, _) = parallel_run(None, 60.0, exchange_options(1, deterministic=False, bucket_size=None, share=None))
+    (unchanged, _) = join_workers(None, 60.0, Exchange().settings(is_alone=False))
     assert (unchanged.bucket_size, unchanged.share) == (burnish.DataParallel().bucket_size, True)
 
 
@@ -280,7 +278,7 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
             ("--synchronize-every", "4", "--workers", "2", "--shard-optimizer"),
             "shard_optimizer=True does not go with synchronize_every, where workers step alone",
         ),
-        (("--compression", "zip", "--workers", "2"), "compression='zip': give one of 'float16', 'bfloat16', 'powersgd'"),
+        (("--compression", "zip", "--workers", "2"), "there is no compression 'zip'; choose among bfloat16, float16, powersgd"),
     ],
 )
 def test_options_of_workers_that_are_refused(run, data, options, message):

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from burnish.data import Wanted
+from burnish.data import DataSpec
 from burnish.data.data_spec import fit_data, fit_label
 from burnish.data.preprocessing import image_layout
 from burnish.errors import DataError
@@ -161,14 +161,14 @@ def test_an_input_that_takes_no_images(shape):
 
 
 def test_a_format_with_one_kind_of_features_refuses_a_model_with_two_inputs():
-    wanted = Wanted((data_entry(1), data_entry(1, name="z")), class_entry())
+    wanted = DataSpec((data_entry(1), data_entry(1, name="z")), class_entry())
     with pytest.raises(DataError, match=r"file: the model's inputs are 'x', 'z', and this format fills exactly one"):
         wanted.dataset(np.zeros((1, 1)), np.zeros(1), "file")
 
 
 def test_a_format_with_labels_refuses_a_loss_without():
     with pytest.raises(DataError, match="file: the loss of this model takes no labels"):
-        Wanted((data_entry(1),), None).dataset(np.zeros((1, 1)), np.zeros(1), "file")
+        DataSpec((data_entry(1),), None).dataset(np.zeros((1, 1)), np.zeros(1), "file")
 
 
 def test_indices_beyond_an_embedding():

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.data import ArrayDataset, DataDescription, Wanted, open_dataset
+from burnish.data import ArrayDataset, DataDescription, DataSpec, open_dataset
 from burnish.data.model_metadata import CLASS_NUMBERS, CLASSES, PIXELS
 from burnish.data.pixel_presets import PRESETS
 from burnish.errors import DataError
@@ -80,7 +80,7 @@ def test_a_model_keeps_what_is_known_through_programs_and_exports(exported, tmp_
     program.save(tmp_path / "program.onnx")
     for loaded in (program, Program.load(tmp_path / "program"), Program.load(tmp_path / "program.onnx")):
         assert {key: value for key, value in loaded.metadata.items() if key != OBJECTIVE} == expected
-        assert Wanted.by(loaded).described == KNOWN
+        assert DataSpec.by(loaded).described == KNOWN
         burnish.Session(loaded).export(tmp_path / "again.onnx")
         assert properties(tmp_path / "again.onnx") == expected
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_keeps_what_is_known(exported, tmp_path):
 
 
 def wanted(described=KNOWN, classes=3):
-    return Wanted((data_entry(3, 4, 4),), class_entry(classes), (), described)
+    return DataSpec((data_entry(3, 4, 4),), class_entry(classes), (), described)
 
 
 def test_a_described_model_is_read_as_it_was_trained(tmp_path):
@@ -140,7 +140,7 @@ def test_a_damaged_description_stops_before_data_are_read():
     model.metadata_props[PIXELS] = json.dumps({"std": 0})
     program = burnish.compile(ir.to_proto(model))
     with pytest.raises(DataError, match=r"its metadata 'burnish\.pixels' cannot be read \(pixels: std=0"):
-        Wanted.by(program)
+        DataSpec.by(program)
 
 
 def test_a_trainer_writes_what_its_data_were(tmp_path):

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from burnish.data import ArrayDataset, Wanted, as_dataset, open_dataset
+from burnish.data import ArrayDataset, DataSpec, as_dataset, open_dataset
 from burnish.data.model_metadata import DataDescription
 from burnish.data.unlabelled import open_samples
 from burnish.errors import DataError
@@ -58,7 +58,7 @@ def test_npz_with_x_and_y(tmp_path):
 def test_npz_by_the_names_of_several_inputs(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, left=np.zeros((3, 2)), right=np.ones((3, 1)), targets=np.array([0.5, 1, 2]))
-    wanted = Wanted((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
+    wanted = DataSpec((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
     arrays = everything(open_dataset(path, wanted))
     assert list(arrays) == ["left", "right", "targets"]
     assert arrays["targets"].tolist() == [0.5, 1, 2]
@@ -67,7 +67,7 @@ def test_npz_by_the_names_of_several_inputs(tmp_path):
 def test_npz_for_a_model_that_computes_its_loss(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.zeros((3, 2)), weight=np.ones(3))
-    wanted = Wanted((data_entry(2), data_entry(name="weight")), None)
+    wanted = DataSpec((data_entry(2), data_entry(name="weight")), None)
     assert list(everything(open_dataset(path, wanted))) == ["x", "weight"]
 
 
@@ -188,9 +188,9 @@ def test_an_unknown_label_column(tmp_path):
         open_dataset(path, classification(2), label="species")
 
 
-def of_columns(*names: str, text: str | None = None) -> Wanted:
+def of_columns(*names: str, text: str | None = None) -> DataSpec:
     data = [data_entry(1, name=name) for name in names]
-    return Wanted((*data, *([] if text is None else [data_entry(1, name=text, dtype=ir.DataType.STRING)])), class_entry())
+    return DataSpec((*data, *([] if text is None else [data_entry(1, name=text, dtype=ir.DataType.STRING)])), class_entry())
 
 
 def test_columns_by_the_names_of_several_inputs(tmp_path):
@@ -368,7 +368,7 @@ def test_image_folders_that_do_not_fit(tmp_path):
     with pytest.raises(DataError, match=r"2 classes \(blue \.\.\. red\), and the model has 1"):
         open_dataset(tmp_path, classification(3, 6, 4, classes=1))
     with pytest.raises(DataError, match=r"a folder of images gives classes, and the loss compares with numbers"):
-        open_dataset(tmp_path, Wanted((data_entry(3, 6, 4),), value_entry()))
+        open_dataset(tmp_path, DataSpec((data_entry(3, 6, 4),), value_entry()))
 
 
 def test_images_without_pillow(tmp_path, monkeypatch):
@@ -389,7 +389,7 @@ def test_what_is_not_there_or_of_no_known_format(tmp_path):
 def test_a_class_index_that_is_ignored_is_data_too(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.zeros((2, 2)), y=np.array([1, -100]))
-    wanted = Wanted((data_entry(2),), class_entry(ignored=-100))
+    wanted = DataSpec((data_entry(2),), class_entry(ignored=-100))
     assert everything(open_dataset(path, wanted))["labels"].tolist() == [1, -100]
 
 
@@ -429,6 +429,6 @@ def test_arrays_that_nothing_reads_are_named(tmp_path, names, note):
 def test_arrays_beside_several_inputs_and_labels(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, left=np.zeros((3, 2)), right=np.ones((3, 1)), targets=np.zeros(3), x=np.zeros(3), y=np.zeros(3))
-    wanted = Wanted((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
+    wanted = DataSpec((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
     assert open_dataset(path, wanted).note == f"{path}: nothing reads the arrays 'x', 'y'"
     assert open_samples(path, replace(wanted, label=None, predicts=True)).note == f"{path}: nothing reads the array 'x'"

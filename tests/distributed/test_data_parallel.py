@@ -7,12 +7,13 @@ import onnx_ir as ir
 import pytest
 
 import burnish
+from burnish.compiler.executable import lower
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
+from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.families.normalization.synchronized_fusion import SYNCHRONIZED
-from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
@@ -34,7 +35,7 @@ def compiled(norm: str = "train", loss: str | burnish.losses.Loss = "cross_entro
 
 def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.Node]:
     settings = {"bucket_size": 2**20, "share": True, **options}
-    derived = derive(program, workers, get("sync"), **settings)
+    derived = derive(lower(program, TorchEngine().target.among_workers()), workers, get("sync"), **settings)
     return [node for node in derived.semantic["grad"].graph if is_exchange(node)]
 
 
@@ -143,9 +144,9 @@ def test_layers_that_do_not_wait_for_each_other_share_an_exchange():
 def test_synchronized_layers_take_in_what_surrounds_them():
     """Every layer in float32 becomes kernels, the addition and the activation behind it and the gradients of these included."""
     program = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05")
-    derived = derive(program, 2, get("sync"), bucket_size=2**20, share=True)
-    graphs = derived.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)
-    nodes = list(fuse(graphs["step"], True).graph)
+    executable = lower(program, TorchEngine().target.among_workers())
+    step = derive(executable, 2, get("sync"), bucket_size=2**20, share=True).copy_of("step")
+    nodes = list(fuse(step, True).graph)
     found = [node.op_type for node in nodes]
     parts = ("Moments", "Merge", "Apply", "GradSums", "GradMerge", "GradApply")
     assert [found.count(f"FusedBatchNorm{part}") for part in parts] == [6] * 6

@@ -14,6 +14,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
+from burnish.compiler.executable import lower
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
@@ -22,10 +23,12 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN
+from burnish.lowering import TARGETS
 from burnish.models import residual_network
 from burnish.norms import get
 from burnish.passes import run_in_order
 from burnish.passes.compute_in_float64 import compute_in_float64
+from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads, train_part
@@ -84,8 +87,8 @@ def both(
 
 def step_of(program: burnish.Program, workers: int = 2, norm: str = "sync") -> ir.Model:
     """What a worker's engine is given to run."""
-    derived = derive(program, workers, get(norm), bucket_size=2000, share=True)
-    return derived.kernel_graphs(KERNELS)["step"]
+    executable = lower(program, TARGETS["onnxruntime"].with_kernels(KERNELS))
+    return derive(executable, workers, get(norm), bucket_size=2000, share=True).copy_of("step")
 
 
 def copies(model: ir.Model) -> list[ir.Node]:
@@ -210,8 +213,8 @@ def test_memory_of_tensors_falls(monkeypatch, workers):
 def test_the_second_run_of_a_layer_and_its_gradient_are_fused_too(requested):
     plain, again = both("residual in float32", requested)
     for program, workers in ((again, 0), (again, 2)):
-        model = step_of(program, workers) if workers else program.kernel_graphs(KERNELS - COLLECTIVES)["step"]
-        before = step_of(plain, workers) if workers else plain.kernel_graphs(KERNELS - COLLECTIVES)["step"]
+        model = step_of(program, workers) if workers else kernel_graphs(program, KERNELS - COLLECTIVES)["step"]
+        before = step_of(plain, workers) if workers else kernel_graphs(plain, KERNELS - COLLECTIVES)["step"]
         found, expected = (Counter(node.op_type for node in fuse(run_in_order(graph), True).graph) for graph in (model, before))
         for kind in (
             "FusedBatchNormGrad",

@@ -15,13 +15,14 @@ from burnish.engines.torch import TorchEngine
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.formats import model_file
 from burnish.graph import Builder
+from oracles.open_program import open_program
 from oracles.tiny_program import CLASSES, FEATURES, LR, TRAINED, numpy_step, tiny_batch, tiny_program
 
 ENGINES = [OnnxRuntimeEngine, ReferenceEngine, TorchEngine]
 
 
 def opened(engine, program, **options):
-    return engine.open(program, program.initial_state(0), device=None, threads=options.get("threads", 1))
+    return open_program(engine, program, program.initial_state(0), device=None, threads=options.get("threads", 1))
 
 
 def with_lr(batch, lr=LR, dtype=np.float32):
@@ -77,7 +78,9 @@ def test_evaluation_reads_another_state_entry_where_it_is_told_to(make_engine):
     for number in range(3):
         runner.step(with_lr(tiny_batch(seed=number)))
         state = runner.state()
-        plain = make_engine().open(program, state | {n: state[other] for n, other in instead.items()}, device=None, threads=1)
+        plain = open_program(
+            make_engine(), program, state | {n: state[other] for n, other in instead.items()}, device=None, threads=1
+        )
         batch = tiny_batch(6, seed=50 + number)
         x = {"x": batch["x"]}
         np.testing.assert_array_equal(runner.predict(x, instead)["logits"], plain.predict(x)["logits"])
@@ -130,7 +133,7 @@ def test_a_failing_step_leaves_the_state_as_it_was(make_engine):
 def test_states_are_copies(make_engine):
     program = tiny_program()
     given = program.initial_state(0)
-    runner = make_engine().open(program, given, device=None, threads=1)
+    runner = open_program(make_engine(), program, given, device=None, threads=1)
     given["param/weight"][:] = 7
     runner.state()["param/weight"][:] = 8
     runner.state_entry("param/weight")[:] = 9
@@ -146,7 +149,7 @@ def test_states_are_copies(make_engine):
 def test_another_device_is_refused(make_engine):
     program = tiny_program()
     with pytest.raises(EngineError, match=r"device 'cpu' only, not on 'cuda'"):
-        make_engine().open(program, program.initial_state(0), device="cuda", threads=None)
+        open_program(make_engine(), program, program.initial_state(0), device="cuda", threads=None)
 
 
 def test_each_graph_is_loaded_once_whatever_the_batch_size(monkeypatch):

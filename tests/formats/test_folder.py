@@ -18,6 +18,7 @@ from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.state_file import write_state_file
 from burnish.graph import Builder
 from burnish.program import GRAPH_NAMES, Program, Signature
+from oracles.open_program import open_program
 from oracles.tiny_program import tiny_batch, tiny_program
 
 FILES = {*(f"{name}.onnx" for name in GRAPH_NAMES), "program.json", "state.safetensors"}
@@ -65,7 +66,7 @@ def test_a_loaded_program_is_the_saved_one(program, saved):
         assert loaded.weights[name].tobytes() == array.tobytes()
     engine = OnnxRuntimeEngine()
     batch = {**tiny_batch(), "lr": np.float32(0.1)}
-    runners = [engine.open(p, p.initial_state(0), threads=1) for p in (program, loaded)]
+    runners = [open_program(engine, p, p.initial_state(0), threads=1) for p in (program, loaded)]
     for _ in range(2):
         first, second = (runner.step(batch) for runner in runners)
         assert first["loss"].tobytes() == second["loss"].tobytes()
@@ -275,11 +276,11 @@ def test_large_constants_go_into_a_file_of_their_own(saved, tmp_path, monkeypatc
     first.replace_input_with(0, (builder.tensor(first.inputs[0]) + offset).value)
     x = tiny_batch()["x"]
     state = program.initial_state(0)
-    expected = OnnxRuntimeEngine().open(program, state, threads=1).predict({"x": x})["logits"]
+    expected = open_program(OnnxRuntimeEngine(), program, state, threads=1).predict({"x": x})["logits"]
     directory = program.save(tmp_path / "large")
     assert set(os.listdir(directory)) == {*FILES, "predict.data"}
     loaded = Program.load(directory)
     (directory / "predict.data").unlink()
-    runner = OnnxRuntimeEngine().open(loaded, state, threads=1)
+    runner = open_program(OnnxRuntimeEngine(), loaded, state, threads=1)
     np.testing.assert_allclose(runner.predict({"x": x})["logits"], expected, rtol=1e-6)
     refused(directory, r"predict\.data is missing")

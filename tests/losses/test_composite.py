@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import burnish
 from burnish import losses
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.sources import open_dataset
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import Builder, Tensor
@@ -294,7 +294,7 @@ def test_an_archive_fills_the_labels_of_every_summand(tmp_path: Path) -> None:
     second.value.name = "b"
     head.graph.outputs.append(second.value)
     program = burnish.compile(head, loss=losses.weighted_sum(BOTH))
-    wanted = Wanted.by(program)
+    wanted = DataSpec.by(program)
     arrays = {"in:a": SAMPLES["a"], "labels:a": CLASSES, "targets:b": VALUES}
     np.savez(tmp_path / "data.npz", **arrays)
     data = open_dataset(tmp_path / "data.npz", wanted)

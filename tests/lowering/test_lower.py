@@ -115,9 +115,7 @@ def test_an_operator_of_another_domain_is_no_kernel(domain):
 def test_operators_of_the_standards_second_domain_run_where_the_target_says_so():
     check_allowed(ir.Model(graph_of("ai.onnx.ml", "LabelEncoder").graph, ir_version=10), TARGET)
     with pytest.raises(UnsupportedOperatorError, match=r"ai\.onnx\.ml\.LabelEncoder .* is not among the operators that"):
-        check_allowed(
-            ir.Model(graph_of("ai.onnx.ml", "LabelEncoder").graph, ir_version=10), replace(TARGET, classical=frozenset())
-        )
+        check_allowed(ir.Model(graph_of("ai.onnx.ml", "LabelEncoder").graph, ir_version=10), replace(TARGET, domains={}))
 
 
 def test_a_semantic_operator_without_a_kernel_is_not_allowed():

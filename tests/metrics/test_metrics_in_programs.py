@@ -14,7 +14,7 @@ import pytest
 
 import burnish
 from burnish import losses, metrics
-from burnish.cli.options import metric_names
+from burnish.cli.compilation_values import read_metrics
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.training.totals import Means
@@ -197,5 +197,5 @@ def test_a_metric_asked_for_twice_is_reported_once() -> None:
     ],
 )
 def test_commas_on_the_command_line(given: Any, names: list[str]) -> None:
-    assert metric_names(given) == names
+    assert read_metrics(given) == names
     assert all(metrics.is_known(metrics.get(name)) for name in names)

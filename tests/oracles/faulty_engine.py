@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.base import Arrays, LoadedModel, ProgramRunner
+from burnish.compiler.draft import settle
+from burnish.compiler.executable import Executable
+from burnish.engines.base import LoadedModel, ProgramRunner, RunsModels
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Names, insert_behind
 from burnish.lowering import TARGETS
-from burnish.program import Program
-from burnish.program.draft import settle
 
 
-class FaultyEngine:
+class FaultyEngine(RunsModels):
     """ONNX Runtime, but for nodes whose first output is multiplied.
 
     Args:
@@ -25,34 +25,29 @@ class FaultyEngine:
     """
 
     name = "faulty"
+    target = TARGETS["onnxruntime"]
 
     def __init__(self, is_faulty: Callable[[ir.Node], bool], factor: float = 1.01):
         self.is_faulty = is_faulty
         self.factor = factor
 
-    def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
-    ) -> ProgramRunner:
-        broken = {name: self._broken(model) for name, model in program.graphs.items()}
-        return OnnxRuntimeEngine("none").open(replace(program, **broken), state, device=device, threads=threads)
+    def open(self, executable: Executable, state: Mapping[str, np.ndarray], **options: Any) -> ProgramRunner:
+        return OnnxRuntimeEngine("none").open(executable.rewritten(self._break, *executable.signature), state, **options)
 
     def load(self, model: ir.Model) -> LoadedModel:
-        return OnnxRuntimeEngine("none").load(self._broken(model))
-
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self.load(model)(inputs)
-
-    def _broken(self, model: ir.Model) -> ir.Model:
         copy = model.clone()
-        names = Names.of(copy.graph)
-        for node in [node for node in copy.graph if self.is_faulty(node)]:
+        self._break(copy)
+        return OnnxRuntimeEngine("none").load(copy)
+
+    def _break(self, model: ir.Model) -> None:
+        names = Names.of(model.graph)
+        for node in [node for node in model.graph if self.is_faulty(node)]:
             constant = ir.node("Constant", [], {"value": ir.tensor(np.asarray(self.factor, node.outputs[0].dtype.numpy()))})
             constant.outputs[0].name = f"{node.outputs[0].name}:factor"
-            copy.graph.insert_before(node, constant)
+            model.graph.insert_before(node, constant)
             following = ir.node("Mul", [node.outputs[0], constant.outputs[0]])
             following.outputs[0].name = f"{node.outputs[0].name}:wrong"
             insert_behind(node, following, names)
-        return copy
 
 
 class FaultyKernel(FaultyEngine):
@@ -67,12 +62,8 @@ class FaultyKernel(FaultyEngine):
 
     def __init__(self, operator: str, factor: float = 1.01):
         super().__init__(lambda node: node.op_type == operator, factor)
-        self.operator = operator
+        self.target = TARGETS["onnxruntime"].with_kernels({operator})
 
-    def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
-    ) -> ProgramRunner:
-        broken = {name: self._broken(model) for name, model in program.kernel_graphs({self.operator}).items()}
-        for model in broken.values():
-            settle(model, TARGETS["onnxruntime"])  # what stands for the kernel is its lowering, with the factor behind it
-        return OnnxRuntimeEngine("none").open(replace(program, **broken), state, device=device, threads=threads)
+    def _break(self, model: ir.Model) -> None:
+        super()._break(model)
+        settle(model, TARGETS["onnxruntime"])  # what stands for the kernel is its lowering, with the factor after it

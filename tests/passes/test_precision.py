@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import burnish
-from burnish.data import Wanted, open_dataset, shift_images
+from burnish.data import DataSpec, open_dataset, shift_images
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import FLOATING, SIXTEEN_BIT
@@ -261,7 +261,7 @@ def test_digits_in_float16_reach_the_accuracy_of_float32(tmp_path):
         for seed in (0, 1):
             model = residual_network(width=8, seed=seed)
             program = burnish.compile(model, optimizer=sgd(0.1, momentum=0.9, weight_decay=5e-4), precision=precision)
-            wanted = Wanted.by(program)
+            wanted = DataSpec.by(program)
             trainer = burnish.Trainer(
                 program,
                 open_dataset("digits", wanted),

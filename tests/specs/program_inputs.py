@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.data import Wanted
+from burnish.data import DataSpec
 from burnish.program import Entry, Role
 
 
@@ -20,5 +20,5 @@ def value_entry(*shape: int | str | None) -> Entry:
     return Entry("targets", Role.LABEL, ir.DataType.FLOAT, ("batch", *shape))
 
 
-def classification(*shape: int | str | None, classes: int = 3) -> Wanted:
-    return Wanted((data_entry(*shape),), class_entry(classes))
+def classification(*shape: int | str | None, classes: int = 3) -> DataSpec:
+    return DataSpec((data_entry(*shape),), class_entry(classes))

@@ -409,7 +409,7 @@ def test_a_table_of_something_else_is_not_overwritten_by_resuming(tmp_path):
         ({"lr": -1.0}, ConfigurationError, "'lr' is -1.0: give one finite number that is not negative"),
         ({"checkpoint_every": 0}, ConfigurationError, "checkpoint_every=0: give a whole number of 1 or more"),
         ({"batch_size": 0}, ConfigurationError, "batch_size=0"),
-        ({"schedule": "linear"}, ConfigurationError, "no learning-rate schedule 'linear'; there is constant, cosine"),
+        ({"schedule": "linear"}, ConfigurationError, "no learning-rate schedule 'linear'; choose among constant, cosine"),
         ({"train_data": 3}, DataError, "no data set is made of a value of type int: give"),
         ({"train_data": (np.zeros((4, 7)), np.zeros(4))}, DataError, r"data: 'x' wants samples of shape \[4\]"),
     ],

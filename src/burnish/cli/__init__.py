@@ -1,4 +1,4 @@
-"""The command line: one file per command. What a command does lives in the package; here are its options and its words."""
+"""The command line: one file per command. Here are its options and its words; what it does lives in the other rooms."""
 
 
 def main() -> None:

@@ -44,19 +44,19 @@ class Group(TyperGroup):
             # What stops all workers, the first of each machine says; and one that never came to the others says why.
             if is_first_of_machine() or not has_joined() or not isinstance(error, WorkerError | NonFiniteLossError):
                 prefix = "" if rank is None else f"[rank {rank}] "
-                errors().print(f"{prefix}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+                errors().print(f"{prefix}error: {error}", style="red")
             raise typer.Exit(exit_status(error)) from error
         except KeyboardInterrupt as interrupt:
             if other_rank() is None:
                 for line in (str(interrupt) or "Stopped.").split("\n"):
-                    errors().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+                    errors().print(line, style="yellow")
             raise typer.Exit(INTERRUPTED) from interrupt
 
 
 def _say(line: str) -> None:
     """Print how far a large file is; of several workers, the first of each machine says it."""
     if is_first_of_machine():
-        errors().print(line, markup=False, highlight=False, soft_wrap=True)
+        errors().print(line)
 
 
 app = typer.Typer(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from burnish.cli.compilation_options import Compilation, ModelArgument
+from burnish.cli.compilation_values import read_bind
 from burnish.cli.console import output
-from burnish.cli.options import Compilation, ModelArgument, read_bind, takes_compilation
-from burnish.cli.train import what_trains
+from burnish.cli.option_groups import takes_options
+from burnish.cli.program_lines import what_trains
 from burnish.errors import GradientError
 
 
-@takes_compilation(only=("loss", "trainable", "norm", "outputs", "batch", "bind"))
+@takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "bind"))
 def check(model: ModelArgument, *, compilation: Compilation) -> None:
     """Say whether a model can be trained, or what stands in the way."""
     from burnish.cli.summary import summarize
@@ -20,4 +22,4 @@ def check(model: ModelArgument, *, compilation: Compilation) -> None:
         if len(lacking) > 1:
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise
-    output().print(f"{model} can be trained: {what_trains(program)}", markup=False)
+    output().print(f"{model} can be trained: {what_trains(program)}")

@@ -4,26 +4,79 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
+from burnish.cli.compilation_options import Compilation, ModelArgument
 from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.data_options import check_data_options
-from burnish.cli.options import Compilation, ModelArgument, takes_compilation
+from burnish.cli.option_groups import OptionGroup, takes_options
 
 if TYPE_CHECKING:
     from burnish.comparison import Comparison
+    from burnish.comparison.engines import EngineReport
     from burnish.program import Program
 
 COMPARISON = "Comparison"
 SHOWN = 12
 
 
-@takes_compilation("schedule", "warmup", "recompute")
+@dataclass(frozen=True)
+class Steps(OptionGroup):
+    """Which steps the engines run, and how far they may differ."""
+
+    steps: Annotated[int, typer.Option("--steps", min=1, rich_help_panel=COMPARISON)] = 24
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="As train takes it; by default random numbers that fit.", rich_help_panel=COMPARISON),
+    ] = None
+    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=COMPARISON)] = None
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COMPARISON)] = 4
+    extent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--extent",
+            metavar="NAME=N",
+            help="Extent of another symbolic dimension of random data, 8 by default; may be given again.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COMPARISON)] = 0
+    rtol: Annotated[
+        float | None, typer.Option("--rtol", help="By default by dtype: 1.2e-4 of float32.", rich_help_panel=COMPARISON)
+    ] = None
+    atol: Annotated[
+        float, typer.Option("--atol", help="What an entry may differ by beside that.", rich_help_panel=COMPARISON)
+    ] = 0.0
+    against_float64: Annotated[
+        bool,
+        typer.Option(
+            "--float64", help="Also tell how far each engine is from float64, which is slow.", rich_help_panel=COMPARISON
+        ),
+    ] = False
+    own_state: Annotated[
+        bool,
+        typer.Option(
+            "--own-state",
+            help="Let every engine go on from its own state, not each step from the first engine's.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = False
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="By default each engine's choice.", rich_help_panel=COMPARISON)
+    ] = None
+    report: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.", rich_help_panel=COMPARISON)
+    ] = None
+
+
+@takes_options("schedule", "warmup", "recompute")
 def compare(
     model: ModelArgument,
     engines: Annotated[
@@ -34,106 +87,63 @@ def compare(
             rich_help_panel=COMPARISON,
         ),
     ] = ["onnxruntime", "reference"],  # noqa: B006  # typer copies it
-    steps: Annotated[int, typer.Option("--steps", min=1, rich_help_panel=COMPARISON)] = 24,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="As train takes it; by default random numbers that fit.", rich_help_panel=COMPARISON),
-    ] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=COMPARISON)] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COMPARISON)] = 4,
-    extent: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--extent",
-            metavar="NAME=N",
-            help="Extent of another symbolic dimension of random data, 8 by default; may be given again.",
-            rich_help_panel=COMPARISON,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COMPARISON)] = 0,
-    rtol: Annotated[
-        float | None, typer.Option("--rtol", help="By default by dtype: 1.2e-4 of float32.", rich_help_panel=COMPARISON)
-    ] = None,
-    atol: Annotated[
-        float, typer.Option("--atol", help="What an entry may differ by beside that.", rich_help_panel=COMPARISON)
-    ] = 0.0,
-    against_float64: Annotated[
-        bool,
-        typer.Option(
-            "--float64", help="Also tell how far each engine is from float64, which is slow.", rich_help_panel=COMPARISON
-        ),
-    ] = False,
-    own_state: Annotated[
-        bool,
-        typer.Option(
-            "--own-state",
-            help="Let every engine go on from its own state, not each step from the first engine's.",
-            rich_help_panel=COMPARISON,
-        ),
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="By default each engine's choice.", rich_help_panel=COMPARISON)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.", rich_help_panel=COMPARISON)
-    ] = None,
     *,
+    options: Steps,
     compilation: Compilation,
 ) -> None:
     """Run the same steps on several engines and name the node where they part; exits with 1 where they do."""
     from burnish.comparison import compare_engines
 
-    extents = _extents(extent or [])
-    if extents and data is not None:
+    extents = _extents(options.extent or [])
+    if extents and options.data is not None:
         raise typer.BadParameter("--extent is for random data; with --data, leave it out")
-    check_data_options(data, label=label)
+    check_data_options(options.data, label=options.label)
     program = compilation.program(model)
     comparison = compare_engines(
         program,
         split(engines),
-        _batches(program, data, label, batch_size, seed, extents),
-        steps=steps,
-        seed=seed,
-        rtol=rtol,
-        atol=atol,
-        against_float64=against_float64,
-        own_state=own_state,
-        threads=threads,
+        _batches(program, options, extents),
+        steps=options.steps,
+        seed=options.seed,
+        rtol=options.rtol,
+        atol=options.atol,
+        against_float64=options.against_float64,
+        own_state=options.own_state,
+        threads=options.threads,
     )
     _print(comparison)
-    if report is not None:
-        report.write_text(json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if options.report is not None:
+        report = json.dumps(comparison.to_dict(), indent=1, allow_nan=False)
+        options.report.write_text(report + "\n", encoding="utf-8")
     if not comparison.agrees:
-        errors().print(f"error: {comparison.message()}", style="red", markup=False, highlight=False, soft_wrap=True)
+        errors().print(f"error: {comparison.message()}", style="red")
         raise typer.Exit(1)
-    output().print(comparison.message(), markup=False)
+    output().print(comparison.message())
 
 
-def _batches(
-    program: Program, data: str | None, label: str | None, batch_size: int, seed: int, extents: Mapping[str, int]
-) -> Iterable[Mapping[str, Any]]:
-    """Random batches, or those of epoch after epoch of a data set."""
-    if data is None:
+def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
+    """Return random batches, or those of epoch after epoch of a data set."""
+    if options.data is None:
         from burnish.data.random_batches import random_batches
 
-        return random_batches(program, batch_size, seed, extents)
-    from burnish.data import Loader, Wanted, open_dataset
+        return random_batches(program, options.batch_size, options.seed, extents)
+    from burnish.data import DataSpec, Loader, open_dataset
 
-    dataset = open_dataset(data, Wanted.by(program), label=label)
+    dataset = open_dataset(options.data, DataSpec.by(program), label=options.label)
     if (note := getattr(dataset, "note", None)) is not None:
-        output().print(note, markup=False)
-    loader = Loader(dataset, min(batch_size, len(dataset)), seed, drop_last=True)
+        output().print(note)
+    loader = Loader(dataset, min(options.batch_size, len(dataset)), options.seed, drop_last=True)
     return (batch for epoch in count() for batch in loader.epoch(epoch))
 
 
-def _extents(given: list[str]) -> dict[str, int]:
+def _extents(texts: list[str]) -> dict[str, int]:
     """Return {name: extent} of ``NAME=N``.
 
     Raises:
-        typer.BadParameter: something else.
+        typer.BadParameter: a text is written otherwise.
     """
     extents = {}
-    for text in split(given):
+    for text in split(texts):
         name, _, size = text.partition("=")
         if not name or not size.isdigit() or int(size) < 1:
             raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
@@ -146,34 +156,32 @@ def _print(comparison: Comparison) -> None:
     losses = Table(title="loss", title_justify="left", box=None)
     for name in ("step", *comparison.engines):
         losses.add_column(name, justify="right")
-    for step, found in enumerate(comparison.losses):
-        losses.add_row(str(step), *(f"{found[name]:.7g}" if name in found else "-" for name in comparison.engines))
+    for step, loss in enumerate(comparison.losses):
+        losses.add_row(str(step), *(f"{loss[name]:.7g}" if name in loss else "-" for name in comparison.engines))
     console.print(losses)
     for report in comparison.reports:
         console.print()
-        console.print(f"{report.engine} beside {comparison.engines[0]}", markup=False)
-        table = Table(box=None)
-        for name in ("tensor", "kind", "by norm", "by max", "tolerance", "step", ""):
-            table.add_column(name, justify="left" if name in ("tensor", "kind", "") else "right", overflow="fold")
-        for name in comparison.engines if comparison.errors else ():
-            table.add_column(f"{name} error", justify="right")
-        tensors = sorted(
-            report.tensors.values(), key=lambda tensor: (tensor.agrees, not tensor.by_rounding, -tensor.worst.relative)
-        )
-        shown = tensors[:SHOWN]
-        for tensor in shown:
-            verdict = "differs" if not tensor.agrees else "rounding" if tensor.by_rounding else ""
-            figures = (f"{tensor.worst.by_norm:.1e}", f"{tensor.worst.by_max:.1e}", f"{tensor.tolerance:.1e}", str(tensor.step))
-            exact = [f"{comparison.errors[name].get(tensor.name, 0.0):.1e}" for name in comparison.engines if comparison.errors]
-            table.add_row(cell(tensor.name), tensor.kind, *figures, verdict, *exact)
-        console.print(table)
-        if len(tensors) > len(shown):
-            hidden = tensors[len(shown) :]
-            differing = sum(not tensor.agrees for tensor in hidden)
-            among = f", {differing:,} of which differ" if differing else ""
-            console.print(f"and {counted(len(hidden), 'tensor')} more{among} (--json has all)", markup=False)
-        if report.grown is not None:
-            console.print(
-                f"Marked rounding: every node, run alone on the same inputs, agrees; rounding grows from {report.grown} on",
-                markup=False,
-            )
+        console.print(f"{report.engine} beside {comparison.engines[0]}")
+        _print_report(console, comparison, report)
+
+
+def _print_report(console: Console, comparison: Comparison, report: EngineReport) -> None:
+    """Print how far the tensors of one engine differ, those that disagree first."""
+    table = Table(box=None)
+    for name in ("tensor", "kind", "by norm", "by max", "tolerance", "step", ""):
+        table.add_column(name, justify="left" if name in ("tensor", "kind", "") else "right", overflow="fold")
+    for name in comparison.engines if comparison.errors else ():
+        table.add_column(f"{name} error", justify="right")
+    tensors = sorted(report.tensors.values(), key=lambda tensor: (tensor.agrees, not tensor.by_rounding, -tensor.worst.relative))
+    for tensor in tensors[:SHOWN]:
+        verdict = "differs" if not tensor.agrees else "rounding" if tensor.by_rounding else ""
+        figures = (f"{tensor.worst.by_norm:.1e}", f"{tensor.worst.by_max:.1e}", f"{tensor.tolerance:.1e}", str(tensor.step))
+        exact = [f"{comparison.errors[name].get(tensor.name, 0.0):.1e}" for name in comparison.engines if comparison.errors]
+        table.add_row(cell(tensor.name), tensor.kind, *figures, verdict, *exact)
+    console.print(table)
+    if hidden := tensors[SHOWN:]:
+        differing = sum(not tensor.agrees for tensor in hidden)
+        among = f", {differing:,} of which differ" if differing else ""
+        console.print(f"and {counted(len(hidden), 'tensor')} more{among} (--json has all)")
+    if report.grown is not None:
+        console.print(f"Marked rounding: every node, run alone on the same inputs, agrees; rounding grows from {report.grown} on")

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from burnish.cli.compilation_options import COMPILATION, Compilation, is_program
 from burnish.cli.console import counted, output
-from burnish.cli.options import COMPILATION, Compilation, is_program, planned_line, takes_compilation
+from burnish.cli.option_groups import takes_options
+from burnish.cli.program_lines import planned_line
 from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
 from burnish.errors import ModelError
 
 
-@takes_compilation()
+@takes_options()
 def compile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)],
     folder: Annotated[
@@ -30,7 +32,7 @@ def compile(
 
     An output that ends in .onnx is one file: the inference graph with the training as the standard's training_info.
     """
-    check_schedule(compilation.schedule, compilation.warmup, compilation.lr)
+    check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     if steps is not None and not has_end(compilation.schedule):
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
     if is_program(model):
@@ -42,10 +44,10 @@ def compile(
     program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()
-    console.print(f"{folder}: the program of {model}", markup=False)
+    console.print(f"{folder}: the program of {model}")
     if folder.suffix == ".onnx":
-        console.print("  inference with training_info: any runtime predicts with it, burnish trains it", markup=False)
+        console.print("  inference with training_info: any runtime predicts with it, burnish trains it")
         return
     for name, graph in program.graphs.items():
-        console.print(f"  {name + '.onnx':<14} {counted(sum(1 for _ in graph.graph), 'node')}", markup=False)
-    console.print(planned_line(program), markup=False)
+        console.print(f"  {name + '.onnx':<14} {counted(sum(1 for _ in graph.graph), 'node')}")
+    console.print(planned_line(program))

@@ -13,29 +13,32 @@ from burnish.errors import escaped
 
 
 class EscapingConsole(Console):
-    """Prints a text as one line: what would steer the terminal, in names from files, is written out (``burnish.errors``)."""
+    """Prints a text as it is, as one line. What would steer the terminal, in names from files, is written out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(escaped(item) if isinstance(item, str) else item for item in objects), **options)
 
 
 def cell(text: str) -> Text:
-    """Return what stands in a table: nothing in it is markup, and nothing steers the terminal."""
+    """Return a cell of a table: nothing in it is markup, and nothing steers the terminal."""
     return Text(escaped(text))
 
 
 def output(quiet: bool = False) -> Console:
-    """The console of what a command has to say; made anew, as the stream may have been replaced since."""
-    return EscapingConsole(highlight=False, soft_wrap=True, quiet=quiet)
+    """Return the console of what a command has to say. It is made anew, as the stream may have been replaced since."""
+    return EscapingConsole(quiet=quiet)
 
 
 def errors() -> Console:
-    """The console of errors and warnings."""
-    return EscapingConsole(stderr=True, highlight=False, soft_wrap=True)
+    """Return the console of errors and warnings."""
+    return EscapingConsole(stderr=True)
 
 
 def warn_with_rank(rank: int) -> None:
-    """Let warnings of this worker say which one it is."""
+    """Let the warnings of this worker name its rank."""
     plain = warnings.formatwarning
 
     def formatted(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
@@ -45,7 +48,7 @@ def warn_with_rank(rank: int) -> None:
 
 
 def split(values: Sequence[str]) -> list[str]:
-    """Values of an option that may be given several times or with commas."""
+    """Return the values of an option that may be given several times, or with commas between."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 

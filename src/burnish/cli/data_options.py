@@ -1,4 +1,4 @@
-"""Options of the command line that have a meaning for some kinds of data alone."""
+"""Checks of options that have a meaning for some kinds of data alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = {
 def check_data_options(
     *sources: str | None, label: str | None = None, image_size: tuple[int, int] | None = None, pixels: str | None = None
 ) -> None:
-    """Refuse options that have no meaning for any of the data that are given.
+    """Refuse options that mean nothing for any of the data.
 
     Args:
         sources: the data to train and to evaluate on, as ``burnish.data.open_dataset`` takes them; None where there are none.

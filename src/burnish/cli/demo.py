@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.console import output
-from burnish.cli.train import what_trains
+from burnish.cli.program_lines import what_trains
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ def demo(
     """Train a small residual network on images of digits, and check the result with nothing but ONNX Runtime."""
     from burnish import optim
     from burnish.compiler.compile import compile
-    from burnish.data import Loader, Wanted, open_dataset, shift_images
+    from burnish.data import DataSpec, Loader, open_dataset, shift_images
     from burnish.errors import EngineError
     from burnish.models import residual_network
     from burnish.training import Trainer
@@ -43,12 +43,11 @@ def demo(
         residual_network(width=width, seed=seed),
         optimizer=optim.sgd(lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
     )
-    wanted = Wanted.by(program)
-    train_set, test_set = open_dataset("digits", wanted), open_dataset("digits:test", wanted)
+    spec = DataSpec.by(program)
+    train_set, test_set = open_dataset("digits", spec), open_dataset("digits:test", spec)
     console.print(
         f"A residual network with batch normalization: {what_trains(program)}. "
-        f"{len(train_set):,} images of handwritten digits to train on, {len(test_set)} to test with.",
-        markup=False,
+        f"{len(train_set):,} images of handwritten digits to train on, {len(test_set)} to test with."
     )
     trainer = Trainer(
         program,
@@ -72,19 +71,14 @@ def demo(
     (labels,) = [batch["labels"] for batch in arrays.epoch(0)]
     counted = right_by_onnxruntime(tuned, images, labels)
     total = len(labels)
-    console.print(f"Test accuracy, burnish session:    {expected}/{total} = {expected / total:.2%}", markup=False)
-    console.print(
-        f"Test accuracy, plain ONNX Runtime: {counted}/{total} = {counted / total:.2%}, from {tuned}",
-        markup=False,
-    )
+    console.print(f"Test accuracy, burnish session:    {expected}/{total} = {expected / total:.2%}")
+    console.print(f"Test accuracy, plain ONNX Runtime: {counted}/{total} = {counted / total:.2%}, from {tuned}")
     if counted != expected:
         raise EngineError(
             f"The exported model '{tuned}' is right {counted} times and the session {expected} times, of {total}: "
             "they have to agree. This is a defect of burnish; please report it with the version of onnxruntime"
         )
-    console.print(
-        f"They agree. Done in {time.monotonic() - begin:.0f} s; curves, metrics and checkpoints are in {folder}.", markup=False
-    )
+    console.print(f"They agree. Done in {time.monotonic() - begin:.0f} s; curves, metrics and checkpoints are in {folder}.")
 
 
 def right_by_session(session: Session, loader: Loader) -> int:

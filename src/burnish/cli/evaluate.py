@@ -7,29 +7,27 @@ from typing import Annotated
 
 import typer
 
+from burnish.cli.compilation_values import read_metrics, read_outputs
 from burnish.cli.console import counted, output
 from burnish.cli.data_options import check_data_options
 from burnish.cli.model_options import (
     DATA,
     RESULT,
-    AverageOption,
     BatchSizeOption,
-    BestOption,
-    EngineOption,
     ImageSizeOption,
     ModelArgument,
-    ProgramOption,
-    pixels_of,
+    SavedModel,
+    describe,
     print_table,
     write_csv,
 )
-from burnish.cli.options import metric_names, read_outputs
-from burnish.cli.pixel_options import Pixels, takes_pixels
+from burnish.cli.option_groups import takes_options
+from burnish.cli.pixel_options import Pixels
 
 OBJECTIVE = "What is measured of an ONNX file; a run has its own"
 
 
-@takes_pixels
+@takes_options()
 def evaluate(
     model: ModelArgument,
     data: Annotated[
@@ -40,17 +38,14 @@ def evaluate(
             show_default=False,
         ),
     ],
-    program: ProgramOption = None,
-    best: BestOption = False,
-    average: AverageOption = None,
-    engine: EngineOption = "auto",
+    *,
+    saved: SavedModel,
     label: Annotated[
         str | None,
         typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
     ] = None,
     image_size: ImageSizeOption = None,
     batch_size: BatchSizeOption = 32,
-    *,
     pixels: Pixels,
     loss: Annotated[
         str | None,
@@ -71,32 +66,21 @@ def evaluate(
     """Print loss and metrics of a model over labelled data."""
     if path is not None and path.suffix != ".csv":
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
-    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first)
+    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named)
     from burnish.data import open_dataset
-    from burnish.training.trained_model import open_model
 
-    opened = open_model(
-        model,
-        program=program,
-        best=best,
-        average=average,
-        loss=loss,
-        metrics=metric_names(metrics) if metrics else None,
-        outputs=read_outputs(outputs),
-        engine=engine,
-    )
-    known = opened.described.classes
-    dataset = open_dataset(data, opened.to_evaluate, label=label, classes=known, image_size=image_size, pixels=pixels.settings())
+    named_metrics = read_metrics(metrics) if metrics else None
+    opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
+    names, settings = opened.described.classes, pixels.settings()
+    dataset = open_dataset(data, opened.to_evaluate, label=label, classes=names, image_size=image_size, pixels=settings)
     console = output()
-    console.print(f"{opened.name}; {data}: {counted(len(dataset), 'sample')}", markup=False)
-    if (line := pixels_of(opened, getattr(dataset, "preprocessing", None), pixels.first is not None)) is not None:
-        console.print(line, markup=False)
-    if known is None and (classes := getattr(dataset, "classes", None)):
-        console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called", markup=False)
+    describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
+    if names is None and (classes := getattr(dataset, "classes", None)):
+        console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called")
     if (note := getattr(dataset, "note", None)) is not None:
-        console.print(note, markup=False)
+        console.print(note)
     figures = opened.evaluate(dataset, batch_size)
     print_table(console, ["figure", "value"], figures.items())
     if path is not None:
         write_csv(path, ["figure", "value"], figures.items())
-        console.print(f"{path}: {counted(len(figures), 'figure')}", markup=False)
+        console.print(f"{path}: {counted(len(figures), 'figure')}")

@@ -9,7 +9,8 @@ import typer
 
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
-from burnish.cli.options import FoldOption, export_line
+from burnish.cli.program_lines import export_line
+from burnish.cli.train_options import FoldOption
 
 
 def export(
@@ -51,9 +52,9 @@ def export(
     if training:
         write_training_model(session.program.to_onnx(session.state(), session.metadata), path)
         line = f"{path}: the model and its training after {counted(session.step_count, 'step')}"
-        output().print(line, markup=False)
+        output().print(line)
         return
     parameters = exported_parameters(program.parent) if average is None else AVERAGE if average else None
     session.export(path, fold_norm=fold, parameters=parameters)
     what = "the model" if parameters is None else "the average of the model's weights"
-    output().print(export_line(path, what, session.step_count, session.program, fold, parameters), markup=False)
+    output().print(export_line(path, what, session.step_count, session.program, fold, parameters))

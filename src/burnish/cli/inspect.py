@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from burnish.cli.compilation_options import BatchOption, BindOption
+from burnish.cli.compilation_values import read_batch, read_bind, read_outputs
 from burnish.cli.console import counted, output
-from burnish.cli.options import BatchOption, BindOption, read_batch, read_bind, read_outputs
 
 CONSTANTS_SHOWN = 10
 CLASSES_SHOWN = 20
@@ -57,7 +58,7 @@ def inspect(
 
 def _print_program(summary: dict[str, Any], console: Console) -> None:
     def say(text: str) -> None:
-        console.print(text, markup=False)
+        console.print(text)
 
     say(f"{summary['program']}: a training program; {summary['trains']}")
     _say_data(summary, say)
@@ -76,8 +77,28 @@ def _print_program(summary: dict[str, Any], console: Console) -> None:
 
 def _print(summary: dict[str, Any], console: Console) -> None:
     def say(text: str = "") -> None:
-        console.print(text, markup=False)
+        console.print(text)
 
+    _say_signature(summary, say)
+    for kind, title in (("parameters", "parameters, which train"), ("statistics", "running statistics, which training updates")):
+        say()
+        say(f"{title}: {_extent_of(summary[kind])}")
+        _say_tensors(summary[kind], say)
+        if kind == "parameters" and summary["rounded"]:
+            dtypes = " and ".join(summary["rounded"])
+            say(f"  weights in {dtypes} train in float32, which all is computed in; an export rounds them to {dtypes} again")
+    _say_merged(summary["perhaps_merged"], say)
+    _say_folded(summary["perhaps_folded"], say)
+    if unreached := summary["unreached"]:
+        say()
+        say(f"weights that no gradient reaches, and that stay as they are: {_extent_of(unreached)}")
+        _say_tensors(unreached, say)
+    _say_constants(summary["constants"], summary["scalars"], say)
+    _say_operators(summary, say)
+
+
+def _say_signature(summary: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say what goes in, what comes out, and which of it the loss reads."""
     say(f"{summary['model']}: opset {summary['opset']}")
     for direction in ("inputs", "outputs"):
         for value in summary[direction]:
@@ -94,53 +115,41 @@ def _print(summary: dict[str, Any], console: Console) -> None:
             say("  probabilities, or let it read what comes before (--outputs takes any value of the model)")
         else:
             say(f"  the loss reads {prediction['reads']}")
-    for kind, title in (("parameters", "parameters, which train"), ("statistics", "running statistics, which training updates")):
-        total = sum(value["count"] for value in summary[kind])
-        say()
-        say(f"{title}: {total:,} in {counted(len(summary[kind]), 'tensor')}")
-        _table(summary[kind], console)
-        if kind == "parameters" and summary["rounded"]:
-            dtypes = " and ".join(summary["rounded"])
-            say(f"  weights in {dtypes} train in float32, which all is computed in; an export rounds them to {dtypes} again")
-    merged = summary["perhaps_merged"]
-    if merged:
-        names = list(merged)
-        more = f" and {len(names) - CONSTANTS_SHOWN} more" if len(names) > CONSTANTS_SHOWN else ""
-        shown = ", ".join(f"{name} ({merged[name]} layers)" for name in names[:CONSTANTS_SHOWN])
-        say(f"  of one value, read by several layers, and trained as one: {shown}{more}")
+
+
+def _say_merged(layers: dict[str, int], say: Callable[[str], None]) -> None:
+    """Say which parameters are perhaps several that an exporter merged; ``layers`` counts those that read each."""
+    if layers:
+        parameters = _first([f"{name} ({count} layers)" for name, count in layers.items()])
+        say(f"  of one value, read by several layers, and trained as one: {parameters}")
         say("  where these were parameters of their own, export again with an exporter that does not merge them")
         say("  (torch.onnx.export(..., dynamo=True, optimize=False))")
-    _say_folded(summary["perhaps_folded"], say)
-    unreached = summary["unreached"]
-    if unreached:
-        total = sum(value["count"] for value in unreached)
-        say()
-        say(f"weights that no gradient reaches, and that stay as they are: {total:,} in {counted(len(unreached), 'tensor')}")
-        _table(unreached, console)
-    constants = summary["constants"]
-    say()
+
+
+def _say_constants(constants: list[dict[str, Any]], scalars: list[str], say: Callable[[str], None]) -> None:
+    say("")
     say(f"constants, which stay as they are: {counted(len(constants), 'tensor')}")
-    _table(constants[:CONSTANTS_SHOWN], console)
+    _say_tensors(constants[:CONSTANTS_SHOWN], say)
     if len(constants) > CONSTANTS_SHOWN:
         say(f"  and {len(constants) - CONSTANTS_SHOWN} more (--json lists them)")
-    scalars = summary["scalars"]
     if scalars:
-        more = f" and {len(scalars) - CONSTANTS_SHOWN} more" if len(scalars) > CONSTANTS_SHOWN else ""
-        say(f"  scalars do not train, these among them: {', '.join(scalars[:CONSTANTS_SHOWN])}{more}")
-    say()
+        say(f"  scalars do not train, these among them: {_first(scalars)}")
+
+
+def _say_operators(summary: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say which operators there are, and what stands between the weights and the loss."""
+    say("")
     say(f"operators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
     for entry in summary["operators"]:
         say(f"  {entry['count']:>5}  {entry['operator']}" + ("  lacks a gradient" if entry["lacks_gradient"] else ""))
+    say("")
     if summary["nothing_trains"]:
-        say()
         say(f"Nothing would train: {summary['nothing_trains']}.")
     elif summary["lacking"]:
-        say()
         say("The loss depends on weights through these, which have no gradient:")
         for node in summary["lacking"]:
             say(f"  {node}")
     else:
-        say()
         say("Every operator between a parameter and the loss has a gradient.")
 
 
@@ -160,11 +169,21 @@ def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:
         say(f"classes: {', '.join(names[:CLASSES_SHOWN])}{more}")
 
 
-def _table(values: list[dict[str, Any]], console: Console) -> None:
+def _first(texts: list[str]) -> str:
+    """Return the first of some texts, and how many more there are."""
+    more = f" and {len(texts) - CONSTANTS_SHOWN} more" if len(texts) > CONSTANTS_SHOWN else ""
+    return ", ".join(texts[:CONSTANTS_SHOWN]) + more
+
+
+def _extent_of(values: list[dict[str, Any]]) -> str:
+    return f"{sum(value['count'] for value in values):,} in {counted(len(values), 'tensor')}"
+
+
+def _say_tensors(values: list[dict[str, Any]], say: Callable[[str], None]) -> None:
     width = max((len(value["name"]) for value in values), default=0)
     for value in values:
         text = f"  {value['name']:<{width}}  {_shape(value):<20} {value.get('count', 0):>12,}  {value['dtype']}"
-        console.print(text + (f"  {value['reason']}" if "reason" in value else ""), markup=False)
+        say(text + (f"  {value['reason']}" if "reason" in value else ""))
 
 
 def _shape(value: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ several at a port of the first. Nothing listens here.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,9 +27,9 @@ from burnish.errors import BurnishError, ConfigurationError, WorkerError, comes_
 
 INTERRUPTED = 130
 REFUSED = 2
-"""By what a worker ends whose command line is refused."""
+"""The status of a worker whose command line is refused."""
 COMES_AGAIN = 78
-"""By what a worker ends that would end so at every start: EX_CONFIG of sysexits.h."""
+"""The status of a worker that would fail alike at every start: EX_CONFIG of sysexits.h."""
 LAUNCHED = "BURNISH_LAUNCHED"
 """In the environment of workers whose launcher reads that status."""
 RUN_ID = "BURNISH_RUN_ID"
@@ -67,8 +68,8 @@ class Machines:
             typer.BadParameter: they contradict each other, or one is missing.
         """
         if count == 1:
-            given = {"--node-rank": rank, "--master-address": address, "--master-port": port}
-            for option in [option for option, value in given.items() if value is not None]:
+            options = {"--node-rank": rank, "--master-address": address, "--master-port": port}
+            for option in [option for option, value in options.items() if value is not None]:
                 raise typer.BadParameter(f"{option} is for workers on several machines: give their number too (--nodes)")
             return cls()
         if rank is None or address is None:
@@ -99,13 +100,13 @@ def is_first_of_machine() -> bool:
 
 
 def has_joined() -> bool:
-    """Whether this process has come to the other workers of its run; false of one that is no worker."""
+    """Whether this process has joined the other workers of its run; false where it is no worker."""
     joining = sys.modules.get("burnish.distributed.connection.joining")
     return joining is not None and joining.has_joined()
 
 
 def exit_status(error: BurnishError) -> int:
-    """Return by what status an error ends this process: a worker tells its launcher whether to start it again."""
+    """Return the status with which an error ends this process: it tells a launcher whether to start the worker again."""
     return COMES_AGAIN if is_worker() and LAUNCHED in os.environ and comes_again(error) else 1
 
 
@@ -120,8 +121,19 @@ def is_restart() -> bool:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
+def command_line(arguments: Sequence[str]) -> str:
+    """Return the command line of burnish with these arguments."""
+    return shlex.join(["burnish", *arguments])
+
+
+def resuming(arguments: Sequence[str]) -> str:
+    """Return the command line that goes on with the run of a command."""
+    arguments = [argument for argument in arguments if argument != "--overwrite"]
+    return command_line(arguments if "--resume" in arguments else [*arguments, "--resume"])
+
+
 def check_count(workers: int) -> None:
-    """Raise ConfigurationError where a launcher has started another number of workers than the command says."""
+    """Raise ConfigurationError where a launcher has started more or fewer workers than the command says."""
     started = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", ""))
     if started != str(workers):
         raise ConfigurationError(
@@ -204,7 +216,7 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, m
 
 @contextmanager
 def _place_to_meet(machines: Machines) -> Iterator[dict[str, str]]:
-    """What workers are told of where they meet: on one machine a new folder, which is taken away when they have ended."""
+    """Yield what tells workers where they meet. On one machine it is a new folder, which is removed when they have ended."""
     if machines.count > 1:
         yield {}
         return
@@ -253,13 +265,13 @@ def _run(
         raise typer.Exit(INTERRUPTED)  # the first worker has said where the state is
     what = f"Stopped by {signal.Signals(stop).name}, and the workers too. Go on from the last checkpoint:"
     for line in (what, f"  {resume}"):
-        errors().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        errors().print(line, style="yellow")
     raise typer.Exit(128 + int(stop))
 
 
 @contextmanager
 def _stops_noted() -> Iterator[list[int]]:
-    """Enter the signals that ask this process to stop in a list, in place of ending it."""
+    """Collect the signals that ask this process to stop in a list, and let it go on."""
     noted: list[int] = []
     before = {number: signal.signal(number, lambda number, frame: noted.append(number)) for number in STOPS}
     try:
@@ -270,7 +282,7 @@ def _stops_noted() -> Iterator[list[int]]:
 
 
 def _end(workers: Sequence[subprocess.Popen[bytes]], signals: list[int], seconds: float) -> None:
-    """Hand signals on to workers as they come, wait until they have ended, and kill what is left after so many seconds."""
+    """Pass signals on to workers as they come, wait until they have ended, and kill those that are left after so many seconds."""
     until = time.monotonic() + seconds
     sent = 0
     while running := [worker for worker in workers if worker.poll() is None]:

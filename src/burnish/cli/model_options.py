@@ -1,9 +1,10 @@
-"""What ``predict`` and ``evaluate`` share: which model, of what, and what is said of both."""
+"""What ``predict`` and ``evaluate`` share: the options that choose a model, and what is printed of it and its data."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from burnish.cli.console import cell
+from burnish.cli.console import cell, counted
+from burnish.cli.option_groups import OptionGroup
 from burnish.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,22 +27,6 @@ ModelArgument = Annotated[
         metavar="MODEL", help="The folder of a run, a checkpoint, a saved program, or an ONNX file.", show_default=False
     ),
 ]
-ProgramOption = Annotated[
-    Path | None,
-    typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.", rich_help_panel=MODEL),
-]
-BestOption = Annotated[
-    bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.", rich_help_panel=MODEL)
-]
-AverageOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--average/--no-average",
-        help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
-        rich_help_panel=MODEL,
-    ),
-]
-EngineOption = Annotated[str, typer.Option("--engine", rich_help_panel=MODEL)]
 ImageSizeOption = Annotated[
     tuple[int, int] | None,
     typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
@@ -48,21 +34,64 @@ ImageSizeOption = Annotated[
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Samples at once.", rich_help_panel=DATA)]
 
 
-def pixels_of(model: TrainedModel, done: Any, asked: bool) -> str | None:
-    """Return what is said of pixels: what was done, and why; None where neither the data nor the model are of any."""
-    known = model.described.preprocessing
-    if done is None:
-        taken = "pixels: none, the numbers are taken as they are; those of images are"
-        return None if known is None else f"{taken} {known.formula()}"
-    reason = ""
-    if not asked:
-        said = " (the model does not say; --pixels for another, such as imagenet)"
-        reason = said if known is None else " (as recorded with the model)"
-    return f"pixels: {done.text()}{reason}"
+@dataclass(frozen=True)
+class SavedModel(OptionGroup):
+    """Which weights of a model are read, and what computes it."""
+
+    program: Annotated[
+        Path | None,
+        typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.", rich_help_panel=MODEL),
+    ] = None
+    best: Annotated[
+        bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.", rich_help_panel=MODEL)
+    ] = False
+    average: Annotated[
+        bool | None,
+        typer.Option(
+            "--average/--no-average",
+            help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    engine: Annotated[str, typer.Option("--engine", rich_help_panel=MODEL)] = "auto"
+
+    def open(self, model: Path, **objective: Any) -> TrainedModel:
+        """Open a model to predict and to evaluate with; ``objective`` is what ``open_model`` takes besides.
+
+        Raises:
+            BurnishError: what ``open_model`` raises.
+        """
+        from burnish.training.trained_model import open_model
+
+        return open_model(model, program=self.program, best=self.best, average=self.average, engine=self.engine, **objective)
+
+
+def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:
+    """Print which model reads how many samples, and what becomes of their pixels and why.
+
+    Args:
+        console: where to print.
+        model: the model.
+        data: where the samples are from.
+        samples: how many there are.
+        preprocessing: what is done to pixels; None where the data hold none.
+        asked: whether the command line says what is done to them.
+    """
+    console.print(f"{model.name}; {data}: {counted(samples, 'sample')}")
+    recorded = model.described.preprocessing
+    if preprocessing is not None:
+        reason = (
+            " (the model does not say; --pixels for another, such as imagenet)"
+            if recorded is None
+            else " (as recorded with the model)"
+        )
+        console.print(f"pixels: {preprocessing.text()}{'' if asked else reason}")
+    elif recorded is not None:
+        console.print(f"pixels: none, the numbers are taken as they are; those of images are {recorded.formula()}")
 
 
 def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table as it is: nothing in a name is markup. Numbers have four digits after the point."""
+    """Print a table; numbers have four digits after the point."""
     shown = Table(box=None)
     for name in header:
         shown.add_column(cell(name), overflow="fold")
@@ -88,5 +117,5 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def cannot_write(path: Path, error: OSError) -> DataError:
-    """The error of a result that cannot be written."""
+    """Return the error for a result that cannot be written."""
     return DataError(f"'{path}' cannot be written: {error}; choose a file you can write to")

@@ -1,11 +1,14 @@
-"""Options of the command line for the optimizer and what goes around it, and what they come to."""
+"""Options for the optimizer and what goes around it, and the optimizer they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from burnish.cli.console import split
+from burnish.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer
@@ -14,169 +17,157 @@ if TYPE_CHECKING:
 
 PANEL = "Optimizer"
 
-OptimizerOption = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        help="sgd, adamw or another name of docs/optimizers.md; settings behind a colon (rmsprop:centered=true).",
-        rich_help_panel=PANEL,
-    ),
-]
-RateOption = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=PANEL)
-]
-MomentumOption = Annotated[
-    float | None,
-    typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.", rich_help_panel=PANEL),
-]
-DecayOption = Annotated[float | None, typer.Option("--weight-decay", help="By default the optimizer's.", rich_help_panel=PANEL)]
-DecayOnOption = Annotated[
-    str,
-    typer.Option(
-        "--decay-on",
-        metavar="WHICH",
-        help="all, or weights: no weight decay on biases and the parameters of normalization layers.",
-        rich_help_panel=PANEL,
-    ),
-]
-TransformOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--transform",
-        metavar="NAME:SETTINGS",
-        help="Of the gradients, such as clip_by_global_norm:max_norm=1; may be given again, and they act in that order.",
-        rich_help_panel=PANEL,
-    ),
-]
-GroupOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--group",
-        metavar="PATTERN=SETTINGS",
-        help="Settings for the parameters of a name or pattern: 'stem*=lr_scale=0.1', 'head*=lr=0.01,weight_decay=0', "
-        "'stem*=frozen', or another optimizer, 'embed*=adamw:lr=0.001'; may be given again, and the last that matches holds.",
-        rich_help_panel=PANEL,
-    ),
-]
-FreezeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--freeze",
-        metavar="PATTERN",
-        help="Leave parameters of this name or pattern as they are, such as 'stem*'; may be given again.",
-        rich_help_panel=PANEL,
-    ),
-]
-LayerDecayOption = Annotated[
-    float | None,
-    typer.Option(
-        "--layer-decay",
-        metavar="FACTOR",
-        help="Multiply the learning rate by this from each layer to the one before it, such as 0.9.",
-        rich_help_panel=PANEL,
-    ),
-]
-AccumulateOption = Annotated[
-    int,
-    typer.Option(
-        "--accumulate",
-        min=1,
-        metavar="STEPS",
-        help="Update once in so many steps, by the mean of their gradients; --warmup and --schedule then count updates.",
-        rich_help_panel=PANEL,
-    ),
-]
-AverageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--average",
-        metavar="NAME",
-        help="Keep an average of the weights, which is evaluated and exported: ema, swa, or with settings (ema:decay=0.99).",
-        rich_help_panel=PANEL,
-    ),
-]
 AVERAGE = "average"
 """What evaluation and export call the average that an optimizer keeps."""
 
 
-def build_optimizer(text: str, lr: float | None, momentum: float | None, weight_decay: float | None) -> Optimizer:
-    """Return the optimizer of a name, with settings behind a colon or without; sgd has a momentum of 0.9 unless another is given.
+@dataclass(frozen=True)
+class OptimizerOptions(OptionGroup):
+    """The optimizer, and what goes around it."""
 
-    Raises:
-        typer.BadParameter: a momentum or a weight decay for an optimizer that has none, or a setting that is given twice.
-    """
-    from burnish import optim
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer",
+            help="sgd, adamw or another name of docs/optimizers.md; settings behind a colon (rmsprop:centered=true).",
+            rich_help_panel=PANEL,
+        ),
+    ] = "sgd"
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=PANEL)
+    ] = None
+    momentum: Annotated[
+        float | None,
+        typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.", rich_help_panel=PANEL),
+    ] = None
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", help="By default the optimizer's.", rich_help_panel=PANEL)
+    ] = None
+    decay_on: Annotated[
+        str,
+        typer.Option(
+            "--decay-on",
+            metavar="WHICH",
+            help="all, or weights: no weight decay on biases and the parameters of normalization layers.",
+            rich_help_panel=PANEL,
+        ),
+    ] = "all"
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--transform",
+            metavar="NAME:SETTINGS",
+            help="Of the gradients, such as clip_by_global_norm:max_norm=1; may be given again, and they act in that order.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar="PATTERN=SETTINGS",
+            help="Settings for the parameters of a name or pattern: 'stem*=lr_scale=0.1', 'head*=lr=0.01,weight_decay=0', "
+            "'stem*=frozen', or another optimizer, 'embed*=adamw:lr=0.001'; may be given again, and the last that matches holds.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--freeze",
+            metavar="PATTERN",
+            help="Leave parameters of this name or pattern as they are, such as 'stem*'; may be given again.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    layer_decay: Annotated[
+        float | None,
+        typer.Option(
+            "--layer-decay",
+            metavar="FACTOR",
+            help="Multiply the learning rate by this from each layer to the one before it, such as 0.9.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    accumulate: Annotated[
+        int,
+        typer.Option(
+            "--accumulate",
+            min=1,
+            metavar="STEPS",
+            help="Update once in so many steps, by the mean of their gradients; --warmup and --schedule then count updates.",
+            rich_help_panel=PANEL,
+        ),
+    ] = 1
+    average: Annotated[
+        str | None,
+        typer.Option(
+            "--average",
+            metavar="NAME",
+            help="Keep an average of the weights, which is evaluated and exported: ema, swa, or with settings (ema:decay=0.99).",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
 
-    name, settings = optim.OPTIMIZERS.read(text)
-    known = optim.get(name).options()
-    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    for key, value in options.items():
-        if value is None:
-            continue
-        option = f"--{key.replace('_', '-')}"
-        if key not in known:
-            raise typer.BadParameter(f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd")
-        if key in settings:
-            raise typer.BadParameter(f"{option} and '{text}' both give the {key} of {name}: give one of them")
-        settings[key] = value
-    if name == "sgd":
-        settings.setdefault("momentum", 0.9)
-    return optim.get({"name": name, **settings})
+    def built(self) -> Optimizer:
+        """Return the optimizer with groups, transforms of the gradients and an average around it, and accumulation outermost.
 
+        Raises:
+            typer.BadParameter: options that the optimizer does not have, that contradict each other, or that cannot be read.
+            ConfigurationError: there is no such optimizer, transform or setting.
+        """
+        from burnish import optim
+        from burnish.optim.transforms.chain import TRANSFORMS
+        from burnish.registry import Registry
 
-def with_updates(
-    optimizer: Optimizer,
-    *,
-    transforms: Sequence[str] = (),
-    groups: Sequence[str] = (),
-    frozen: Sequence[str] = (),
-    decay_on: str = "all",
-    layer_decay: float | None = None,
-    average: str | None = None,
-    accumulate: int = 1,
-) -> Optimizer:
-    """Return an optimizer with what goes around it: groups, transforms of the gradients, an average, and accumulation outermost.
+        optimizer = self._grouped(self._plain())
+        if self.layer_decay is not None:
+            optimizer = optim.layerwise_decay(optimizer, self.layer_decay)
+        if self.transform:
+            optimizer = optim.chain(*map(TRANSFORMS.resolve, self.transform), optimizer)
+        if self.average is not None:
+            averages: Registry[Optimizer] = Registry("average", {"ema": optim.ema, "swa": optim.swa})
+            name, settings = averages.read(self.average)
+            optimizer = averages.make(name, {"optimizer": optimizer, **settings})
+        return optim.accumulate(optimizer, self.accumulate) if self.accumulate > 1 else optimizer
 
-    Args:
-        optimizer: a plain one.
-        transforms: names with settings behind a colon, in the order in which they act.
-        groups: ``PATTERN=SETTINGS``.
-        frozen: patterns of what does not train; they hold before those of groups.
-        decay_on: ``all`` or ``weights``.
-        layer_decay: factor of the rate from each layer to the one before it.
-        average: name with settings behind a colon.
-        accumulate: steps to an update.
+    def _plain(self) -> Optimizer:
+        """Return the optimizer alone; sgd has a momentum of 0.9 unless another is set."""
+        from burnish import optim
 
-    Raises:
-        typer.BadParameter: what is no group or no average.
-        ConfigurationError: there is no such transform or setting, or the optimizer lacks it.
-    """
-    from burnish import optim
-    from burnish.optim.transforms.chain import TRANSFORMS
-    from burnish.registry import Registry
+        name, settings = optim.OPTIMIZERS.read(self.optimizer)
+        supported = optim.get(name).options()
+        for key in ("lr", "momentum", "weight_decay"):
+            value, option = getattr(self, key), f"--{key.replace('_', '-')}"
+            if value is None:
+                continue
+            if key not in supported:
+                raise typer.BadParameter(
+                    f"{name} takes no {option}; leave it out, or choose an optimizer that has one, such as sgd"
+                )
+            if key in settings:
+                raise typer.BadParameter(f"{option} and '{self.optimizer}' both give the {key} of {name}: give one of them")
+            settings[key] = value
+        if name == "sgd":
+            settings.setdefault("momentum", 0.9)
+        return optim.get({"name": name, **settings})
 
-    if decay_on not in ("all", "weights"):
-        raise typer.BadParameter(f"--decay-on {decay_on}: give all, or weights to leave out biases and normalization")
-    patterns: dict[str, Overrides] = {}
-    for text in groups:
-        pattern, overrides = _read_group(text)
-        if pattern in patterns:
-            raise typer.BadParameter(f"--group gives '{pattern}' twice: give its settings at once, with commas between")
-        patterns[pattern] = overrides
-    for pattern in frozen:
-        patterns.pop(pattern, None)
-        patterns[pattern] = "frozen"
-    if patterns or decay_on != "all":
-        optimizer = optim.groups(optimizer, patterns, decay=decay_on)
-    if layer_decay is not None:
-        optimizer = optim.layerwise_decay(optimizer, layer_decay)
-    if transforms:
-        optimizer = optim.chain(*map(TRANSFORMS.resolve, transforms), optimizer)
-    if average is not None:
-        averages: Registry[Optimizer] = Registry("average", {"ema": optim.ema, "swa": optim.swa})
-        name, settings = averages.read(average)
-        optimizer = averages.make(name, {"optimizer": optimizer, **settings})
-    return optim.accumulate(optimizer, accumulate) if accumulate > 1 else optimizer
+    def _grouped(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer with its parameter groups; what does not train goes before other groups."""
+        from burnish import optim
+
+        if self.decay_on not in ("all", "weights"):
+            raise typer.BadParameter(f"--decay-on {self.decay_on}: give all, or weights to leave out biases and normalization")
+        patterns: dict[str, Overrides] = {}
+        for text in self.group or ():
+            pattern, overrides = _read_group(text)
+            if pattern in patterns:
+                raise typer.BadParameter(f"--group gives '{pattern}' twice: give its settings at once, with commas between")
+            patterns[pattern] = overrides
+        for pattern in split(self.freeze or ()):
+            patterns.pop(pattern, None)
+            patterns[pattern] = "frozen"
+        return optim.groups(optimizer, patterns, decay=self.decay_on) if patterns or self.decay_on != "all" else optimizer
 
 
 def _read_group(text: str) -> tuple[str, Overrides]:
@@ -201,14 +192,14 @@ def _read_group(text: str) -> tuple[str, Overrides]:
 
 
 def rate_of(options: dict[str, Any]) -> Any:
-    """Return the learning rate in the options that an optimizer gave, or the one inside it that has one."""
+    """Return the learning rate in the options of an optimizer, or of the first optimizer inside it that has one."""
     while "lr" not in options and "optimizer" in options:
         options = options["optimizer"]
     return options.get("lr")
 
 
 def accumulated(options: dict[str, Any]) -> int:
-    """Return how many steps make an update, by the options that an optimizer gave."""
+    """Return how many steps make an update, from the options of an optimizer."""
     steps = 1
     while True:
         steps *= options["every"] if options["name"] == "accumulate" else 1
@@ -218,5 +209,5 @@ def accumulated(options: dict[str, Any]) -> int:
 
 
 def kept_average(program: Program) -> str | None:
-    """Return ``average`` for a program whose optimizer keeps one, as evaluation and export take it; else None."""
+    """Return ``average``, as evaluation and export take it, for a program whose optimizer keeps one; else None."""
     return AVERAGE if any(entry.name.startswith(f"opt/{AVERAGE}/") for entry in program.signature.state) else None

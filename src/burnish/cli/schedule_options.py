@@ -1,4 +1,4 @@
-"""The learning rate over a run: from what the command line says to a schedule in the program, also of a run that is resumed."""
+"""The learning rate over a run: options become a schedule in the program, also where a run is resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAKEOVER = "takeover.json"
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The schedules of the command line: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
+    """Return the names for ``--schedule``: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
     from burnish.optim.schedules import SCHEDULES
 
     return tuple(name for name in SCHEDULES if name != "warmup")
@@ -39,7 +39,7 @@ def has_end(schedule: str) -> bool:
 
 
 def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
-    """Raise what is wrong with these options by themselves, before a model is compiled.
+    """Check these options by themselves, before a model is compiled.
 
     Args:
         schedule: its name, and settings behind a colon (``step:every=100,gamma=0.5``).
@@ -70,8 +70,8 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
         )
 
 
-def with_schedule(program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, taken: int = 0) -> Program:
-    """Return a program that computes its learning rate from the step; the same one for a rate that is constant from the first.
+def with_schedule(program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, updates: int = 0) -> Program:
+    """Return the program with a learning rate that it computes from the step. A constant rate without warm-up changes nothing.
 
     Args:
         program: compiled with a number as its rate.
@@ -80,7 +80,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         steps: steps of the whole, the rise included; None where they are not known. Where the optimizer accumulates, steps of the
             schedule are updates.
         remedy: what to do where steps are missing or too few.
-        taken: steps that the state to begin with has taken already; the schedule begins behind them.
+        updates: steps that the first state has taken already; the schedule begins after them.
 
     Raises:
         typer.BadParameter: too few steps.
@@ -97,13 +97,13 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         raise typer.BadParameter(f"--schedule {schedule} {has}: {remedy}")
 
     def follow(rate: Any) -> Schedule:
-        return _built(schedule, rate, warmup, steps, taken)
+        return _built(schedule, rate, warmup, steps, updates)
 
     return program.with_optimizer(_scheduled(optim.get(options), follow, schedule))
 
 
 def updates_of(checkpoint: Checkpoint, program: Program) -> int:
-    """Return how many updates the state of a checkpoint has behind it, as the optimizer of a program will count on from there."""
+    """Return how many updates the state of a checkpoint has taken, as the optimizer of a program counts them."""
     if accumulated(program.options["optimizer"]) == 1:
         return checkpoint.step
     return int(checkpoint.state.get("opt/update_count", 0))
@@ -125,21 +125,21 @@ def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule
     if isinstance(optimizer, Groups):
         patterns = []
         for pattern, overrides in optimizer.patterns:
-            own = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
-            if own and "lr" not in SCHEDULES.takes(SCHEDULES.read(schedule)[0]):
+            has_rate = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
+            if has_rate and "lr" not in SCHEDULES.takes(SCHEDULES.read(schedule)[0]):
                 raise typer.BadParameter(
                     f"--schedule {schedule} has rates of its own, and so has --group '{pattern}': give the group an lr_scale"
                 )
             if isinstance(overrides, RatedOptimizer):
                 overrides = replace(overrides, lr=follow(overrides.lr))
-            elif own and isinstance(overrides, Mapping):
+            elif has_rate and isinstance(overrides, Mapping):
                 overrides = {**overrides, "lr": follow(overrides["lr"])}
             patterns.append((pattern, overrides))
         changes["patterns"] = tuple(patterns)
     return replace(optimizer, **changes)  # type: ignore[type-var]
 
 
-def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Schedule:
+def _built(name: str, lr: Any, warmup: int, steps: int | None, updates: int) -> Schedule:
     from burnish.optim import schedules
 
     kind, settings = schedules.SCHEDULES.read(name)
@@ -150,11 +150,11 @@ def _built(name: str, lr: Any, warmup: int, steps: int | None, taken: int) -> Sc
     schedule = schedules.get({"name": kind, **settings})
     schedule = schedules.warmup(schedule, warmup) if warmup else schedule
     # A rise that begins at its top is a delay.
-    return schedules.warmup(schedule, taken, start=1.0) if taken else schedule
+    return schedules.warmup(schedule, updates, start=1.0) if updates else schedule
 
 
 def take_over_checkpoints(folder: Path, program: Program) -> None:
-    """Let the checkpoints of a run go on with a program that differs from the run's own in its learning rate alone.
+    """Make the checkpoints of a run fit a program that differs from the run's own in its learning rate alone.
 
     The checkpoints are written for the program, which is then saved in the place of the run's. A record stands beside them until
     that is done: where this is killed, the next call goes on from whatever it left, with either rate. Where more differs, nothing
@@ -166,13 +166,13 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     from burnish.formats.file_writing import remove_left_behind, replacing
     from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
 
-    wanted = json.loads(json.dumps(program.options))  # tuples are lists in a file
+    options = json.loads(json.dumps(program.options))  # tuples are lists in a file
     record = folder / TAKEOVER
     remove_left_behind(record)
-    if not _differs_in_rate(folder, record, wanted):
+    if not _differs_in_rate(folder, record, options):
         return
     with replacing(record) as partial:
-        partial.write_text(json.dumps(_without_rate(wanted)), encoding="utf-8")
+        partial.write_text(json.dumps(_without_rate(options)), encoding="utf-8")
     identity = ProgramIdentity.of(program)
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
         try:
@@ -194,15 +194,15 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     record.unlink()
 
 
-def _differs_in_rate(folder: Path, record: Path, wanted: dict[str, Any]) -> bool:
-    """Whether what is in the folder of a run may be for another learning rate than a program of these options, and only that."""
+def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> bool:
+    """Whether the folder of a run is for a program that differs from these options in the learning rate, and in nothing else."""
     from burnish.formats.folder import MANIFEST
 
     try:
         if record.exists():
-            return bool(json.loads(record.read_text(encoding="utf-8")) == _without_rate(wanted))
+            return bool(json.loads(record.read_text(encoding="utf-8")) == _without_rate(options))
         earlier = json.loads((folder / "program" / MANIFEST).read_text(encoding="utf-8"))["options"]
-        return bool(earlier != wanted and _without_rate(earlier) == _without_rate(wanted))
+        return bool(earlier != options and _without_rate(earlier) == _without_rate(options))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -212,7 +212,7 @@ def _without_rate(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unrated(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """Options of an optimizer without the rates in them."""
+    """Return the options of an optimizer without its learning rates."""
     rest = {name: value for name, value in optimizer.items() if name != "lr"}
     if "optimizer" in rest:
         rest["optimizer"] = _unrated(rest["optimizer"])

@@ -1,4 +1,4 @@
-"""What a model holds, and what of it can train: the figures behind ``inspect`` and ``check``."""
+"""What a model holds, and what of it can train: the figures that ``inspect`` and ``check`` print."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from burnish import losses
 from burnish.analysis.dependence import captured, reasons_together, unreached_weights
-from burnish.cli.options import planned_batch, planned_line
-from burnish.cli.train import what_trains
+from burnish.cli.program_lines import planned_batch, planned_line, what_trains
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
 from burnish.data import DataDescription
@@ -59,7 +58,7 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     unreached = unreached_weights(model.graph, kinds, targets)
 
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
-        return [_described(initializers[name]) for name, found in kinds.items() if found is kind and name not in unreached]
+        return [_described(initializers[name]) for name in kinds if kinds[name] is kind and name not in unreached]
 
     trained = [value for value in weights if value.name not in unreached]
     path_nodes = _between(model.graph, trained, targets)
@@ -91,14 +90,14 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
 
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a model's metadata says of its data: ``pixels`` and ``classes``; nothing of what it does not say."""
-    known = DataDescription.read(metadata)
-    pixels = {} if known.preprocessing is None else {"pixels": known.preprocessing.text()}
-    return {**pixels, **({} if known.classes is None else {"classes": list(known.classes)})}
+    """Return what a model's metadata says of its data: ``pixels`` and ``classes``, where they are there."""
+    described = DataDescription.read(metadata)
+    pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
+    return {**pixels, **({} if described.classes is None else {"classes": list(described.classes)})}
 
 
 def _why_nothing_trains(model: ir.Model, weights: Sequence[ir.Value], unreached: Mapping[str, str]) -> str:
-    """Why no weight of a model trains; ``unreached`` are those that no gradient reaches, with the reasons."""
+    """Return why no weight of a model trains; ``unreached`` gives the reason for each that no gradient reaches."""
     if not weights:
         return why_nothing_trains(model)
     return f"no gradient reaches {reasons_together({value.name or '': unreached[value.name or ''] for value in weights})}"
@@ -130,7 +129,7 @@ def _read_behind_activation(model: ir.Model, output: str | None) -> Prediction:
 
 
 def program_at(path: Path) -> Path | None:
-    """Return where the program of a path is saved: a program's folder, a run's, or an ONNX file that holds its training.
+    """Return the program that a path leads to: the folder of a program or of a run's, or an ONNX file that holds its training.
 
     Raises:
         ModelError: the path leads to no folder, and to no ONNX file.

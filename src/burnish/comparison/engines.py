@@ -13,6 +13,7 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.comparison.fault_location import Fault, FaultLocator, Location
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
+from burnish.compiler.executable import executable_of, lower
 from burnish.data.random_batches import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
@@ -20,7 +21,6 @@ from burnish.ops import semantic_operators
 from burnish.ops.collectives import MARKS
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program import Program, Role
-from burnish.program.one_graph import one_graph
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 EXPLAINED = 10.0
@@ -181,15 +181,19 @@ class _Run:
         self.engines = engines
         self.locator = locator
         self.own_state = own_state
-        self.graphs = program.kernel_graphs(semantic_operators() - {mark.name for mark in MARKS})
+        semantic = lower(program, program.target.with_kernels(semantic_operators() - {mark.name for mark in MARKS}))
+        self.graphs = {name: semantic.copy_of(name) for name in ("grad", "step")}
         self.first = next(iter(engines))
         self.signature = program.signature["step"]
         self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT))
         threads = locator.threads
-        gradient_program = one_graph(self.graphs["grad"])
-        self.runners = {name: engine.open(program, state, device=None, threads=threads) for name, engine in engines.items()}
+        self.runners = {
+            name: engine.open(lower(program, engine.target), state, device=None, threads=threads)
+            for name, engine in engines.items()
+        }
         self.gradient_runners = {
-            name: engine.open(gradient_program, {}, device=None, threads=threads) for name, engine in engines.items()
+            name: engine.open(executable_of(self.graphs["grad"], engine.target), {}, device=None, threads=threads)
+            for name, engine in engines.items()
         }
         self.reports = {name: EngineReport(name) for name in engines if name != self.first}
         self.losses: list[dict[str, float]] = []
@@ -231,7 +235,7 @@ class _Run:
         """Return figures, gradients and the next state of an engine by name."""
         asked = {entry.name: np.asarray(feeds[entry.name]) for entry in self.program.signature["grad"].inputs}
         outputs = self.gradient_runners[name].step(asked)
-        found = {gradient: outputs[gradient] for gradient in self.gradients}
+        gradients = {gradient: outputs[gradient] for gradient in self.gradients}
         try:
             figures = runner.step(inputs)
         except NonFiniteLossError:
@@ -241,7 +245,7 @@ class _Run:
             if self.own_state:
                 self.stopped.add(name)
         state = runner.state()
-        return {**figures, **found, **{entry: state[entry] for entry in self.signature.updates}}
+        return {**figures, **gradients, **{entry: state[entry] for entry in self.signature.updates}}
 
     def _loss(self, results: Arrays) -> float:
         (entry,) = self.signature.outputs_of(Role.LOSS)
@@ -251,9 +255,9 @@ class _Run:
         """Note the differences of a step; return what is beyond tolerance and not explained yet."""
         tolerance, tensors = self.locator.tolerance, self.reports[name].tensors
         unexplained = []
-        for tensor, found in results[name].items():
+        for tensor, actual in results[name].items():
             expected = results[self.first][tensor]
-            apart = difference(found, expected)
+            apart = difference(actual, expected)
             entry = tensors.setdefault(tensor, self._entry(tensor, expected.dtype))
             if apart.relative > entry.worst.relative:
                 entry.worst, entry.step = apart, number
@@ -301,9 +305,9 @@ class _Run:
         return location
 
     def _outputs(self, model: ir.Model, names: Sequence[str]) -> list[str]:
-        known = {value.name for value in model.graph.outputs}
-        wanted = [self.signature.updates.get(name, name) for name in names]
-        return [name for name in wanted if name in known]
+        present = {value.name for value in model.graph.outputs}
+        outputs = [self.signature.updates.get(name, name) for name in names]
+        return [name for name in outputs if name in present]
 
     def _measure(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, Arrays]) -> None:
         """Note every engine's error against the step in float64."""
@@ -311,27 +315,27 @@ class _Run:
         reference, outputs = registry.get("reference"), Arrays()
         for graph in ("grad", "step"):
             model = compute_in_float64(self.program.graphs[graph])
-            outputs |= reference.run(model, {value.name or "": wide[value.name or ""] for value in model.graph.inputs})
+            outputs |= reference.load(model)({value.name or "": wide[value.name or ""] for value in model.graph.inputs})
         exact = {**outputs, **{entry: outputs[output] for entry, output in self.signature.updates.items()}}
-        for name, found in results.items():
+        for name, tensors in results.items():
             errors = self.errors.setdefault(name, {})
-            for tensor, array in found.items():
+            for tensor, array in tensors.items():
                 expected = exact[tensor]
                 apart = difference(array.astype(expected.dtype), expected).relative
                 errors[tensor] = max(errors.get(tensor, 0.0), apart)
 
 
 def _by_name(engines: Sequence[str | Engine]) -> dict[str, Engine]:
-    """The engines by name; a name that comes again gets a number."""
-    found: dict[str, Engine] = {}
+    """Return the engines by name; a second engine of a name gets a number."""
+    by_name: dict[str, Engine] = {}
     for asked in engines:
         engine = registry.get(asked)
         name, count = engine.name, 1
-        while name in found:
+        while name in by_name:
             count += 1
             name = f"{engine.name} ({count})"
-        found[name] = engine
-    return found
+        by_name[name] = engine
+    return by_name
 
 
 def _verdict(first: str, report: EngineReport) -> str:

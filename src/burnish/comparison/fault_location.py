@@ -1,4 +1,4 @@
-"""Where two engines part: the first node of a program that computes something else on one engine than on the other.
+"""Where two engines part: the first node that they compute differently.
 
 All intermediate values of a graph are asked for as outputs on both engines, and compared in the graph's order, the forward pass
 first. A value that differs does not convict its node: rounding grows where values cancel, and a mask may flip where a value is
@@ -17,14 +17,17 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.comparison.single_nodes import single_node_model
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
+from burnish.compiler.executable import executable_of
+from burnish.compiler.update import OPTIMIZER
 from burnish.engines import Arrays, Engine
-from burnish.errors import EngineError
+from burnish.errors import EngineError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, describe_node, place, source_of
+from burnish.lowering import TARGETS
 from burnish.passes.compute_in_float64 import compute_in_float64
-from burnish.program.one_graph import one_graph
-from burnish.program.update import OPTIMIZER
 
 PERTURBATION = 1e-6
+STANDARD = TARGETS["onnxruntime"]
+"""What a semantic operator is lowered for, to see which part of its lowering is at fault."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,9 @@ class FaultLocator:
         """
         names = _probes(model)
         probed = _with_outputs(model, names)
-        found = [self._run(engine, probed, inputs) for engine in engines.values()]
-        fault, first = self._scan(probed, inputs, found, engines, updates or {})
-        if fault is None and all(self._agrees(output, found) for output in suspects):
+        results = [self._run(engine, probed, inputs) for engine in engines.values()]
+        fault, first = self._scan(probed, inputs, results, engines, updates or {})
+        if fault is None and all(self._agrees(output, results) for output in suspects):
             fault = self._bisect(model, inputs, engines, suspects, updates or {})
         return Location(fault, first)
 
@@ -125,19 +128,19 @@ class FaultLocator:
         self,
         model: ir.Model,
         inputs: Mapping[str, np.ndarray],
-        found: list[Arrays],
+        results: list[Arrays],
         engines: Mapping[str, Engine],
         updates: Mapping[str, str],
     ) -> tuple[Fault | None, str | None]:
         first = None
-        known = {**inputs, **found[0]}
+        values = {**inputs, **results[0]}
         for node in model.graph:
-            outputs = [value.name or "" for value in node.outputs if value.name in found[0]]
-            differing = [name for name in outputs if not self._agrees(name, found)]
+            outputs = [value.name or "" for value in node.outputs if value.name in results[0]]
+            differing = [name for name in outputs if not self._agrees(name, results)]
             if not differing:
                 continue
             first = first or _place(node, differing[0], updates)
-            fault = self._convict(node, differing[0], known, found, engines, updates)
+            fault = self._convict(node, differing[0], values, results, engines, updates)
             if fault is not None:
                 return fault, first
         return None, first
@@ -146,48 +149,48 @@ class FaultLocator:
         self,
         node: ir.Node,
         output: str,
-        known: Mapping[str, np.ndarray],
-        found: list[Arrays],
+        values: Mapping[str, np.ndarray],
+        results: list[Arrays],
         engines: Mapping[str, Engine],
         updates: Mapping[str, str],
     ) -> Fault | None:
         """Return the fault of a node whose output differs, None where it agrees on the same inputs."""
 
         def fault(output: str, alone: Difference | None, within: str | None, errors: dict[str, float]) -> Fault:
-            in_graph = difference(found[1][output], found[0][output])
+            in_graph = difference(results[1][output], results[0][output])
             return _fault(node, output, updates, within=within, in_graph=in_graph, alone=alone, errors=errors)
 
         try:
-            model, inputs = single_node_model(node, known)
-            results = [self._run(engine, model, inputs) for engine in engines.values()]
-        except (EngineError, KeyError):
+            model, inputs = single_node_model(node, values)
+            alone_results = [self._run(engine, model, inputs) for engine in engines.values()]
+        except (EngineError, UnsupportedOperatorError, KeyError):
             # It cannot run alone: what it was given convicts it, or does not.
             read = [value.name or "" for value in node.inputs if value is not None]
-            agree = all(self._agrees(name, found) for name in read if name in found[0])
+            agree = all(self._agrees(name, results) for name in read if name in results[0])
             return fault(output, None, None, {}) if agree else None
         exact, scales = self._conditioning(model, inputs)
-        for name, expected in results[0].items():
-            apart = difference(results[1][name], expected, scales.get(name))
+        for name, expected in alone_results[0].items():
+            apart = difference(alone_results[1][name], expected, scales.get(name))
             if self.tolerance.allows(apart, expected.dtype):
                 continue
             errors = {
                 engine: difference(result[name].astype(np.float64), exact[name], scales.get(name)).relative
-                for engine, result in zip(engines, results, strict=True)
+                for engine, result in zip(engines, alone_results, strict=True)
                 if name in exact
             }
             within = self._within(model, inputs, engines) if node.domain == BURNISH_DOMAIN else None
-            return fault(name if name in found[0] else output, apart, within, errors)
+            return fault(name if name in results[0] else output, apart, within, errors)
         return None
 
     def _within(self, model: ir.Model, inputs: Mapping[str, np.ndarray], engines: Mapping[str, Engine]) -> str | None:
         """Return the operator at fault in the lowering of a semantic operator; None where the engine has a kernel of its own."""
-        lowered = one_graph(model).step
+        lowered = executable_of(model, STANDARD).graph("step")
         probed = _with_outputs(lowered, _probes(lowered))
         try:
-            found = [self._run(engine, probed, inputs) for engine in engines.values()]
-        except EngineError:
+            results = [self._run(engine, probed, inputs) for engine in engines.values()]
+        except (EngineError, UnsupportedOperatorError):
             return None
-        fault, _ = self._scan(probed, inputs, found, engines, {})
+        fault, _ = self._scan(probed, inputs, results, engines, {})
         return None if fault is None else fault.node
 
     def _conditioning(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> tuple[Arrays, Arrays]:
@@ -197,9 +200,10 @@ class FaultLocator:
         a small random part of themselves, and the answer is scaled up.
         """
         try:
-            exact_model = compute_in_float64(one_graph(model).step)
+            exact_model = compute_in_float64(executable_of(model, STANDARD).graph("step"))
             wide = {name: _widened(array) for name, array in inputs.items()}
-            exact = self._reference.run(exact_model, wide)
+            run = self._reference.load(exact_model)
+            exact = run(wide)
             generator = np.random.default_rng(0)
             moved = {
                 name: array * (1 + PERTURBATION * generator.choice((-1.0, 1.0), array.shape))
@@ -207,8 +211,8 @@ class FaultLocator:
                 else array
                 for name, array in wide.items()
             }
-            answer = self._reference.run(exact_model, moved)
-        except EngineError:
+            answer = run(moved)
+        except (EngineError, UnsupportedOperatorError):
             return {}, {}
         floating = [name for name, array in exact.items() if array.dtype.kind == "f" and np.isfinite(array).all()]
         scales = {name: np.abs(answer[name] - exact[name]) / PERTURBATION for name in floating}
@@ -235,8 +239,8 @@ class FaultLocator:
 
         def differing(index: int) -> list[Arrays] | None:
             name = nodes[index][1]
-            found = [self._run(engine, _with_outputs(model, [name]), inputs) for engine in engines.values()]
-            return None if self._agrees(name, found) else found
+            outputs = [self._run(engine, _with_outputs(model, [name]), inputs) for engine in engines.values()]
+            return None if self._agrees(name, outputs) else outputs
 
         last, results = None, None
         for index in (index for index, (_, name) in enumerate(nodes) if name in suspects):
@@ -250,21 +254,21 @@ class FaultLocator:
         while left:
             half = left.bit_count() // 2
             middle = min(_members(left), key=lambda index: abs((ancestors[index] & left).bit_count() + 1 - half))
-            found = differing(middle)
-            if found is None:
+            outputs = differing(middle)
+            if outputs is None:
                 left &= ~(ancestors[middle] | 1 << middle)
             else:
-                last, results, left = middle, found, left & ancestors[middle]
+                last, results, left = middle, outputs, left & ancestors[middle]
         node, name = nodes[last]
         in_graph = difference(results[1][name], results[0][name])
         return _fault(node, name, updates, within=None, in_graph=in_graph, alone=None, errors={}, joined=True)
 
-    def _agrees(self, name: str, found: list[Arrays]) -> bool:
-        first, second = found[0][name], found[1][name]
+    def _agrees(self, name: str, results: list[Arrays]) -> bool:
+        first, second = results[0][name], results[1][name]
         return self.tolerance.allows(difference(second, first), first.dtype)
 
     def _run(self, engine: Engine, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        runner = engine.open(one_graph(model), {}, device=None, threads=self.threads)
+        runner = engine.open(executable_of(model, engine.target), {}, device=None, threads=self.threads)
         return runner.step({value.name or "": np.asarray(inputs[value.name or ""]) for value in model.graph.inputs})
 
 
@@ -283,17 +287,17 @@ def _computed(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
 
 
 def _ancestors(nodes: Sequence[tuple[ir.Node, str]]) -> list[int]:
-    """For every computed value, the values that it depends on, as bits by index."""
+    """Return, for every computed value, the values that it depends on, as bits by index."""
     position = {name: index for index, (_, name) in enumerate(nodes)}
-    found: list[int] = []
+    ancestors: list[int] = []
     for node, _ in nodes:
         bits = 0
         for value in node.inputs:
             index = None if value is None else position.get(value.name or "")
-            if index is not None and index < len(found):
-                bits |= found[index] | 1 << index
-        found.append(bits)
-    return found
+            if index is not None and index < len(ancestors):
+                bits |= ancestors[index] | 1 << index
+        ancestors.append(bits)
+    return ancestors
 
 
 def _members(bits: int) -> Iterator[int]:
@@ -306,8 +310,8 @@ def _members(bits: int) -> Iterator[int]:
 def _with_outputs(model: ir.Model, names: Collection[str]) -> ir.Model:
     """Return a copy of a model with further values among its outputs."""
     copy = model.clone()
-    wanted = set(names) - {value.name for value in copy.graph.outputs}
-    copy.graph.outputs.extend(value for node in copy.graph for value in node.outputs if value.name in wanted)
+    further = set(names) - {value.name for value in copy.graph.outputs}
+    copy.graph.outputs.extend(value for node in copy.graph for value in node.outputs if value.name in further)
     return copy
 
 

@@ -1,4 +1,4 @@
-"""One node of a graph as a model of its own, with arrays that it was given."""
+"""One node of a graph as a model of its own, with the arrays that it reads."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[
     proto = onnx.GraphProto(name="node", node=[ir.to_proto(node)], input=inputs, output=outputs, initializer=constants)
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
     model = ir.from_proto(onnx.helper.make_model(proto, opset_imports=opsets, ir_version=10))
-    for own, original in zip(typed, model.graph.outputs, strict=True):
-        original.shape = None if own.shape is None else ir.Shape(own.shape.dims)
+    for declared, original in zip(typed, model.graph.outputs, strict=True):
+        original.shape = None if declared.shape is None else ir.Shape(declared.shape.dims)
     return model, feeds
 
 
@@ -55,9 +55,10 @@ def _values_read(node: ir.Node) -> Iterator[ir.Value]:
         else:
             continue
         for body in bodies:
-            own = {*body.inputs, *body.initializers.values(), *(output for inner in body.all_nodes() for output in inner.outputs)}
+            outputs = (output for inner in body.all_nodes() for output in inner.outputs)
+            inner_values = {*body.inputs, *body.initializers.values(), *outputs}
             inside = (value for inner in body.all_nodes() for value in _values_read(inner))
-            yield from (value for value in (*inside, *body.outputs) if value not in own)
+            yield from (value for value in (*inside, *body.outputs) if value not in inner_values)
 
 
 def _described(value: ir.Value, shape: list[int] | None) -> onnx.ValueInfoProto:

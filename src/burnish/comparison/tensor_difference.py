@@ -39,29 +39,28 @@ NONE = Difference(0.0, 0.0, 0.0)
 TOTAL = Difference(math.inf, math.inf, math.inf)
 
 
-def difference(found: np.ndarray, expected: np.ndarray, scale: np.ndarray | None = None) -> Difference:
-    """Return how far ``found`` is from ``expected``, computed in float64.
+def difference(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray | None = None) -> Difference:
+    """Return how far ``actual`` is from ``expected``, computed in float64.
 
     Args:
-        found, expected: arrays of one shape; NaN and infinities agree where both have the same.
+        actual, expected: arrays of one shape; NaN and infinities agree where both have the same.
         scale: of that shape: what an entry is measured by too, where it is larger than the entries are (a sum that cancels).
 
     Returns:
         The difference; infinite where the shapes differ, or only one has a NaN or an infinity somewhere.
     """
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return TOTAL
-    if found.size == 0:
+    if actual.size == 0:
         return NONE
     if expected.dtype.kind in "biuSUO":
-        unequal = found != expected
+        unequal = actual != expected
         if not unequal.any():
             return NONE
-        apart = (
-            float(np.abs(found.astype(np.float64) - expected.astype(np.float64)).max()) if expected.dtype.kind in "biu" else 1.0
-        )
+        is_number = expected.dtype.kind in "biu"
+        apart = float(np.abs(actual.astype(np.float64) - expected.astype(np.float64)).max()) if is_number else 1.0
         return Difference(float(unequal.mean()), 1.0, apart)
-    first, second = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    first, second = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
     finite = np.isfinite(first) & np.isfinite(second)
     if not np.array_equal(first[~finite], second[~finite], equal_nan=True):
         return TOTAL
@@ -106,9 +105,9 @@ class Tolerance:
             return self.rtol
         return SPACINGS[dtype.itemsize] * _spacing(dtype)
 
-    def allows(self, found: Difference, dtype: np.dtype) -> bool:
+    def allows(self, apart: Difference, dtype: np.dtype) -> bool:
         """Whether two arrays of this dtype that are so far apart agree."""
-        return found.relative <= self.relative(dtype) or found.absolute <= self.atol
+        return apart.relative <= self.relative(dtype) or apart.absolute <= self.atol
 
 
 def _norm(values: np.ndarray) -> float:

@@ -10,7 +10,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
 from burnish.importer import Bind, Source, load, refuse_gradients
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
+from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of
 from burnish.modes import bind_as_exported
 from burnish.passes import (
     complete_axes,
@@ -28,7 +28,7 @@ PREFIX = "grad:"
 
 @garbage_kept()
 def grad(
-    source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None, target: str = "onnxruntime"
+    source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None, target: TargetLike = "onnxruntime"
 ) -> ir.Model:
     """Differentiate an output of a model with respect to inputs or initializers.
 
@@ -38,7 +38,8 @@ def grad(
         wrt: names of floating-point inputs or initializers.
         of: name of the output; by default the only one.
         bind: {input: value}: inputs that are fixed to a value, and that the gradient model does not have (``burnish.load``).
-        target: the runtime that the graph is lowered for.
+        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
+            ``burnish.lowering.Target``.
 
     Returns:
         A model of standard operators: the source's inputs, and ``cotangent:<of>`` (dtype and shape of the output) unless the
@@ -55,14 +56,13 @@ def grad(
         UnsupportedOperatorError: the model holds a Gradient itself.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
-    if target not in TARGETS:
-        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    runtime = target_of(target)
     model = differentiated(source, wrt, of, bind=bind)
-    lower_semantic_operators(model)
+    lower_semantic_operators(model, keep=runtime.kernels)
     complete_axes(model)
     remove_unused(model)
-    settle_opset(model, TARGETS[target])
-    check_allowed(model, TARGETS[target])
+    settle_opset(model, runtime)
+    check_allowed(model, runtime)
     return model
 
 
@@ -85,13 +85,13 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
         gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
     except GradientError as error:
         raise GradientError(error.problem, "wrt=[...] says with respect to what, of='...' which output") from error
-    taken = Names.of(graph)
+    names_in_use = Names.of(graph)
     for name, operand in zip(names, operands, strict=True):
         gradient = gradients[operand] or zeros_like(builder.tensor(operand))
         value = gradient.value
         if value.is_graph_input() or value.is_graph_output() or value.is_initializer():
             value = builder.op("Identity", gradient).value
-        value.name = _gradient_name(name, chosen, taken)
+        value.name = _gradient_name(name, chosen, names_in_use)
         graph.outputs.append(value)
     return model
 
@@ -106,9 +106,9 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
 
 def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Model:
     model = recognize_training_normalization(recognize_normalization(load(source, bind=bind)))
-    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    operands = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     # A constant inside the pieces of a layer, such as an epsilon, is gone with them.
-    return _in_float32(model if known.issuperset(names) else load(source, bind=bind), names)
+    return _in_float32(model if operands.issuperset(names) else load(source, bind=bind), names)
 
 
 def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
@@ -128,13 +128,13 @@ def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
 
 
 def _choose_output(names: Sequence[str], of: str | None) -> str:
-    known = ", ".join(f"'{name}'" for name in names)
+    listed = ", ".join(f"'{name}'" for name in names)
     if of is None:
         if len(names) != 1:
-            raise ConfigurationError(f"the model has the outputs {known}: say which one to differentiate with of=...")
+            raise ConfigurationError(f"the model has the outputs {listed}: say which one to differentiate with of=...")
         return names[0]
     if of not in names:
-        raise ConfigurationError(f"of: the model has no output '{of}'; it has {known}")
+        raise ConfigurationError(f"of: the model has no output '{of}'; it has {listed}")
     return of
 
 
@@ -147,11 +147,11 @@ def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
     return value
 
 
-def _gradient_name(name: str, of: str, taken: Names) -> str:
+def _gradient_name(name: str, of: str, names_in_use: Names) -> str:
     """The name of a gradient, which tells what was differentiated with respect to what."""
     short = f"{of}:{name}" if of.startswith(PREFIX) else f"{PREFIX}{name}"
     names = (short, f"{short}:of:{of}")
-    free = next((candidate for candidate in names if candidate not in taken), None)
+    free = next((candidate for candidate in names if candidate not in names_in_use), None)
     if free is None:
         raise ConfigurationError(
             f"wrt: the model has values of the names '{names[0]}' and '{names[1]}' already: take the gradient of '{of}' "

@@ -1,4 +1,4 @@
-"""The weights and statistics of a model turned into explicit state: inputs of its graph, and the arrays that they start from.
+"""Weights and statistics become explicit state: inputs of the graph, and the arrays that they start from.
 
 A file in float16 or bfloat16 has two graphs: its own, which predicts and is exported, and the same computed in float32, which is
 trained. What training moves is float32 in the state, and rounded where the file's own graph reads it; a weight that is not to
@@ -57,7 +57,7 @@ def lift_state(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.DataT
     """
     graph = model.graph
     tensors: dict[str, ir.TensorProtocol] = {}
-    taken = {value.name for value in graph.inputs}
+    input_names = {value.name for value in graph.inputs}
     order: Order | None = None
     for name, state_name in state.state_names.items():
         value = graph.initializers[name]
@@ -65,7 +65,7 @@ def lift_state(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.DataT
         tensors[state_name] = value.const_value
         if value.is_graph_output():
             raise ConfigurationError(f"the initializer '{name}' is an output of the model; remove that output to train it")
-        if state_name in taken:
+        if state_name in input_names:
             raise ConfigurationError(
                 f"the model has an input '{state_name}', a name the program needs for its state: rename that input"
             )

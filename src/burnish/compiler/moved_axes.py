@@ -1,4 +1,4 @@
-"""Operators that move or copy elements and compute nothing, and where an axis of their output lay before."""
+"""Operators that only move or copy elements, and where an axis of their output lay before."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def _through_expand(node: ir.Node, output: ir.Value, axis: int) -> int | None:
     data = node.inputs[0]
     if data is None or data.shape is None or output.shape is None:
         return None
-    own = axis - (len(output.shape) - len(data.shape))
-    return own if own >= 0 and same_dimension(data.shape.dims[own], output.shape.dims[axis]) else None
+    data_axis = axis - (len(output.shape) - len(data.shape))
+    return data_axis if data_axis >= 0 and same_dimension(data.shape.dims[data_axis], output.shape.dims[axis]) else None
 
 
 def _through_order(node: ir.Node, output: ir.Value, axis: int) -> int | None:
-    """The axis whose lines become those along ``axis`` where elements keep their order: of its extent, with as much behind it."""
+    """Return the axis that becomes ``axis`` where elements keep their order: of the same extent, with as much after it."""
     data = node.inputs[0]
     assert data is not None
     if _restores_matrix(node, output, axis):
@@ -76,11 +76,11 @@ def _through_order(node: ir.Node, output: ir.Value, axis: int) -> int | None:
     if data.shape is None or output.shape is None or axis >= len(output.shape):
         return None
     before, after = data.shape.dims, output.shape.dims
-    for own, extent in enumerate(before):
+    for data_axis, extent in enumerate(before):
         if same_dimension(extent, after[axis]) and (
-            _same_product(before[own + 1 :], after[axis + 1 :]) or _same_product(before[:own], after[:axis])
+            _same_product(before[data_axis + 1 :], after[axis + 1 :]) or _same_product(before[:data_axis], after[:axis])
         ):
-            return own
+            return data_axis
     return None
 
 

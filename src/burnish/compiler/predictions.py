@@ -1,4 +1,4 @@
-"""What the loss reads of a model: the outputs that are chosen, and what stands before an activation that the loss applies.
+"""What the loss reads of a model: the chosen outputs, or what comes before an activation that the loss applies itself.
 
 A model that ends in a Softmax or Sigmoid gives probabilities, and a loss that applies one itself wants what comes before. The
 activation is stepped over where nothing after it does more than move or copy elements; these nodes are repeated on what comes
@@ -53,11 +53,11 @@ class Prediction:
 
     def options(self) -> dict[str, Any]:
         """Return what a program keeps of it, as JSON-compatible values; ``class_axis`` only where there is something to check."""
-        kept: dict[str, Any] = {"output": self.output, "reads": self.name}
-        return kept if self.class_axis is None else {**kept, "class_axis": self.class_axis}
+        options: dict[str, Any] = {"output": self.output, "reads": self.name}
+        return options if self.class_axis is None else {**options, "class_axis": self.class_axis}
 
     def warning(self, loss: str) -> str:
-        """Return what is to be said where the loss applies an activation to probabilities."""
+        """Return the warning for a loss that applies an activation to probabilities."""
         assert self.bounded_by is not None
         before = next((value.name for value in self.bounded_by.inputs if value is not None and value.name), "...")
         return (
@@ -98,15 +98,15 @@ def _value_named(name: str, graph: ir.Graph, option: str) -> ir.Value:
     inside = {value.name or "": value for node in graph for value in node.outputs if value.name}
     if name in inside:
         return inside[name]
-    known = ", ".join(f"'{output}'" for output in outputs)
+    listed = ", ".join(f"'{output}'" for output in outputs)
     hint = f"; did you mean the value {nearest(name, list(inside))}?" if inside else ""
-    raise ConfigurationError(f"{option}: the model has no output '{name}'; it has {known}{hint}")
+    raise ConfigurationError(f"{option}: the model has no output '{name}'; it has {listed}{hint}")
 
 
 def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, graph: ir.Graph, loss: str) -> list[str]:
     """Return ``count`` names: those chosen, or all outputs of a model that has as many."""
     outputs = [value.name or "" for value in graph.outputs]
-    known = ", ".join(f"'{name}'" for name in outputs)
+    listed = ", ".join(f"'{name}'" for name in outputs)
     if chosen is None:
         floating = [value.name or "" for value in graph.outputs if value.dtype in FLOATING]
         for names in (outputs, floating):
@@ -115,17 +115,18 @@ def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, graph: ir.Gr
         if not outputs:
             raise ConfigurationError(f"the loss {loss} has nothing to read: the graph of the model declares no outputs")
         which = "which one the loss reads" if count == 1 else f"which {count} the loss {loss} reads, in order,"
-        raise ConfigurationError(f"the model has the outputs {known}: say {which} with the option outputs")
+        raise ConfigurationError(f"the model has the outputs {listed}: say {which} with the option outputs")
     names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, Iterable) else [chosen]
     if count == 1 and (len(names) != 1 or not isinstance(names[0], str)):
         raise ConfigurationError(
-            f"outputs is the name of the one output that the loss reads, not {chosen!r}; the model has {known}"
+            f"outputs is the name of the one output that the loss reads, not {chosen!r}; the model has {listed}"
         )
     if count == 0:
         raise ConfigurationError(f"outputs: the loss {loss} says itself which outputs it reads; leave outputs out")
     if len(names) != count or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(
-            f"outputs: the loss {loss} reads {count} outputs, in order: give as many names, not {chosen!r}; the model has {known}"
+            f"outputs: the loss {loss} reads {count} outputs, in order: give as many names, not {chosen!r}; the model has "
+            f"{listed}"
         )
     return names
 
@@ -153,7 +154,7 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
     That may be the last node of two classes' probabilities that are made of one logit.
 
     Returns:
-        The node, or None; and the nodes behind it, the last first, each with the output that leads to ``value``.
+        The node, or None; and the nodes after it, the last first, each with the output that leads to ``value``.
     """
     movers: list[tuple[ir.Node, ir.Value]] = []
     axis = activation.axis
@@ -191,14 +192,15 @@ def _logit_of_pair(node: ir.Node, axis: int) -> ir.Value | None:
     along = joined.attributes["axis"].as_int()
     if first is None or second is None or shape is None or axis >= len(shape) or along not in (axis, axis - len(shape)):
         return None
-    other, own = first.producer(), second.producer()
+    other, sigmoid = first.producer(), second.producer()
     if shape.dims[axis] != 1 or other is None or other.domain != "":
         return None
     if node is not joined:
         return second if other.op_type == "Neg" and other.inputs[0] is second else None
     is_rest = other.op_type == "Sub" and other.inputs[1] is second and _is_one(other.inputs[0])
-    is_sigmoid = own is not None and own.domain == "" and own.op_type == "Sigmoid"
-    return own.inputs[0] if own is not None and is_rest and is_sigmoid else None
+    if not is_rest or sigmoid is None or sigmoid.domain != "" or sigmoid.op_type != "Sigmoid":
+        return None
+    return sigmoid.inputs[0]
 
 
 def _is_one(value: ir.Value | None) -> bool:
@@ -223,13 +225,15 @@ def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
 
 def _is_along(node: ir.Node, axis: int) -> bool:
     """Whether a softmax is taken along ``axis``, counted from the front."""
-    own = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    normalized = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
     shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    return own == axis or (shape is not None and own + len(shape) == axis) or (own == -1 and axis == _last_axis_of_matrix(node))
+    if shape is not None and normalized < 0:
+        normalized += len(shape)
+    return normalized == axis or (normalized == -1 and axis == _last_axis_of_matrix(node))
 
 
 def _last_axis_of_matrix(node: ir.Node) -> int | None:
-    """1 where the operand of a node is a matrix for sure, whatever is known of its shape."""
+    """Return 1 where the operand of a node is certainly a matrix, whatever is known of its shape."""
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
     return 1 if source is not None and source.op_type == "Flatten" else None
 
@@ -243,8 +247,8 @@ def _repeated(graph: ir.Graph, mover: ir.Node, output: ir.Value, operand: ir.Val
         attributes=list(mover.attributes.values()),
         num_outputs=len(mover.outputs),
     )
-    for own, other in zip(node.outputs, mover.outputs, strict=True):
-        own.shape = None if other.shape is None else other.shape.copy()
-        own.type = other.type
+    for moved, other in zip(node.outputs, mover.outputs, strict=True):
+        moved.shape = None if other.shape is None else other.shape.copy()
+        moved.type = other.type
     graph.append(node)
     return node.outputs[output.index() or 0]

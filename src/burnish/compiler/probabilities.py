@@ -22,35 +22,35 @@ OF_ALL_OPERANDS = frozenset({"Concat", "Max", "Min", "Mul", "Mean"})
 """Operators whose output lies in [0, 1] where all operands do."""
 LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GroupNormalization"})
 ADDS_TO = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Elu", "Gelu", "PRelu", *KEEPS_BOUNDS, "Concat"})
-"""Operators behind which the results of linear layers are still no probabilities."""
+"""Operators after which the results of linear layers are still no probabilities."""
 
 
-def bounding_node(value: ir.Value | None, known: dict[ir.Node, ir.Node | None] | None = None) -> ir.Node | None:
+def bounding_node(value: ir.Value | None, bounding: dict[ir.Node, ir.Node | None] | None = None) -> ir.Node | None:
     """Return a node that makes every element of a value lie in [0, 1], or None where none is known to.
 
     Args:
         value: the value.
-        known: what was found of nodes that several others read; filled here.
+        bounding: the answers for nodes that several others read; filled here.
     """
-    known = {} if known is None else known
+    bounding = {} if bounding is None else bounding
     pending = [value.producer()] if value is not None else []
     while pending:
         node = pending[-1]
         operands = [] if node is None else [each.producer() for each in _deciding(node)]
-        open_operands = [each for each in operands if each is not None and each not in known]
-        if node is None or node in known:
+        open_operands = [each for each in operands if each is not None and each not in bounding]
+        if node is None or node in bounding:
             pending.pop()
         elif open_operands:
             pending.extend(open_operands)
         else:
-            known[node] = _bounding(node, [None if each is None else known[each] for each in operands])
+            bounding[node] = _bounding(node, [None if each is None else bounding[each] for each in operands])
             pending.pop()
     producer = None if value is None else value.producer()
-    return None if producer is None else known[producer]
+    return None if producer is None else bounding[producer]
 
 
 def _deciding(node: ir.Node) -> list[ir.Value]:
-    """The operands whose bounds decide on those of a node."""
+    """Return the operands whose bounds decide on those of a node."""
     if node.domain != "":
         return []
     if node.op_type in KEEPS_BOUNDS or (node.op_type == "Pow" and _constant_between(node.inputs[1], 0.0, np.inf)):

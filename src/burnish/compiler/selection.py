@@ -1,4 +1,4 @@
-"""What of a model trains, what the loss reads, and the model's weights turned into explicit state."""
+"""What of a model trains, and which of its initializers become state."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
 
 
 def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
-    """Take scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
+    """Leave scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
 
     Raises:
         ConfigurationError: the user asked for one of them by name, one of them is computed from weights that train, or nothing
@@ -118,7 +118,7 @@ def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> Mo
 
 
 def _passed_on(value: ir.Value | None) -> ir.Value | None:
-    """Return what a value is behind nodes that only pass it on."""
+    """Return the value that a chain of nodes only passes on."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
             break
@@ -143,8 +143,8 @@ def settle_policies(
     everything_trains = len(trained) == len(state.parameters)
 
     def settled(node: ir.Node) -> NormPolicy:
-        own = _weights_before(node.inputs[1:3], state.parameters)
-        deciding = own or _weights_before(node.inputs[:1], state.parameters)
+        scale_and_bias = _weights_before(node.inputs[1:3], state.parameters)
+        deciding = scale_and_bias or _weights_before(node.inputs[:1], state.parameters)
         return Train() if everything_trains or trained.intersection(deciding) else Frozen()
 
     result = {node: settled(node) if isinstance(policy, Auto) else policy for node, policy in policies.items()}
@@ -221,9 +221,9 @@ def why_nothing_trains(model: ir.Model) -> str:
             "the model has no weights, that is floating-point initializers of one dimension or more. Give a model that holds "
             "its parameters as such, neither left out nor quantized to integers"
         )
-    found = reasons([(value.name or "", why_no_weight(model.graph, value)) for value in tensors])
+    why = reasons([(value.name or "", why_no_weight(model.graph, value)) for value in tensors])
     return (
-        f"no gradient reaches the floating-point initializers of the model ({found}). Give a model whose outputs depend on "
+        f"no gradient reaches the floating-point initializers of the model ({why}). Give a model whose outputs depend on "
         "them through differentiable operators"
     )
 
@@ -255,11 +255,11 @@ def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, 
     if reached and not lost:
         return {name: obstacles.why(graph.initializers[name]) for name in state.unreached} | untrained
     names = [name for _, selected in lost for name in selected] if lost else missed
-    found = reasons_together({name: obstacles.why(inputs[f"param/{name}"]) for name in names})
+    why = reasons_together({name: obstacles.why(inputs[f"param/{name}"]) for name in names})
     subject = f"trainable: '{lost[0][0]}' would not train" if lost else "nothing would train"
     names_read = " and ".join(f"'{value.name}'" for value in read)
     raise ConfigurationError(
-        f"{subject}: the loss reads {names_read}, and no gradient flows from there ({found}). "
+        f"{subject}: the loss reads {names_read}, and no gradient flows from there ({why}). "
         "Train other weights (trainable), or let the loss read another output (outputs)"
     )
 
@@ -293,8 +293,8 @@ def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statis
         )
     constants = [(name, value) for name, value in model.graph.initializers.items() if matches_pattern(name, pattern)]
     if constants:
-        found = reasons([(name, why_no_weight(model.graph, value)) for name, value in constants])
-        return f"trainable: '{pattern}' selects only what stays as it is ({found}); `burnish inspect` lists the weights"
+        why = reasons([(name, why_no_weight(model.graph, value)) for name, value in constants])
+        return f"trainable: '{pattern}' selects only what stays as it is ({why}); `burnish inspect` lists the weights"
     if not parameters:
         return f"trainable: '{pattern}' matches no weight: {why_nothing_trains(model)}"
     hint = nearest(pattern, parameters)
@@ -319,12 +319,12 @@ def find_held_rows(model: ir.Model, state: ModelState, requested: HoldRows) -> d
             f"hold_rows must be {{initializer: rows}}, such as {{'embedding.weight': [0]}}, not {requested!r}"
         )
     held = {}
-    for name, given in requested.items():
+    for name, selected in requested.items():
         if name not in state.trainable:
             raise ConfigurationError(f"hold_rows: {_why_not_held(name, model, state)}")
-        rows = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        rows = list(selected) if isinstance(selected, Iterable) and not isinstance(selected, str) else [selected]
         if not all(map(is_whole, rows)):
-            raise ConfigurationError(f"hold_rows: the rows of '{name}' must be integers, such as [0], not {given!r}")
+            raise ConfigurationError(f"hold_rows: the rows of '{name}' must be integers, such as [0], not {selected!r}")
         shape = model.graph.initializers[name].shape
         assert shape is not None
         count = shape.numpy()[0]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.errors import ConfigurationError
 from burnish.graph import TRAINING_DOMAIN
 from burnish.importer import Source, load
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
+from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of
 from burnish.modes import bind_as_exported
 from burnish.passes import complete_axes, draw_dropout, expand_gradients, remove_unused
 from burnish.random import check_seed
 
 
-def lower(source: Source, *, seed: int = 0, target: str = "onnxruntime") -> ir.Model:
+def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") -> ir.Model:
     """Turn a model with training operators into one of standard operators that runtimes without training run.
 
     ``Gradient`` of ``ai.onnx.preview.training`` becomes the operators of the reverse pass, ``Adam``, ``Adagrad`` and ``Momentum``
@@ -23,7 +22,8 @@ def lower(source: Source, *, seed: int = 0, target: str = "onnxruntime") -> ir.M
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         seed: of dropout masks whose node has no ``seed`` attribute; a signed 64-bit integer.
-        target: the runtime that the graph is lowered for.
+        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
+            ``burnish.lowering.Target``.
 
     Returns:
         A model with the source's inputs and outputs, under their names.
@@ -34,17 +34,16 @@ def lower(source: Source, *, seed: int = 0, target: str = "onnxruntime") -> ir.M
         UnsupportedOperatorError: an operator that the target does not run, such as a Gradient in a branch or loop body.
         ConfigurationError: an unknown target, or a seed that is no integer of 64 bits.
     """
-    if target not in TARGETS:
-        raise ConfigurationError(f"target: unknown '{target}'; choose among {', '.join(map(repr, TARGETS))}")
+    runtime = target_of(target)
     check_seed(seed)
     model = load(source)
     draw_dropout(model, seed)
     bind_as_exported(model.graph)
     lower_semantic_operators(model, domains=(TRAINING_DOMAIN,))
     expand_gradients(model)
-    lower_semantic_operators(model)
+    lower_semantic_operators(model, keep=runtime.kernels)
     complete_axes(model)
     remove_unused(model)
-    settle_opset(model, TARGETS[target])
-    check_allowed(model, TARGETS[target])
+    settle_opset(model, runtime)
+    check_allowed(model, runtime)
     return model

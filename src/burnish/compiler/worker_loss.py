@@ -1,4 +1,4 @@
-"""The loss of a part of a batch: what a worker differentiates, so that the workers' losses and gradients add up to the batch's.
+"""The loss of a worker's part of a batch: losses and gradients of all workers add up to those of the batch.
 
 Each term is the worker's own total over the weight of all. Where there is one worker, both are its own, and nothing changes.
 """
@@ -44,14 +44,14 @@ def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
     return term if _reads(term.total.value, data) else term._replace(total=SAMPLE_SHARE(term.total))
 
 
-def _reads(value: ir.Value, wanted: Collection[ir.Value]) -> bool:
-    """Whether a value is computed from the elements of one of ``wanted``."""
+def _reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
+    """Whether a value is computed from the elements of one of ``sources``."""
     seen, pending = {value}, [value]
     while pending:
-        found = pending.pop()
-        if found in wanted:
+        read = pending.pop()
+        if read in sources:
             return True
-        producer = found.producer()
+        producer = read.producer()
         if producer is None or producer.op_type in EXTENTS:
             continue
         for operand in producer.inputs:

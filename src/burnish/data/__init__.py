@@ -4,7 +4,7 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 """
 
 from burnish.data.augment import shift_images
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.loader import Loader
 from burnish.data.model_metadata import DataDescription
@@ -16,10 +16,10 @@ __all__ = [
     "ArrayDataset",
     "DataDescription",
     "DataSource",
+    "DataSpec",
     "Dataset",
     "Loader",
     "Preprocessing",
-    "Wanted",
     "as_dataset",
     "open_dataset",
     "shift_images",

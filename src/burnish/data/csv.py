@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted
-from burnish.data.dataset import ArrayDataset
-from burnish.data.table import table_dataset
 from burnish.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
 
 
-def open_csv(path: Path, wanted: Wanted, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
-    """Read a ``.csv`` file: a header line, then one sample per line; values divided by commas, semicolons or tabs.
-
-    Args:
-        path: the file, UTF-8.
-        wanted: what the program takes.
-        label: name of the label column; by default one named label, y or target, else the last.
-        classes: names of the classes in the order of their indices, where the labels are names.
-
-    Raises:
-        DataError: a line of another length, a value that is missing or no number, or what does not fit the model.
-    """
-    columns = read_csv(path)
-    return table_dataset(columns, wanted, label, str(path), classes)
-
-
 def read_csv(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns by name: int64 or float64 where every value is a number, else text.
+    """Return the columns of a file by name: int64 or float64 where every value is a number, else text.
+
+    The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values.
 
     Raises:
-        DataError: the file is empty, not UTF-8, or has a line of another length or with an empty value.
+        DataError: the file is empty, not UTF-8, or has a line of another length or with an empty value, or two columns of a name.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

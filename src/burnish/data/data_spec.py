@@ -1,4 +1,4 @@
-"""What a program wants of its data, and fitting what a file has to it."""
+"""What a program takes of its data, and how what a file holds is made to fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING_KNOWN = DataDescription()
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataSpec:
     """The inputs that a data set has to fill.
 
     Attributes:
@@ -39,7 +39,7 @@ class Wanted:
     predicts: bool = False
 
     @classmethod
-    def by(cls, program: Program, metadata: Mapping[str, str] | None = None) -> Wanted:
+    def by(cls, program: Program, metadata: Mapping[str, str] | None = None) -> DataSpec:
         """What the steps of ``program`` take.
 
         Args:
@@ -67,27 +67,23 @@ class Wanted:
         Raises:
             ConfigurationError: no such preset or setting.
         """
-        known = self.described.preprocessing or default_for(entry)
-        chosen = known if pixels is None else pixel_presets.get(pixels, known)
+        described = self.described.preprocessing or default_for(entry)
+        chosen = described if pixels is None else pixel_presets.get(pixels, described)
         return chosen if size is None else replace(chosen, size=size)
 
-    def like(self, described: DataDescription) -> Wanted:
+    def like(self, described: DataDescription) -> DataSpec:
         """Return the same for data that are to be read as others were."""
-        known = self.described
-        return replace(
-            self,
-            described=replace(
-                known,
-                preprocessing=described.preprocessing or known.preprocessing,
-                classes=described.classes or known.classes,
-            ),
-        )
+        preprocessing = described.preprocessing or self.described.preprocessing
+        classes = described.classes or self.described.classes
+        return replace(self, described=replace(self.described, preprocessing=preprocessing, classes=classes))
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the classes of data in the order of their indices: the model's own, where it has all of them."""
-        known = self.described.classes
-        fits = known is not None and (self.label is None or self.label.maximum is None or len(known) <= self.label.maximum + 1)
-        return known if known is not None and fits and set(names) <= set(known) else tuple(names)
+        classes = self.described.classes
+        if classes is None or not set(names) <= set(classes):
+            return tuple(names)
+        fits = self.label is None or self.label.maximum is None or len(classes) <= self.label.maximum + 1
+        return classes if fits else tuple(names)
 
     def only_data(self, source: str) -> Entry:
         """The single data input, for a source that holds one kind of features.
@@ -212,7 +208,7 @@ def fit_label(
     entry: Entry,
     source: str,
     classes: Sequence[str] | None = None,
-    wanted: Wanted | None = None,
+    spec: DataSpec | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Bring labels to what the loss takes: class indices or values.
 
@@ -222,7 +218,7 @@ def fit_label(
         entry: the label input.
         source: what to call the data in an error.
         classes: the names in the order of their indices, instead of the sorted order of those that occur.
-        wanted: knows the order of the model's own classes, where it has all that occur.
+        spec: knows the order of the model's own classes, where it has all that occur.
 
     Returns:
         The labels, and the class names where there are any.
@@ -236,12 +232,12 @@ def fit_label(
         if not takes_classes:
             raise DataError(f"{source}: the labels are text, and the loss compares with numbers ('{entry.name}')")
         text = labels.astype(str)
-        if classes is None and wanted is not None:
-            classes = wanted.class_order(sorted(set(text.reshape(-1).tolist())))
+        if classes is None and spec is not None:
+            classes = spec.class_order(sorted(set(text.reshape(-1).tolist())))
         labels, names = _class_indices(text, source, classes)
-    elif takes_classes and wanted is not None and wanted.described.numbers is not None and labels.dtype.kind in "iu":
-        labels = _indices_of_numbers(labels, entry, source, wanted.described.numbers)
-        names = wanted.described.classes
+    elif takes_classes and spec is not None and spec.described.numbers is not None and labels.dtype.kind in "iu":
+        labels = _indices_of_numbers(labels, entry, source, spec.described.numbers)
+        names = spec.described.classes
     _check_numbers(labels, source, f"label '{entry.name}'")
     fitted = _reshape(labels, entry, source)
     if takes_classes:
@@ -273,32 +269,32 @@ def _check_numbers(array: np.ndarray, source: str, what: str) -> None:
         raise DataError(f"{source}: sample {sample} holds a NaN or infinite value for {what}; remove or repair it")
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | str | None]) -> bool:
-    return len(shape) == len(wanted) and all(
-        not isinstance(extent, int) or extent == actual for actual, extent in zip(shape[1:], wanted[1:], strict=True)
+def _fits(shape: Sequence[int], extents: Sequence[int | str | None]) -> bool:
+    return len(shape) == len(extents) and all(
+        not isinstance(extent, int) or extent == actual for actual, extent in zip(shape[1:], extents[1:], strict=True)
     )
 
 
 def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
-    wanted = entry.extents
-    if _fits(array.shape, wanted):
+    extents = entry.extents
+    if _fits(array.shape, extents):
         return array
-    if array.ndim == 3 and len(wanted) == 4:
+    if array.ndim == 3 and len(extents) == 4:
         for axis in (1, 3):
-            if wanted[axis] == 1 and _fits(np.expand_dims(array, axis).shape, wanted):
+            if extents[axis] == 1 and _fits(np.expand_dims(array, axis).shape, extents):
                 return np.expand_dims(array, axis)
-    if array.ndim == 4 and len(wanted) == 4:
+    if array.ndim == 4 and len(extents) == 4:
         for channels, order in ((1, (0, 3, 1, 2)), (3, (0, 2, 3, 1))):
             turned = array.transpose(order)
-            if wanted[channels] in (1, 3) and _fits(turned.shape, wanted):
+            if extents[channels] in (1, 3) and _fits(turned.shape, extents):
                 return np.ascontiguousarray(turned)
-    sizes = [extent for extent in wanted[1:] if isinstance(extent, int)]
-    known = len(sizes) == len(wanted) - 1
-    is_vector = array.ndim <= 2 or len(wanted) <= 2
-    if known and is_vector and math.prod(sizes) == math.prod(array.shape[1:]):
+    sizes = [extent for extent in extents[1:] if isinstance(extent, int)]
+    is_fixed = len(sizes) == len(extents) - 1
+    is_vector = array.ndim <= 2 or len(extents) <= 2
+    if is_fixed and is_vector and math.prod(sizes) == math.prod(array.shape[1:]):
         return array.reshape(len(array), *sizes)
     raise DataError(
-        f"{source}: '{entry.name}' wants samples of shape {shape_text(wanted[1:])}, and those of the data have shape "
+        f"{source}: '{entry.name}' wants samples of shape {shape_text(extents[1:])}, and those of the data have shape "
         f"{shape_text(array.shape[1:])}; resize or rearrange the data, or take a model with that input"
     )
 
@@ -319,24 +315,23 @@ def _convert(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
 
 
 def _class_indices(labels: np.ndarray, source: str, classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    found, indices = np.unique(labels, return_inverse=True)
+    names, indices = np.unique(labels, return_inverse=True)
     if classes is None:
-        return indices.reshape(labels.shape).astype(np.int64), tuple(str(name) for name in found)
+        return indices.reshape(labels.shape).astype(np.int64), tuple(str(name) for name in names)
     position = {name: index for index, name in enumerate(classes)}
-    unknown = [str(name) for name in found if str(name) not in position]
+    unknown = [str(name) for name in names if str(name) not in position]
     if unknown:
         raise DataError(
             f"{source}: class '{unknown[0]}' is not among the classes that are trained: {', '.join(classes)}; "
             "remove these samples, or add the class to the training data"
         )
-    mapping = np.asarray([position[str(name)] for name in found], dtype=np.int64)
+    mapping = np.asarray([position[str(name)] for name in names], dtype=np.int64)
     return mapping[indices.reshape(labels.shape)], tuple(classes)
 
 
 def _indices_of_numbers(labels: np.ndarray, entry: Entry, source: str, numbers: Sequence[int]) -> np.ndarray:
     """Class indices, for labels that are the numbers by which a model calls its classes; the ignored one stays."""
-    known = np.asarray(numbers, dtype=np.int64)
-    matches = labels[..., None] == known
+    matches = labels[..., None] == np.asarray(numbers, dtype=np.int64)
     ignored = np.zeros(labels.shape, bool) if entry.ignored is None else labels == entry.ignored
     unknown = labels[~matches.any(axis=-1) & ~ignored]
     if unknown.size:

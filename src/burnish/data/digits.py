@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
 from burnish.errors import DataError
 
@@ -38,7 +38,7 @@ def digits_arrays(split: Literal["train", "test"] = "train") -> tuple[np.ndarray
     return images, loaded.target[chosen].astype(np.int64)
 
 
-def open_digits(wanted: Wanted, split: Literal["train", "test"] = "train") -> ArrayDataset:
+def open_digits(spec: DataSpec, split: Literal["train", "test"] = "train") -> ArrayDataset:
     """Open a split as a data set for a program."""
     images, labels = digits_arrays(split)
-    return wanted.dataset(images, labels, "digits")
+    return spec.dataset(images, labels, "digits")

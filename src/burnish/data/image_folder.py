@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.images import SUFFIXES, ImageReader, image_files
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
@@ -21,7 +21,7 @@ class ImageFolder:
 
     Args:
         path: the folder.
-        wanted: what the program takes.
+        spec: what the program takes.
         classes: names of the classes in the order of their indices, instead of the subfolders' sorted names.
         size: height and width of the images, where the model leaves them open.
         pixels: what is done to the pixels: a preset (``imagenet``), a ``Preprocessing``, or its settings; None: what the model's
@@ -39,22 +39,22 @@ class ImageFolder:
     def __init__(
         self,
         path: Path,
-        wanted: Wanted,
+        spec: DataSpec,
         classes: Sequence[str] | None = None,
         size: tuple[int, int] | None = None,
         pixels: PixelsLike | None = None,
     ):
         source = str(path)
-        entry = wanted.only_data(source)
-        label = wanted.only_label(source)
+        entry = spec.only_data(source)
+        label = spec.only_label(source)
         if label.dtype.is_floating_point():
             raise DataError(f"{path}: a folder of images gives classes, and the loss compares with numbers ('{label.name}')")
         self._label = label
-        self._reader = ImageReader(entry, wanted.preprocessing_for(entry, pixels, size), source)
+        self._reader = ImageReader(entry, spec.preprocessing_for(entry, pixels, size), source)
         self.preprocessing = self._reader.preprocessing
-        found = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-        self.classes = tuple(classes) if classes is not None else wanted.class_order(found)
-        for name in found:
+        folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+        self.classes = tuple(classes) if classes is not None else spec.class_order(folders)
+        for name in folders:
             if name not in self.classes:
                 raise DataError(
                     f"{path}: class '{name}' is not among the classes that are trained: {', '.join(self.classes)}; "
@@ -65,7 +65,7 @@ class ImageFolder:
                 f"{path}: {len(self.classes)} classes ({self.classes[0]} ... {self.classes[-1]}), and the model has "
                 f"{label.maximum + 1}; take a model with as many outputs as there are classes"
             )
-        self._files = [(file, self.classes.index(name)) for name in found for file in image_files(path / name)]
+        self._files = [(file, self.classes.index(name)) for name in folders for file in image_files(path / name)]
         if not self._files:
             raise DataError(
                 f"{path}: no images; an image folder has one subfolder per class, with {', '.join(sorted(SUFFIXES))} files in it"
@@ -89,7 +89,7 @@ class ImageFiles:
     """Images without labels: a file, or all those in a folder and its subfolders, in sorted order.
 
     Args:
-        path, wanted, size, pixels: as ``ImageFolder`` takes them.
+        path, spec, size, pixels: as ``ImageFolder`` takes them.
 
     Attributes:
         names: of the files, as ``path`` leads to them.
@@ -100,9 +100,9 @@ class ImageFiles:
             that cannot be read.
     """
 
-    def __init__(self, path: Path, wanted: Wanted, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
-        entry = wanted.only_data(str(path))
-        self._reader = ImageReader(entry, wanted.preprocessing_for(entry, pixels, size), str(path))
+    def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
+        entry = spec.only_data(str(path))
+        self._reader = ImageReader(entry, spec.preprocessing_for(entry, pixels, size), str(path))
         self.preprocessing = self._reader.preprocessing
         self._files = image_files(path) if path.is_dir() else [path]
         self.names = [str(file) for file in self._files]

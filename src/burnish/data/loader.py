@@ -27,7 +27,7 @@ class Loader:
         augment: ``(batch, generator) -> batch``, random changes to a batch. Its generator is seeded by the seed, the epoch
             and the number of the batch alone.
         rank, workers: yield the part of each batch that a worker of this rank has among so many: the parts of all of them, one
-            behind the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
+            after the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
             ``augment`` changes may depend on the whole batch, so that with it each worker reads the whole batch.
 
     Raises:
@@ -82,15 +82,15 @@ class Loader:
         order = self.order(epoch)
         for number in range(start, len(self)):
             indices = order[number * self.batch_size : (number + 1) * self.batch_size]
-            own = part_of(len(indices), self.rank, self.workers)
+            part = part_of(len(indices), self.rank, self.workers)
             if self.augment is not None:
                 batch = self.augment(self.dataset.batch(indices), np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
-                yield batch if self.workers == 1 else {name: array[own] for name, array in batch.items()}
-            elif own.start == own.stop:
+                yield batch if self.workers == 1 else {name: array[part] for name, array in batch.items()}
+            elif part.start == part.stop:
                 # A data set need not be able to read nothing; one sample tells the shapes.
                 yield {name: array[:0] for name, array in self.dataset.batch(indices[:1]).items()}
             else:
-                yield self.dataset.batch(indices[own])
+                yield self.dataset.batch(indices[part])
 
 
 def part_of(samples: int, rank: int, workers: int) -> slice:

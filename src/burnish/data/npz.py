@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted, fit_label
+from burnish.data.data_spec import DataSpec, fit_label
 from burnish.data.dataset import ArrayDataset
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
@@ -31,7 +31,7 @@ _DAMAGE = (
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None) -> ArrayDataset:
+def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None) -> ArrayDataset:
     """Read an ``.npz`` file. Nothing in it is unpickled.
 
     The archive holds one array per input under the input's own name; a single data input may be called ``x`` and the
@@ -42,27 +42,27 @@ def open_npz(path: Path, wanted: Wanted, classes: Sequence[str] | None = None, p
     """
     arrays = read_npz(path)
     available = _available(arrays)
-    chosen, described = _inputs(arrays, path, wanted, pixels)
+    chosen, described = _inputs(arrays, path, spec, pixels)
     names: tuple[str, ...] | None = None
-    if wanted.label is not None:
-        label = wanted.label
-        name = label.name if label.name in arrays or wanted.further_labels else "y"
+    if spec.label is not None:
+        label = spec.label
+        name = label.name if label.name in arrays or spec.further_labels else "y"
         if name not in arrays:
-            expected = f"'{label.name}'" if wanted.further_labels else f"'{label.name}' or 'y'"
+            expected = f"'{label.name}'" if spec.further_labels else f"'{label.name}' or 'y'"
             raise DataError(f"{path}: no array {expected} with the labels; the file has {available}")
-        chosen[label.name], names = fit_label(arrays[name], label, str(path), classes, wanted)
-    for label in wanted.further_labels:
+        chosen[label.name], names = fit_label(arrays[name], label, str(path), classes, spec)
+    for label in spec.further_labels:
         if label.name not in arrays:
             raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
         chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
     try:
-        return ArrayDataset(chosen, names, unread_note(arrays, wanted, path), described)
+        return ArrayDataset(chosen, names, unread_note(arrays, spec, path), described)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
 def npz_inputs(
-    path: Path, wanted: Wanted, pixels: PixelsLike | None = None
+    path: Path, spec: DataSpec, pixels: PixelsLike | None = None
 ) -> tuple[dict[str, np.ndarray], Preprocessing | None, str | None]:
     """Return the arrays of the model's inputs, without labels, what was done to those that are pixels, and what nothing reads.
 
@@ -70,35 +70,35 @@ def npz_inputs(
         DataError: as ``open_npz``.
     """
     arrays = read_npz(path)
-    return *_inputs(arrays, path, wanted, pixels), unread_note(arrays, wanted, path)
+    return *_inputs(arrays, path, spec, pixels), unread_note(arrays, spec, path)
 
 
 def _inputs(
-    arrays: Mapping[str, np.ndarray], path: Path, wanted: Wanted, pixels: PixelsLike | None
+    arrays: Mapping[str, np.ndarray], path: Path, spec: DataSpec, pixels: PixelsLike | None
 ) -> tuple[dict[str, np.ndarray], Preprocessing | None]:
     chosen: dict[str, np.ndarray] = {}
-    for entry in wanted.data:
-        name = entry.name if entry.name in arrays or len(wanted.data) > 1 else "x"
+    for entry in spec.data:
+        name = entry.name if entry.name in arrays or len(spec.data) > 1 else "x"
         if name not in arrays:
-            expected = f"'{entry.name}'" if len(wanted.data) > 1 or entry.name == "x" else f"'{entry.name}' or 'x'"
+            expected = f"'{entry.name}'" if len(spec.data) > 1 or entry.name == "x" else f"'{entry.name}' or 'x'"
             raise DataError(
                 f"{path}: no array {expected} for the model's input '{entry.name}'; the file has {_available(arrays)}"
             )
         chosen[entry.name] = arrays[name]
-    return wanted.samples(chosen, str(path), pixels)
+    return spec.samples(chosen, str(path), pixels)
 
 
-def unread_note(arrays: Mapping[str, np.ndarray], wanted: Wanted, path: Path) -> str | None:
+def unread_note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:
     """Return which arrays of a file nothing reads, as a line, or None where all are read.
 
     Where there is nothing to compare with, the usual names of labels are no surprise.
     """
-    read = {name if name in arrays or len(wanted.data) > 1 else "x" for name in (entry.name for entry in wanted.data)}
-    if wanted.label is not None:
-        read |= {wanted.label.name if wanted.label.name in arrays or wanted.further_labels else "y"}
-        read |= {label.name for label in wanted.further_labels}
+    read = {name if name in arrays or len(spec.data) > 1 else "x" for name in (entry.name for entry in spec.data)}
+    if spec.label is not None:
+        read |= {spec.label.name if spec.label.name in arrays or spec.further_labels else "y"}
+        read |= {label.name for label in spec.further_labels}
     unread = [name for name in arrays if name not in read]
-    if wanted.predicts:
+    if spec.predicts:
         unread = [name for name in unread if name.partition(":")[0].lower() not in LABEL_COLUMNS]
     if not unread:
         return None

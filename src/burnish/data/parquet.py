@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted
-from burnish.data.dataset import ArrayDataset
-from burnish.data.table import table_dataset
 from burnish.errors import DataError
 
 
-def open_parquet(path: Path, wanted: Wanted, label: str | None = None, classes: Sequence[str] | None = None) -> ArrayDataset:
-    """Read a ``.parquet`` file: number columns as features and one label column.
-
-    Args:
-        path: the file.
-        wanted: what the program takes.
-        label: name of the label column; by default one named label, y or target, else the last.
-        classes: names of the classes in the order of their indices, where the labels are names.
-
-    Raises:
-        DataError: pyarrow is missing, no Parquet file, a missing value, a nested column, or what does not fit the model.
-    """
-    return table_dataset(read_parquet(path), wanted, label, str(path), classes)
-
-
 def read_parquet(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns by name.
+    """Return the columns of a file by name: numbers or text.
 
     Raises:
-        DataError: as ``open_parquet``.
+        DataError: pyarrow is missing, no Parquet file, a missing value, or a nested column.
     """
     try:
         import pyarrow

@@ -208,10 +208,10 @@ def image_layout(
     if len(shape) == 3:
         return "NHW", 1, _extent(shape[1]), _extent(shape[2])
     if len(shape) == 4:
-        for found, axis, (height, width) in (("NCHW", 1, (2, 3)), ("NHWC", 3, (1, 2))):
+        for candidate, axis, (height, width) in (("NCHW", 1, (2, 3)), ("NHWC", 3, (1, 2))):
             count = _extent(shape[axis])
-            if (layout == found and count is None) or (layout in (None, found) and count in (1, 3)):
-                return cast(Layout, found), count or opened, _extent(shape[height]), _extent(shape[width])
+            if (layout == candidate and count is None) or (layout in (None, candidate) and count in (1, 3)):
+                return cast(Layout, candidate), count or opened, _extent(shape[height]), _extent(shape[width])
         if layout is not None:
             return image_layout(entry, source)
     raise DataError(
@@ -260,11 +260,11 @@ def takes_bytes(array: np.ndarray, entry: Entry) -> bool:
     return bool(array.dtype == np.uint8 and entry.dtype.is_floating_point())
 
 
-def _per_channel(name: str, given: Any, above: float) -> tuple[float, ...]:
-    values = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+def _per_channel(name: str, numbers: Any, above: float) -> tuple[float, ...]:
+    values = tuple(numbers) if isinstance(numbers, Sequence) and not isinstance(numbers, str) else (numbers,)
     if len(values) not in (1, 3) or not all(is_number(value) and value > above for value in values):
         kind = "finite numbers" if above == -math.inf else "numbers above 0"
-        raise ConfigurationError(f"pixels: {name}={given!r}: give {kind}, one or three: one for each channel")
+        raise ConfigurationError(f"pixels: {name}={numbers!r}: give {kind}, one or three: one for each channel")
     return tuple(float(value) for value in values)
 
 

@@ -30,8 +30,8 @@ def random_batches(
     Raises:
         ConfigurationError: a size below 1, a seed below 0, or an extent of a dimension that the inputs do not have.
     """
-    given = dict(extents or {})
-    for name, size in {"batch_size": batch_size, **given}.items():
+    chosen = dict(extents or {})
+    for name, size in {"batch_size": batch_size, **chosen}.items():
         if size < 1:
             raise ConfigurationError(f"{name}={size}: give a size of 1 or more")
     if seed < 0:
@@ -40,9 +40,9 @@ def random_batches(
     entries = signature.inputs_of(Role.DATA, Role.LABEL)
     first = {entry.extents[0] for entry in entries if entry.extents and isinstance(entry.extents[0], str)}
     names = {extent for entry in entries for extent in entry.extents if isinstance(extent, str)}
-    for name in given.keys() - names:
+    for name in chosen.keys() - names:
         raise ConfigurationError(f"extent: no input has a dimension '{name}'; symbolic are {', '.join(sorted(names)) or 'none'}")
-    sizes = {name: batch_size if name in first else DEFAULT_EXTENT for name in names} | given
+    sizes = {name: batch_size if name in first else DEFAULT_EXTENT for name in names} | chosen
     for rule in signature.extents:
         while rule.dimension in sizes and not rule.allows(sizes[rule.dimension]):
             sizes[rule.dimension] += 1

@@ -1,4 +1,4 @@
-"""Opening data by a short text or a path: the dispatcher in front of the formats."""
+"""Opening data by a short text or a path, whatever their format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Literal
 
 import numpy as np
 
-from burnish.data.csv import open_csv
-from burnish.data.data_spec import Wanted
+from burnish.data.csv import read_csv
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.npz import open_npz
-from burnish.data.parquet import open_parquet
+from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
+from burnish.data.table import table_dataset
 from burnish.errors import DataError
 
 DataSource = Dataset | str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]
@@ -32,7 +33,7 @@ FORMATS = (
 
 def open_dataset(
     source: str | Path,
-    wanted: Wanted,
+    spec: DataSpec,
     *,
     label: str | None = None,
     classes: Sequence[str] | None = None,
@@ -43,7 +44,7 @@ def open_dataset(
 
     Args:
         source: ``digits``, ``digits:test``, or the path of an ``.npz``, ``.csv`` or ``.parquet`` file or an image folder.
-        wanted: what the program takes.
+        spec: what the program takes.
         label: the label column of a table.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
         image_size: height and width of images, where the model leaves them open.
@@ -57,15 +58,22 @@ def open_dataset(
     """
     kind, path = data_kind(source), Path(source)
     if kind == "images":
-        return ImageFolder(path, wanted, classes, image_size, pixels)
+        return ImageFolder(path, spec, classes, image_size, pixels)
     if kind == "npz":
-        return open_npz(path, wanted, classes, pixels)
+        return open_npz(path, spec, classes, pixels)
     refuse_pixels(source, kind, pixels)
     if kind == "digits":
-        return open_digits(wanted, "test" if str(source) == "digits:test" else "train")
-    if kind == "csv":
-        return open_csv(path, wanted, label, classes)
-    return open_parquet(path, wanted, label, classes)
+        return open_digits(spec, "test" if str(source) == "digits:test" else "train")
+    return table_dataset(read_table(path), spec, label, str(path), classes)
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a ``.csv`` or ``.parquet`` file by name.
+
+    Raises:
+        DataError: as ``read_csv`` and ``read_parquet``.
+    """
+    return read_csv(path) if data_kind(path) == "csv" else read_parquet(path)
 
 
 def refuse_pixels(source: str | Path, kind: Kind, pixels: PixelsLike | None) -> None:
@@ -88,32 +96,32 @@ def data_kind(source: str | Path) -> Kind:
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
     if path.is_dir():
         return "images"
-    found = FILES.get(path.suffix.lower())
-    if found is None:
+    kind = FILES.get(path.suffix.lower())
+    if kind is None:
         raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {FORMATS}")
-    return found
+    return kind
 
 
 def as_dataset(
-    source: DataSource, wanted: Wanted, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
+    source: DataSource, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
 ) -> Dataset:
     """Return a data set as it is, or make one.
 
     Args:
         source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; or arrays by input name, which
             are taken as they are.
-        wanted: what the program takes.
+        spec: what the program takes.
         classes, pixels: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever ``pixels``.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
     if isinstance(source, str | Path):
-        return open_dataset(source, wanted, classes=classes, pixels=pixels)
+        return open_dataset(source, spec, classes=classes, pixels=pixels)
     if isinstance(source, Mapping):
         return ArrayDataset(source)
     if isinstance(source, tuple) and len(source) == 2:
-        return wanted.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
+        return spec.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
     if isinstance(source, Dataset):
         return source
     raise DataError(

@@ -1,4 +1,4 @@
-"""Tables as data sets: feature columns and one label column. What CSV and Parquet have in common."""
+"""Tables as data sets: feature columns and one label column, whatever file they are from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
 from burnish.errors import DataError
 
@@ -21,9 +21,6 @@ def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> 
     """
     if len(columns) < 2:
         raise DataError(f"{source}: {len(columns)} columns; a table needs feature columns and a label column")
-    if len(set(columns)) != len(columns):
-        repeated = next(name for name in columns if columns.count(name) > 1)
-        raise DataError(f"{source}: two columns are called '{repeated}'; give every column its own name")
     if asked_for is not None:
         if asked_for not in columns:
             raise DataError(f"{source}: no column '{asked_for}'; the columns are {', '.join(columns)}")
@@ -32,7 +29,7 @@ def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> 
 
 
 def table_dataset(
-    columns: Mapping[str, np.ndarray], wanted: Wanted, label: str | None, source: str, classes: Sequence[str] | None
+    columns: Mapping[str, np.ndarray], spec: DataSpec, label: str | None, source: str, classes: Sequence[str] | None
 ) -> ArrayDataset:
     """Make a data set of a table's columns (each [rows]): every column but the label's is a feature.
 
@@ -50,29 +47,29 @@ def table_dataset(
         )
         source = f"{source} (with the last column, '{chosen}', as label)"
     features = {name: column for name, column in columns.items() if name != chosen}
-    if len(wanted.data) < 2:
-        return wanted.dataset(feature_matrix(features, source), columns[chosen], source, classes, note)
-    filled = columns_by_input(features, wanted, source)
+    if len(spec.data) < 2:
+        return spec.dataset(feature_matrix(features, source), columns[chosen], source, classes, note)
+    filled = columns_by_input(features, spec, source)
     if rest := [name for name in features if name not in filled]:
         unread = f"no input reads the columns {', '.join(map(repr, rest))}"
         note = f"{source}: {unread}" if note is None else f"{note}; {unread}"
-    return wanted.dataset(filled, columns[chosen], source, classes, note)
+    return spec.dataset(filled, columns[chosen], source, classes, note)
 
 
-def columns_by_input(columns: Mapping[str, np.ndarray], wanted: Wanted, source: str) -> dict[str, np.ndarray]:
+def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: str) -> dict[str, np.ndarray]:
     """Return the column of each input's name.
 
     Raises:
         DataError: there is none for an input.
     """
-    missing = next((entry.name for entry in wanted.data if entry.name not in columns), None)
+    missing = next((entry.name for entry in spec.data if entry.name not in columns), None)
     if missing is not None:
-        names = ", ".join(f"'{entry.name}'" for entry in wanted.data)
+        names = ", ".join(f"'{entry.name}'" for entry in spec.data)
         raise DataError(
             f"{source}: the model's inputs are {names}, and no column of features is called '{missing}'; name the columns after "
             "the inputs, or give an .npz file with one array per input, by name"
         )
-    return {entry.name: _plain(columns[entry.name]) for entry in wanted.data}
+    return {entry.name: _plain(columns[entry.name]) for entry in spec.data}
 
 
 def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarray:

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.csv import read_csv
-from burnish.data.data_spec import Wanted
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
 from burnish.data.image_folder import ImageFiles
 from burnish.data.images import SUFFIXES
 from burnish.data.npz import npz_inputs
-from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import data_kind, refuse_pixels
+from burnish.data.sources import data_kind, read_table, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, columns_by_input, feature_matrix
 from burnish.errors import DataError
 
@@ -45,7 +43,7 @@ class Samples:
 
 def open_samples(
     source: str | Path | Mapping[str, np.ndarray],
-    wanted: Wanted,
+    spec: DataSpec,
     *,
     label: str | None = None,
     image_size: tuple[int, int] | None = None,
@@ -56,7 +54,7 @@ def open_samples(
     Args:
         source: what ``open_dataset`` takes, an image, or a folder of images without subfolders for classes; or arrays by input
             name, which are taken as they are.
-        wanted: what the model takes.
+        spec: what the model takes.
         label: a column of a table to leave out. By default, where the table has more columns than the model takes, one that is
             called label, y or target, else the last.
         image_size, pixels: as ``open_dataset`` takes them.
@@ -66,22 +64,22 @@ def open_samples(
         ConfigurationError: no such pixels.
     """
     if isinstance(source, Mapping):
-        given = ArrayDataset({entry.name: _input(source, entry.name) for entry in wanted.data})
-        return Samples(given, "row", _rows(len(given)), None)
+        inputs = ArrayDataset({entry.name: _input(source, entry.name) for entry in spec.data})
+        return Samples(inputs, "row", _rows(len(inputs)), None)
     path = Path(source)
     is_image = path.suffix.lower() in SUFFIXES and path.is_file()
     kind = "images" if is_image else data_kind(source)
     if kind == "images":
-        files = ImageFiles(path, wanted, image_size, pixels)
+        files = ImageFiles(path, spec, image_size, pixels)
         return Samples(files, "file", files.names, files.preprocessing)
     described: Preprocessing | None = None
     note: str | None = None
     if kind == "npz":
-        arrays, described, note = npz_inputs(path, wanted, pixels)
+        arrays, described, note = npz_inputs(path, spec, pixels)
     else:
         refuse_pixels(source, kind, pixels)
-        arrays = _features(source, kind, wanted, label)
-        arrays, _ = wanted.samples(arrays, str(source))
+        arrays = _features(source, kind, spec, label)
+        arrays, _ = spec.samples(arrays, str(source))
     try:
         dataset = ArrayDataset(arrays)
     except DataError as error:
@@ -89,22 +87,22 @@ def open_samples(
     return Samples(dataset, "row", _rows(len(dataset)), described, note)
 
 
-def _features(source: str | Path, kind: str, wanted: Wanted, label: str | None) -> dict[str, np.ndarray]:
+def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> dict[str, np.ndarray]:
     if kind == "digits":
-        return {wanted.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}
-    columns = read_csv(Path(source)) if kind == "csv" else read_parquet(Path(source))
+        return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}
+    columns = read_table(Path(source))
     if label is not None and label not in columns:
         raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
-    if len(wanted.data) > 1:
-        return columns_by_input(columns, wanted, str(source))
-    left_out = label or _guessed_label(list(columns), wanted, str(source))
+    if len(spec.data) > 1:
+        return columns_by_input(columns, spec, str(source))
+    left_out = label or _guessed_label(list(columns), spec, str(source))
     features = {name: column for name, column in columns.items() if name != left_out}
-    return {wanted.only_data(str(source)).name: feature_matrix(features, str(source))}
+    return {spec.only_data(str(source)).name: feature_matrix(features, str(source))}
 
 
-def _guessed_label(columns: Sequence[str], wanted: Wanted, source: str) -> str | None:
+def _guessed_label(columns: Sequence[str], spec: DataSpec, source: str) -> str | None:
     """Return the column that is none of the features: where there is one more than the model takes, or it is called so."""
-    extents = wanted.only_data(source).extents[1:]
+    extents = spec.only_data(source).extents[1:]
     takes = math.prod(extent for extent in extents if isinstance(extent, int))
     if all(isinstance(extent, int) for extent in extents) and len(columns) == takes:
         return None

@@ -10,9 +10,9 @@ from importlib.metadata import version
 import numpy as np
 import onnx_ir as ir
 
+from burnish.compiler.executable import Executable
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError
-from burnish.program import Program
 
 REMEDIES = {
     "version of burnish": "install the same version everywhere",
@@ -23,12 +23,14 @@ REMEDIES = {
 """What is compared, and what to do where it differs."""
 
 
-def check_agreement(communicator: Communicator, program: Program, state: Mapping[str, np.ndarray], options: str = "") -> None:
+def check_agreement(
+    communicator: Communicator, executable: Executable, state: Mapping[str, np.ndarray], options: str = ""
+) -> None:
     """Compare what every worker is about to train; called by all workers at the same time.
 
     Args:
         communicator: to the others.
-        program: with its collectives.
+        executable: with its collectives.
         state: where it starts.
         options: what else is to be the same of how they exchange.
 
@@ -37,7 +39,7 @@ def check_agreement(communicator: Communicator, program: Program, state: Mapping
     """
     import torch
 
-    digests = fingerprints(program, communicator.size, state, options)
+    digests = fingerprints(executable, communicator.size, state, options)
     own = torch.from_numpy(np.frombuffer(b"".join(bytes.fromhex(digest) for digest in digests.values()), np.uint8).copy())
     rows = communicator.all_gather(own).numpy()
     width = rows.shape[1] // len(digests)
@@ -51,10 +53,10 @@ def check_agreement(communicator: Communicator, program: Program, state: Mapping
             )
 
 
-def fingerprints(program: Program, workers: int, state: Mapping[str, np.ndarray], options: str = "") -> dict[str, str]:
+def fingerprints(executable: Executable, workers: int, state: Mapping[str, np.ndarray], options: str = "") -> dict[str, str]:
     """Return the SHA-256 of what workers must have in common, as hexadecimal text, by what it is."""
-    grad = (program.semantic.get("grad") or program.grad).graph
-    signature = json.dumps([program.signature.to_dict(), program.options], sort_keys=True, default=str)
+    grad = (executable.semantic.get("grad") or executable.finished["grad"]).graph
+    signature = json.dumps([executable.signature.to_dict(), executable.options], sort_keys=True, default=str)
     texts = {
         "version of burnish": [version("burnish").encode()],
         "program": [signature.encode()],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from burnish.compiler.executable import lower
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding, LowRank
@@ -141,8 +141,9 @@ class DataParallel(PlainSettings):
         """Open the program on an engine, as every worker runs it; all workers call this together.
 
         Args:
-            program, state, device, threads: as ``Engine.open`` takes them.
+            program: what to open.
             engine: one that runs exchanges.
+            state, device, threads: as ``Engine.open`` takes them.
 
         Raises:
             ConfigurationError: the workers of the run cannot be found, the program cannot be trained by several workers, or
@@ -165,13 +166,14 @@ class DataParallel(PlainSettings):
         low_rank = compression if isinstance(compression, LowRank) and communicator.size > 1 else None
         compressed = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
         communicator = compressed or communicator
-        derived = derive(program, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
+        executable = lower(program, engine.target.among_workers())
+        derived = derive(executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, self._agreed)
         several = communicator.size > 1
-        accumulated = accumulated_entries(program) if several and accumulates(program) else ()
+        accumulated = accumulated_entries(program.signature) if several and accumulates(program) else ()
         whole = (AVERAGE, ACCUMULATED) if accumulated else (AVERAGE,)
         shares = shares_of(derived.signature, communicator.size, whole) if self.shard_optimizer and several else None
-        opened: ProgramRunner = engine.open(  # type: ignore[call-arg]  # which is one that takes a communicator
+        opened: ProgramRunner = engine.open(
             derived if shares is None else sharded(derived, shares, communicator.rank),
             part_of(state, accumulated, communicator.rank),
             device=device,
@@ -194,9 +196,10 @@ class DataParallel(PlainSettings):
         communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
         if self.deterministic:
             communicator = OrderedSums(communicator)
-        check_agreement(communicator, program, state, self._agreed)
+        executable = lower(program, engine.target)
+        check_agreement(communicator, executable, state, self._agreed)
         key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
-        opened = engine.open(program, own_start(state, key, communicator.rank), device=device, threads=threads)
+        opened = engine.open(executable, own_start(state, key, communicator.rank), device=device, threads=threads)
         assert self.synchronize_every is not None
         return LocalSteps(opened, communicator, program, self.synchronize_every, state)
 
@@ -207,7 +210,7 @@ class DataParallel(PlainSettings):
 
 def check_engine(engine: Engine) -> None:
     """Raise EngineError where an engine cannot exchange values with other workers."""
-    if "communicator" not in inspect.signature(engine.open).parameters:
+    if not engine.target.collectives:
         raise EngineError(
             f"The engine '{engine.name}' cannot exchange values with other workers: train with engine='torch' "
             "(--engine torch), or with one worker (without parallel=..., --workers)"

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import NonFiniteLossError
+from burnish.engines.communicator import Communicator
+from burnish.errors import EngineError, NonFiniteLossError
+from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
 
 if TYPE_CHECKING:
-    from burnish.program import Program
+    from burnish.compiler.executable import Executable
 
 Arrays = dict[str, np.ndarray]
 LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]
@@ -88,20 +90,35 @@ class ReopeningRunner(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Something that runs standard ONNX graphs."""
+    """Something that runs graphs of the operators that its target has.
+
+    Attributes:
+        name: how errors and comparisons call it.
+        target: what it can run.
+    """
 
     name: str
 
+    @property
+    def target(self) -> Target: ...
+
     def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
+        self,
+        executable: Executable,
+        state: Mapping[str, np.ndarray],
+        *,
+        device: str | None,
+        threads: int | None,
+        communicator: Communicator | None = None,
     ) -> ProgramRunner:
-        """Load a program and copies of its state onto the device.
+        """Open a program with copies of its state on the device.
 
         Args:
-            program: the program; its signature says which inputs are state.
+            executable: the program, lowered to the target; its signature says which inputs are state.
             state: every state entry by name, already checked; what is ``HandedOver`` may be emptied.
             device: where to run, such as ``cpu``; None is the engine's choice.
             threads: threads used inside one operator; None is the engine's choice.
+            communicator: to the workers that the program is trained with. It is given to an engine whose target has collectives.
 
         Raises:
             EngineError: the device is not one of this engine's.
@@ -116,9 +133,30 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Load a model and run it once; returns its outputs by name."""
-        ...
+
+class RunsModels:
+    """Lets an engine run a model once, by its ``load``."""
+
+    def run(self: Loads, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Load a model and run it once; returns its outputs by name.
+
+        Raises:
+            EngineError: the model cannot be loaded or run.
+        """
+        return self.load(model)(inputs)
+
+
+class Loads(Protocol):
+    def load(self, model: ir.Model) -> LoadedModel: ...
+
+
+def refuse_workers(engine: str, communicator: Communicator | None) -> None:
+    """Raise EngineError where an engine that cannot exchange values with other workers is given a communicator to them."""
+    if communicator is not None:
+        raise EngineError(
+            f"The engine '{engine}' cannot exchange values with other workers: train with engine='torch' "
+            "(--engine torch), or with one worker (without parallel=..., --workers)"
+        )
 
 
 def check_finite_loss(

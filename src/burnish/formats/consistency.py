@@ -7,8 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.lowering import TARGETS
-from burnish.program.draft import shape_of
+from burnish.compiler.draft import shape_of
+from burnish.errors import ConfigurationError
+from burnish.lowering import TARGETS, target_from_dict
 from burnish.program.signature import GraphSignature, Signature
 from burnish.settings import is_number, is_whole
 
@@ -71,6 +72,17 @@ def _is_prediction(value: Any) -> bool:
     )
 
 
+def _is_target(value: Any) -> bool:
+    """Whether something is the name of a target, or describes one."""
+    if not isinstance(value, Mapping):
+        return _is_text(value) and value in TARGETS
+    try:
+        target_from_dict(value)
+    except ConfigurationError:
+        return False
+    return True
+
+
 _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "loss": _is_named,
     "loss_terms": _is_mapping(is_number),
@@ -81,7 +93,7 @@ _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "hold_rows": _is_mapping(_is_list(lambda row: is_whole(row) and row >= 0)),
     "norm_layers": _is_mapping(_is_text),
     "auto_frozen_layers": _is_list(_is_text),
-    "target": lambda value: _is_text(value) and value in TARGETS,
+    "target": _is_target,
 }
 """What the values of options are, where something reads them without compiling again."""
 

@@ -26,9 +26,9 @@ from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
 from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
 from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
-from burnish.losses.given import OnnxLoss, OutputLoss, from_onnx, from_options, output
 from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
 from burnish.losses.likelihood import KullbackLeibler, NegativeLogLikelihood, kl_divergence, nll
+from burnish.losses.onnx_losses import OnnxLoss, OutputLoss, from_onnx, from_options, output
 from burnish.losses.registry import LOSSES, LossLike, get
 from burnish.losses.regression import (
     Huber,

@@ -226,10 +226,10 @@ def samples_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
     return builder.cast(extent, dtype)
 
 
-def check_reduction(loss: str, reduction: object, known: Sequence[str] = ("mean", "sum")) -> None:
-    """Raise ConfigurationError for a reduction that is none of ``known``."""
-    if reduction not in known:
-        *others, last = map(repr, known)
+def check_reduction(loss: str, reduction: object, reductions: Sequence[str] = ("mean", "sum")) -> None:
+    """Raise ConfigurationError for a reduction that is none of ``reductions``."""
+    if reduction not in reductions:
+        *others, last = map(repr, reductions)
         raise ConfigurationError(f"{loss}: reduction must be {', '.join(others)} or {last}, not {reduction!r}")
 
 

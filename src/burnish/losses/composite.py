@@ -38,7 +38,7 @@ class Summand(PlainSettings):
         return tuple(replace(reading, output=name) for reading, name in zip(readings, self.outputs, strict=True))
 
     def label_name(self, name: str) -> str:
-        """The name of one of its labels: behind the loss's own, the output that it belongs to."""
+        """The name of one of its labels: the loss's own name for it, and then the output that it belongs to."""
         return f"{name}:{'+'.join(self.outputs)}" if self.outputs else name
 
 
@@ -104,8 +104,8 @@ class WeightedSum(PlainSettings):
         terms = []
         for summand, read in self._split(predictions):
             name = next(names)
-            own = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
-            for term in summand.loss.terms(read, own):
+            summand_labels = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
+            for term in summand.loss.terms(read, summand_labels):
                 nested = f"{name}:{term.name}" if term.name else name
                 terms.append(Term(term.total, term.weight, summand.weight * term.coefficient, nested))
         return tuple(terms)
@@ -115,8 +115,8 @@ class WeightedSum(PlainSettings):
         by_name = self._labels(predictions, labels)
         for summand, read in self._split(predictions):
             if summand is self._compared:
-                own = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
-                return summand.loss.compared(read, own)
+                summand_labels = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
+                return summand.loss.compared(read, summand_labels)
         return None
 
     def options(self) -> dict[str, Any]:

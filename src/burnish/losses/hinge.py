@@ -130,8 +130,8 @@ class MultiMargin(LossBase):
         if self.p == 2:
             excess = excess * excess
         # Class y is among those averaged, with the constant margin ** p, which is taken out again.
-        own = builder.scalar(self.margin**self.p, scores) / labelled.classes()
-        term = builder.op("ReduceMean", excess, builder.integers([CLASS_AXIS]), keepdims=0) - own
+        own_margin = builder.scalar(self.margin**self.p, scores) / labelled.classes()
+        term = builder.op("ReduceMean", excess, builder.integers([CLASS_AXIS]), keepdims=0) - own_margin
         if labelled.weight is not None:
             term = term * labelled.weight
         return (Term(sum_of(term), builder.scalar(1.0, scores) if self.reduction == "sum" else labelled.count()),)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.losses.base import Loss
-from burnish.losses.given import from_onnx
+from burnish.losses.onnx_losses import from_onnx
 from burnish.registry import Registry
 
 LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -15,17 +14,14 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.analysis.memory_plan import PlannedPeak, planned_peak
-from burnish.errors import ConfigurationError, ObjectiveWarning
+from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
-from burnish.lowering import TARGETS, Target
+from burnish.lowering import TARGETS, Target, target_from_dict
 from burnish.optim import Optimizer
 from burnish.optim.held_rows import hold_rows
 from burnish.passes import precision
-from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.carry_over import CarriedState, carry_over
-from burnish.program.frozen_layers import layers_left_moving
 from burnish.program.initialization import initial_state
-from burnish.program.kernel_graphs import SEMANTIC_GRAPHS, kernel_graphs, updating_graphs
 from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.weights import Weights
 from burnish.provided import provided
@@ -66,6 +62,9 @@ class _Graphs(Mapping[str, ir.Model]):
         model: ir.Model = getattr(self._program, name)
         return model
 
+    def __contains__(self, name: object) -> bool:
+        return name in GRAPH_NAMES
+
     def __iter__(self) -> Iterator[str]:
         return iter(GRAPH_NAMES)
 
@@ -89,7 +88,7 @@ class Program:
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``); see ``release_weights``.
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
         semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again, for
-            engines with kernels of their own (``kernel_graphs``); empty where there are none.
+            engines with kernels of their own (``executable``); empty where there are none.
         saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
             state=program.saved_state)``; else None.
     """
@@ -119,6 +118,11 @@ class Program:
     def graphs(self) -> Mapping[str, ir.Model]:
         """The six graphs by name, each lowered when it is first read."""
         return _Graphs(self)
+
+    def when_read(self, name: str) -> Callable[[], ir.Model]:
+        """Return what gives a graph, which need not be lowered yet. It holds the graph alone, and not the program."""
+        graph = self.__dict__[name]
+        return (lambda: graph) if isinstance(graph, ir.Model) else graph
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -194,52 +198,22 @@ class Program:
             ObjectiveWarning: it freezes all parameters of a batch normalization that was compiled, by ``norm="auto"``, to train:
                 the layer goes on normalizing by the batch and moving its statistics.
         """
-        resolved = optim.get(optimizer)
-        moving = layers_left_moving(self.semantic.get("grad"), resolved) if self.options.get("norm") == "auto" else []
-        if moving:
-            warnings.warn(
-                ObjectiveWarning(
-                    f"the optimizer freezes the batch normalization '{moving[0]}'"
-                    + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
-                    + ", whose statistics still move, as the program was compiled for it to train: compile with this optimizer, "
-                    "or with norm='frozen', to keep them; norm='train' says that this is meant"
-                ),
-                stacklevel=2,
-            )
-        grad = self.__dict__["grad"]
-        models, signatures = updating_graphs(
-            self.semantic.get("grad") or self.grad,
-            lambda: grad if isinstance(grad, ir.Model) else grad(),
-            self.signature["grad"],
-            (self.predict, self.evaluate),
-            self._completed(resolved),
-            self._target,
-        )
-        ordered = {name: signatures.get(name) or self.signature[name] for name in GRAPH_NAMES}
-        options = {**self.options, "optimizer": resolved.options()}
-        return self.changed(**models, signature=Signature(ordered), options=options)
-
-    def kernel_graphs(self, kernels: Collection[str], names: Collection[str] = ("step", *SEMANTIC_GRAPHS)) -> dict[str, ir.Model]:
-        """Return ``step``, ``grad``, ``evaluate`` and ``predict`` for an engine with kernels of its own: copies, to rewrite.
-
-        Args:
-            kernels: the operators of the domain ``burnish`` that the engine runs; all others are lowered. Where the program keeps
-                no semantic graphs, the graphs are those of the program, in standard operators.
-            names: which of these graphs.
-        """
-        if not self.semantic or "optimizer" not in self.options:
-            return {name: self.graphs[name].clone() for name in names}
-        optimizer = self._completed(optim.get(self.options["optimizer"]))
-        forward = (self.predict, self.evaluate)
-        recompute = recompute_request(self.options.get("recompute"))
-        return kernel_graphs(self.semantic, self.signature["grad"], forward, optimizer, self._target, kernels, names, recompute)
+        program: Program = provided("Program.with_optimizer")(self, optimizer)
+        return program
 
     @property
-    def _target(self) -> Target:
-        return TARGETS[self.options.get("target", "onnxruntime")]
+    def target(self) -> Target:
+        """The runtime that the graphs are lowered for."""
+        options = self.options.get("target", "onnxruntime")
+        return TARGETS[options] if isinstance(options, str) else target_from_dict(options)
 
-    def _completed(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer as mixed precision and the rows that are held wrap it."""
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
+        return self.completed(optim.get(self.options["optimizer"])) if "optimizer" in self.options else None
+
+    def completed(self, optimizer: Optimizer) -> Optimizer:
+        """Return an optimizer as mixed precision and the rows that are held wrap it."""
         mixed = precision.get(self.options.get("precision", precision.FULL))
         return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), self.options.get("hold_rows", {}))
 

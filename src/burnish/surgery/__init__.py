@@ -1,4 +1,4 @@
-"""What is done to a model: normalization layers converted, put in or measured again, weights normalized.
+"""Changes to a model: it converts, inserts and recalibrates normalization layers, and normalizes weights.
 
 Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
 ``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.

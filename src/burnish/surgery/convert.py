@@ -1,4 +1,4 @@
-"""Another kind of normalization in the place of batch normalization.
+"""Replaces batch normalization by another kind of normalization.
 
 The result is written in LayerNormalization and InstanceNormalization. The standard's GroupNormalization would be the shorter
 form, but ONNX Runtime computes it by the standard's function body, with the variance as E[x²] - E[x]² in float32: at
@@ -31,7 +31,7 @@ def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
     dropped. The outputs change, so the model has to be trained or tuned afterwards.
 
     - ``group:G``: every sample and group of C / G channels by itself (Wu and He 2018), as LayerNormalization over
-      [N, G, C / G · ...] and the scale and bias of the channels behind it.
+      [N, G, C / G · ...] and the scale and bias of the channels after it.
     - ``layer``: every sample by itself, over [C, ...], with statistics over channels and positions together (Ba et al. 2016),
       as LayerNormalization; its scale and bias are those of the channels, repeated over the positions by an Expand in the
       graph. The same numbers as ``group:1``.

@@ -29,7 +29,7 @@ def insert(
     momentum: float = 0.9,
     engine: str | Engine | None = None,
 ) -> ir.Model:
-    """Put a batch normalization behind layers, set so that the model's inference outputs stay as they are, up to rounding.
+    """Put batch normalization after layers, and set it so that the model's inference outputs stay as they are, up to rounding.
 
     With mean m and variance v of a channel the new layer has scale sqrt(v + epsilon) and bias m: it undoes what it does. With
     ``data``, m and v are those that the layer's output has there, so that training starts from statistics that fit; without,
@@ -46,7 +46,7 @@ def insert(
         engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
 
     Returns:
-        A canonical model. The initializers of the layer behind ``conv1`` are ``conv1.norm.weight``, ``conv1.norm.bias``,
+        A canonical model. The initializers of the layer after ``conv1`` are ``conv1.norm.weight``, ``conv1.norm.bias``,
         ``conv1.norm.running_mean`` and ``conv1.norm.running_var``, each [C] in the dtype of the layer.
 
     Raises:
@@ -87,9 +87,9 @@ def unfold(source: Source, *_: object, **__: object) -> NoReturn:
 
 def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
     layers = [node for node in graph if node.op_type in OPERATORS and node.domain == ""]
-    wanted = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
-    operators = [item for item in wanted if item in OPERATORS]
-    patterns: list[str] = [item for item in wanted if item not in OPERATORS]
+    asked_for = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
+    operators = [item for item in asked_for if item in OPERATORS]
+    patterns: list[str] = [item for item in asked_for if item not in OPERATORS]
     named = select_layers(layers, patterns, "after", " or ".join(OPERATORS)) if patterns or not operators else []
     by_operator = [node for node in layers if node.op_type in operators]
     if not named and not by_operator:

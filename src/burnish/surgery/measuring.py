@@ -210,8 +210,8 @@ def batch_inputs(batch: Batch, inputs: Sequence[ir.Value]) -> dict[str, np.ndarr
     for value in inputs:
         name = value.name or ""
         if name not in batch:
-            found = ", ".join(f"'{key}'" for key in batch) or "nothing"
-            raise InputError(f"The batch lacks the input '{name}' ({_described(value)}); it has {found}: add it to the batch")
+            present = ", ".join(f"'{key}'" for key in batch) or "nothing"
+            raise InputError(f"The batch lacks the input '{name}' ({_described(value)}); it has {present}: add it to the batch")
         array = np.asarray(batch[name])
         _check_fits(value, array)
         arrays[name] = _converted(value, array)
@@ -227,7 +227,7 @@ def _check_fits(value: ir.Value, array: np.ndarray) -> None:
     dims = None if value.shape is None else value.shape.dims
     fits = dims is None or (
         len(dims) == array.ndim
-        and all(not isinstance(wanted, int) or wanted == extent for wanted, extent in zip(dims, array.shape, strict=True))
+        and all(not isinstance(expected, int) or expected == extent for expected, extent in zip(dims, array.shape, strict=True))
     )
     if not fits:
         raise InputError(
@@ -244,11 +244,11 @@ def _is_floating(dtype: np.dtype) -> bool:
 
 def _converted(value: ir.Value, array: np.ndarray) -> np.ndarray:
     assert value.dtype is not None
-    wanted = value.dtype.numpy()
-    both = (array.dtype, wanted)
-    same_kind = array.dtype == wanted or all(map(_is_floating, both)) or all(dtype.kind == "i" for dtype in both)
+    dtype = value.dtype.numpy()
+    both = (array.dtype, dtype)
+    same_kind = array.dtype == dtype or all(map(_is_floating, both)) or all(each.kind == "i" for each in both)
     if not same_kind:
         raise InputError(
-            f"The input '{value.name}' has dtype {array.dtype}, expected {wanted}: convert it with .astype('{wanted}')"
+            f"The input '{value.name}' has dtype {array.dtype}, expected {dtype}: convert it with .astype('{dtype}')"
         )
-    return np.asarray(array, dtype=wanted, order="C")
+    return np.asarray(array, dtype=dtype, order="C")

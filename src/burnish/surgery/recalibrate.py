@@ -1,4 +1,4 @@
-"""Running statistics computed anew, exactly, over a data set."""
+"""Running statistics computed again over a data set, exactly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrainingSession(Protocol):
 def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str | Engine | None = None) -> dict[str, np.ndarray]:
     """Replace the running statistics of a session by those of a data set, and load them back into it.
 
-    Running statistics are an average over the steps behind, whose weights were others. Here every layer's mean and variance
+    Running statistics are an average over earlier steps, whose weights were others. Here every layer's mean and variance
     are those of all its inputs together, at the weights of now (PreciseBN; Wu and Johnson 2021, "Rethinking 'Batch' in
     BatchNorm", section 3): as in training, a layer passes on its batch normalized with the batch's own statistics. The first
     layer's statistics are therefore the data set's, however it is split into batches; those of later layers depend on the

@@ -25,13 +25,13 @@ def select_layers(nodes: Sequence[ir.Node], patterns: Patterns, option: str, kin
     Raises:
         ConfigurationError: a pattern matches no node.
     """
-    wanted = _patterns(patterns, option)
-    for pattern in wanted:
+    checked = _patterns(patterns, option)
+    for pattern in checked:
         if not any(matches_layer(node, pattern) for node in nodes):
             raise ConfigurationError(
                 f"{option}: '{pattern}' matches no {kind} layer; the model's layers are: {listed_layers(nodes)}"
             )
-    return [node for node in nodes if any(matches_layer(node, pattern) for pattern in wanted)]
+    return [node for node in nodes if any(matches_layer(node, pattern) for pattern in checked)]
 
 
 def listed_layers(nodes: Sequence[ir.Node]) -> str:
@@ -41,7 +41,7 @@ def listed_layers(nodes: Sequence[ir.Node]) -> str:
 
 
 def _patterns(patterns: Patterns, option: str) -> list[str]:
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Sequence) else []
-    if not wanted or not all(isinstance(pattern, str) for pattern in wanted):
+    checked = [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Sequence) else []
+    if not checked or not all(isinstance(pattern, str) for pattern in checked):
         raise ConfigurationError(f"{option} must be a name or pattern of layers, or a list of them, not {patterns!r}")
-    return wanted
+    return checked

@@ -1,4 +1,4 @@
-"""Weight normalization: weights given by their direction and their length, which are trained apart."""
+"""Weight normalization: the direction and the length of a weight train apart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from burnish.surgery.selection import Patterns, select_layers
 def weight_normalize(
     source: Source, layers: Patterns = "*", data: Iterable[Batch] | None = None, *, engine: str | Engine | None = None
 ) -> ir.Model:
-    """Give weights as w = g v / ‖v‖, with a length g for every output channel (Salimans and Kingma 2016, section 2).
+    """Write weights as w = g v / ‖v‖, with a length g for every output channel (Salimans and Kingma 2016, section 2).
 
     The initializer ``<w>`` becomes ``<w>_g`` and ``<w>_v`` (as in PyTorch's ``weight_norm``: ``weight_g``, ``weight_v``), and
     the graph computes w from them. The norm goes over all axes but that of the output channels: axis 0 of a Conv's weight and
@@ -60,14 +60,14 @@ def weight_normalize(
         ModelError: the source is not a valid ONNX model.
     """
     model = load(source)
-    found = [layer for node in model.graph if (layer := _layer(node)) is not None]
-    if not found:
+    weighted = [layer for node in model.graph if (layer := _layer(node)) is not None]
+    if not weighted:
         raise ConfigurationError(
             "weight_normalize: the model has no Conv, Gemm or MatMul whose weight is a floating-point initializer; give a model "
             "that holds its weights as such, neither left out nor quantized"
         )
-    selected = select_layers([layer.node for layer in found], layers, "layers", "Conv, Gemm or MatMul")
-    chosen = [layer for layer in found if layer.node in selected]
+    selected = select_layers([layer.node for layer in weighted], layers, "layers", "Conv, Gemm or MatMul")
+    chosen = [layer for layer in weighted if layer.node in selected]
     batches = None
     if data is not None:
         batches = list(check_data(data))
@@ -175,7 +175,7 @@ def _set(value: ir.Value, array: np.ndarray) -> None:
 
 
 def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
-    """Return the bias of a layer, an initializer [C] that only it reads, and the layer's output behind the bias."""
+    """Return the bias of a layer, an initializer [C] that only it reads, and the layer's output after the bias."""
     node = layer.node
     if node.op_type == "MatMul":
         return _added_bias(graph, names, layer)
@@ -190,7 +190,7 @@ def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, i
 
 
 def _added_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
-    """The same of a MatMul, whose bias is added by a node behind it: by one that is there, or by a new one."""
+    """The same for a MatMul, to which a later node adds the bias: one that is there, or a new one."""
     product = layer.node.outputs[0]
     uses = list(product.uses())
     if len(uses) == 1 and not product.is_graph_output() and uses[0].node.op_type == "Add" and uses[0].node.domain == "":

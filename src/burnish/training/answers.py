@@ -127,30 +127,30 @@ def _by_loss(model: TrainedModel, name: str, loss: losses.Loss) -> Answer:
 def _by_graph(model: TrainedModel, name: str) -> Answer:
     """Read an output by what computes it: the model does not say how it was trained."""
     for activation, kind in ((SOFTMAX, "classes"), (SIGMOID, "questions")):
-        found = _found(model, name, activation)
-        if found.stepped_over is not None:
-            return _of_activation(found, name, kind, None, "by its graph")  # type: ignore[arg-type]
-    if found.bounded_by is not None:
-        return Answer(name, "questions", None, f"{describe_node(found.bounded_by)} bounds it to [0, 1]")
+        prediction = _found(model, name, activation)
+        if prediction.stepped_over is not None:
+            return _of_activation(prediction, name, kind, None, "by its graph")  # type: ignore[arg-type]
+    if prediction.bounded_by is not None:
+        return Answer(name, "questions", None, f"{describe_node(prediction.bounded_by)} bounds it to [0, 1]")
     width = _width(model, name)
     inputs = model.to_predict.data
     is_of_images = len(inputs) == 1 and len(inputs[0].extents) == 4
-    if width is not None and width > 1 and is_of_images and is_open(found.value):
+    if width is not None and width > 1 and is_of_images and is_open(prediction.value):
         return Answer(name, "classes", "softmax", "taken for logits of classes (--activation none shows its values)")
     return Answer(
         name, "values", None, "the model does not say what it is (--activation softmax or sigmoid where it holds logits)"
     )
 
 
-def _of_activation(found: Prediction, name: str, kind: Kind, otherwise: str | None, why: str) -> Answer:
+def _of_activation(prediction: Prediction, name: str, kind: Kind, otherwise: str | None, why: str) -> Answer:
     """Read what ends in an activation, what is bounded by another node, and what lacks one."""
-    if found.stepped_over is not None:
-        node = describe_node(found.stepped_over)
-        if found.stepped_over.op_type == "LogSoftmax":
+    if prediction.stepped_over is not None:
+        node = describe_node(prediction.stepped_over)
+        if prediction.stepped_over.op_type == "LogSoftmax":
             return Answer(name, kind, "exp", f"logarithms of probabilities, by {node}")
         return Answer(name, kind, None, f"probabilities, by {node}")
-    if found.bounded_by is not None:
-        return Answer(name, kind, None, f"{describe_node(found.bounded_by)} bounds it to [0, 1]")
+    if prediction.bounded_by is not None:
+        return Answer(name, kind, None, f"{describe_node(prediction.bounded_by)} bounds it to [0, 1]")
     return Answer(name, kind, otherwise, why)
 
 

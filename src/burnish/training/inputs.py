@@ -115,19 +115,19 @@ class HyperparameterCheck:
 
     def __init__(self, signature: GraphSignature):
         self._signature = signature
-        self._given: Mapping[str, Any] | None = None
+        self._checked: Mapping[str, Any] | None = None
         self._arrays: dict[str, np.ndarray] = {}
 
-    def __call__(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return every hyperparameter as a scalar array; the arrays are the same from step to step while nothing else is given.
+    def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return every hyperparameter as a scalar array. The arrays are the same from step to step while the values are.
 
         Raises:
             ConfigurationError: as ``check_hyperparameters``.
         """
         # True equals 1.0, and is no number to give.
-        if given != self._given or (given and any(type(value) is not float for value in given.values())):
-            self._arrays = check_hyperparameters(self._signature, given)
-            self._given = dict(given)
+        if values != self._checked or (values and any(type(value) is not float for value in values.values())):
+            self._arrays = check_hyperparameters(self._signature, values)
+            self._checked = dict(values)
         return self._arrays
 
 
@@ -137,20 +137,20 @@ def broken_rule(signature: GraphSignature, samples: int) -> ExtentRule | None:
     return next((rule for rule in signature.extents if rule.dimension in batch and not rule.allows(samples)), None)
 
 
-def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return every hyperparameter of a graph as a scalar array: as given, else its default.
+def check_hyperparameters(signature: GraphSignature, requested: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return every hyperparameter of a graph as a scalar array: the value that is requested, else its default.
 
     Raises:
         ConfigurationError: an unknown name, a rate that the graph computes itself, a value that is not a finite number or is
-            negative, as hyperparameters are rates (one whose default is NaN may be any finite number, or NaN), or none given
-            where there is no default.
+            negative, as hyperparameters are rates (one whose default is NaN may be any finite number, or NaN), or no
+            value where there is no default.
     """
     computed = {entry.name for entry in signature.outputs_of(Role.RATE)}
     entries = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
-    for name in given:
+    for name in requested:
         if name in computed:
             raise ConfigurationError(
-                f"{name}={given[name]!r}: this program computes '{name}' from the step, by the schedule that it was compiled "
+                f"{name}={requested[name]!r}: this program computes '{name}' from the step, by the schedule that it was compiled "
                 f"with: leave it out, or compile with a number as {name}"
             )
         if name not in entries:
@@ -160,7 +160,7 @@ def check_hyperparameters(signature: GraphSignature, given: Mapping[str, Any]) -
             )
     values = {}
     for name, entry in entries.items():
-        value = given.get(name, entry.default)
+        value = requested.get(name, entry.default)
         if value is None and entry.default is None:
             raise ConfigurationError(f"The hyperparameter '{name}' has no default: give it with every step, {name}=...")
         number = _plain_number(value)
@@ -199,7 +199,7 @@ def _check_names(expected: Mapping[str, Entry], batch: Mapping[str, Any], ignore
         name = unexpected[0]
         raise InputError(
             f"The batch has an unexpected input {name!r}{suggestion(str(name), expected)}: "
-            f"expected {', '.join(repr(known) for known in expected)}; leave it out"
+            f"expected {', '.join(map(repr, expected))}; leave it out"
         )
 
 
@@ -255,21 +255,21 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
             f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.extents)}: "
             f"{_expected(entry, array)}"
         )
-    for axis, (extent, wanted) in enumerate(zip(array.shape, entry.extents, strict=True)):
-        if isinstance(wanted, int) and extent != wanted:
+    for axis, (extent, expected) in enumerate(zip(array.shape, entry.extents, strict=True)):
+        if isinstance(expected, int) and extent != expected:
             raise InputError(
-                f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {wanted}: "
+                f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {expected}: "
                 f"{_expected(entry, array)}{_how_to_open(entry, axis)}"
             )
-        if not isinstance(wanted, int) and extent == 0 and not (part and axis == 0):
+        if not isinstance(expected, int) and extent == 0 and not (part and axis == 0):
             raise InputError(
                 f"The input '{entry.name}' is empty along axis {axis} (got [{_extents(array.shape)}]): leave empty batches out"
             )
-        if isinstance(wanted, str):
-            earlier, other = extents.setdefault(wanted, (extent, entry.name))
+        if isinstance(expected, str):
+            earlier, other = extents.setdefault(expected, (extent, entry.name))
             if earlier != extent:
                 raise InputError(
-                    f"The inputs '{other}' and '{entry.name}' disagree about '{wanted}': {earlier} and {extent} "
+                    f"The inputs '{other}' and '{entry.name}' disagree about '{expected}': {earlier} and {extent} "
                     f"('{entry.name}': {_expected(entry, array)}). Give both for the same samples"
                 )
 
@@ -285,20 +285,20 @@ def _how_to_open(entry: Entry, axis: int) -> str:
 
 
 def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:
-    wanted = entry.numpy_dtype
-    if array.dtype == wanted:
-        return np.asarray(array, dtype=wanted, order="C")
-    if wanted.name in FLOATS and array.dtype.name in FLOATS:
+    dtype = entry.numpy_dtype
+    if array.dtype == dtype:
+        return np.asarray(array, dtype=dtype, order="C")
+    if dtype.name in FLOATS and array.dtype.name in FLOATS:
         return _rounded(entry, array)
-    if wanted.kind in "iu" and array.dtype.kind in "iu":
+    if dtype.kind in "iu" and array.dtype.kind in "iu":
         return _fitted(entry, array)
     reason = ""
-    if wanted.kind in "iu" and array.dtype.name in FLOATS:
+    if dtype.kind in "iu" and array.dtype.name in FLOATS:
         reason = "; class indices are integers" if entry.role is Role.LABEL else "; it takes integers"
-    elif wanted.name in FLOATS and array.dtype.kind in "iub":
+    elif dtype.name in FLOATS and array.dtype.kind in "iub":
         reason = "; scale integers (pixels: divide by 255) to what the model was made for"
     raise InputError(
-        f"The input '{entry.name}' has dtype {array.dtype}, expected {wanted}{reason}: convert it with .astype('{wanted}')"
+        f"The input '{entry.name}' has dtype {array.dtype}, expected {dtype}{reason}: convert it with .astype('{dtype}')"
     )
 
 
@@ -316,15 +316,15 @@ def _rounded(entry: Entry, array: np.ndarray) -> np.ndarray:
 
 
 def _fitted(entry: Entry, array: np.ndarray) -> np.ndarray:
-    wanted = entry.numpy_dtype
-    if array.size and not np.can_cast(array.dtype, wanted):
-        limits = np.iinfo(wanted)
+    dtype = entry.numpy_dtype
+    if array.size and not np.can_cast(array.dtype, dtype):
+        limits = np.iinfo(dtype)
         outside = (array < limits.min) | (array > limits.max)
         if outside.any():
             raise InputError(
-                f"The input '{entry.name}' holds {array[outside].flat[0]} at {_position(outside)}, which {wanted} cannot hold"
+                f"The input '{entry.name}' holds {array[outside].flat[0]} at {_position(outside)}, which {dtype} cannot hold"
             )
-    return array.astype(wanted, order="C")
+    return array.astype(dtype, order="C")
 
 
 def _check_range(entry: Entry, array: np.ndarray) -> None:

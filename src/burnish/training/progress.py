@@ -60,20 +60,24 @@ class Progress(Protocol):
         ...
 
 
-def progress_of(progress: bool | Progress) -> Progress:
+def progress_of(progress: bool | Progress, reports: bool = True) -> Progress:
     """Return what shows the progress of a run: the object itself, or what suits the terminal, or nothing.
+
+    Args:
+        progress: as ``Trainer`` takes it.
+        reports: False for a worker that leaves reports to another.
 
     Raises:
         ConfigurationError: it is none of these.
     """
     if isinstance(progress, bool):
-        return automatic() if progress else Silent()
+        return automatic() if progress and reports else Silent()
     if isinstance(progress, type) or not isinstance(progress, Progress):
         raise ConfigurationError(
             f"progress must be True, False or an object with the methods of burnish.training.progress.Progress, not "
             f"{progress!r}{call_hint(progress)}"
         )
-    return progress
+    return progress if reports else Silent()
 
 
 class Silent:
@@ -181,7 +185,7 @@ class _Speed:
         self._first_step = step
 
     def step(self, reached: Reached) -> None:
-        # The first step also loads the graph: timing begins behind it.
+        # The first step also loads the graph: timing begins after it.
         if self._begin is None:
             self._begin, self._first_step, self._samples_before = time.monotonic(), reached.step, reached.samples
 

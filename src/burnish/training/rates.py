@@ -1,4 +1,4 @@
-"""The learning rate over a run of the trainer: given to each step from here, or computed by the program and only reported."""
+"""The learning rate over a run: the trainer passes it to each step, or the program computes it and only reports it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MONITORED = "monitored"
 
 @dataclass(frozen=True)
 class Rates:
-    """What each step of a run is given for its learning rate.
+    """What each step of a run takes for its learning rate.
 
     Attributes:
         start: the rate that ``schedule`` changes; None where the program takes none.
         schedule: (step from 0, steps of the run) -> factor.
         computed: the outputs in which the program tells the rates that it computes.
         monitored: the inputs of a program whose rate falls on a plateau.
-        figure: what these are given after each epoch: loss or a metric.
+        figure: what these take after each epoch: loss or a metric.
         every: steps to an update, one of which reads these inputs: more than 1 where the optimizer accumulates.
         end: how many steps the program's own schedule is for; None where it has no end.
     """
@@ -62,14 +62,14 @@ class Rates:
         computed = tuple(entry.name for entry in signature.outputs_of(Role.RATE))
         factor = factors.get(schedule)
         if RATE not in inputs:
-            given = f"lr={lr}" if lr is not None else None if factor is factors.constant else "schedule"
-            if given and computed:
+            change = f"lr={lr}" if lr is not None else None if factor is factors.constant else "schedule"
+            if change and computed:
                 raise ConfigurationError(
-                    f"{given}: this program computes its learning rate from the step, by the schedule that it was compiled with: "
-                    "leave it out, or compile with a number as lr"
+                    f"{change}: this program computes its learning rate from the step, by the schedule that it was compiled "
+                    "with: leave it out, or compile with a number as lr"
                 )
-            if given:
-                raise ConfigurationError(f"{given}: the optimizer of this program has no learning rate 'lr' to change")
+            if change:
+                raise ConfigurationError(f"{change}: the optimizer of this program has no learning rate 'lr' to change")
         elif lr is not None:
             check_hyperparameters(signature, {RATE: lr})
             lr = float(lr)
@@ -83,10 +83,10 @@ class Rates:
         return cls(start, factor, computed, monitored, monitor or figures[0], _steps_to_an_update(program), signature.end)
 
     def at(self, step: int, steps: int) -> float | None:
-        """Return the rate that a step is given; None where the program computes its own, or has none."""
+        """Return the rate for a step; None where the program computes its own, or has none."""
         return None if self.start is None else self.start * factors.factor_at(self.schedule, step, steps)
 
-    def given(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
+    def hyperparameters(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
         """Return the hyperparameters of a step.
 
         Args:
@@ -99,22 +99,22 @@ class Rates:
         fits = abs(figure) <= float(np.finfo(np.float32).max)
         return ({} if rate is None else {RATE: rate}) | (dict.fromkeys(self.monitored, figure) if fits else {})
 
-    def used(self, given: Mapping[str, float], results: Mapping[str, float]) -> float | None:
-        """Return the rate of a step, from what it was given and what it returned; the first of several."""
-        return results[self.computed[0]] if self.computed else given.get(RATE)
+    def used(self, hyperparameters: Mapping[str, float], results: Mapping[str, float]) -> float | None:
+        """Return the rate of a step, from its hyperparameters and its results; the first of several."""
+        return results[self.computed[0]] if self.computed else hyperparameters.get(RATE)
 
-    def check_end(self, taken: int, left: int) -> None:
+    def check_end(self, done: int, left: int) -> None:
         """Raise ConfigurationError where the steps that are left go past the end of the program's own schedule.
 
         Args:
-            taken: steps that the state has taken.
+            done: steps that the state has taken.
             left: steps that the run has still to do.
         """
-        if self.end is not None and left and taken + left > self.end:
-            already = f" after the {taken:,} that the state has taken" if taken else ""
+        if self.end is not None and left and done + left > self.end:
+            already = f" after the {done:,} that the state has taken" if done else ""
             raise ConfigurationError(
                 f"The run has {left:,} steps{already}, and the learning-rate schedule of this program ends after {self.end:,}: "
-                f"compile with a schedule of {taken + left:,} steps or with past_end='hold', or train fewer epochs"
+                f"compile with a schedule of {done + left:,} steps or with past_end='hold', or train fewer epochs"
             )
 
 

@@ -64,7 +64,7 @@ class MetricsTable:
                 reader = csv.DictReader(file)
                 if tuple(reader.fieldnames or ()) != self.columns:
                     raise ValueError(f"its columns are {', '.join(reader.fieldnames or ())}")
-                # A crash may have left a last row without its end: it lies behind the checkpoint and is written again.
+                # A crash may have left a last row without its end: it comes after the checkpoint and is written again.
                 return [
                     {name: _number(name, text) for name, text in values.items()}
                     for values in reader

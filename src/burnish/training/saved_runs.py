@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from burnish.errors import CheckpointError
 from burnish.formats.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
 
 AVERAGE = "average"
+RECORD = "run.json"
 
 
 def is_run(path: Path) -> bool:
@@ -47,8 +49,13 @@ def program_beside(checkpoint: Path) -> Path | None:
 
 def exported_parameters(run: Path) -> str | None:
     """Return what the run in a folder exported: the parameters (None, also where it does not say), or their ``average``."""
+    return AVERAGE if read_record(run).get("parameters") == AVERAGE else None
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """Return what ``burnish train`` wrote of a run into its folder; empty where there is nothing that can be read."""
     try:
-        found = json.loads((run / "run.json").read_text(encoding="utf-8"))["parameters"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return AVERAGE if found == AVERAGE else None
+        record = json.loads((run / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from burnish import engines
+from burnish.compiler.executable import lower
 from burnish.distributed import DataParallel
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.distributed.runners.local_steps import LocalSteps
@@ -104,7 +105,7 @@ class Session:
         self._predicted_batch = BatchCheck(program.signature["predict"], ignored=labels)
         self._runner: ProgramRunner | None
         if parallel is None:
-            self._runner = self.engine.open(program, state, device=device, threads=threads)
+            self._runner = self.engine.open(lower(program, self.engine.target), state, device=device, threads=threads)
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         self._closed_state: dict[str, np.ndarray] = {}
@@ -319,14 +320,14 @@ class Session:
             self.metadata = {**self.metadata, **opened.metadata}
             return opened.extra
         checkpoint = read_checkpoint(path)
-        found = carry_over(self.program.init, self.program.signature, self.program.options, self.state(), checkpoint.state)
-        if not any(name.startswith("param/") for name in found.carried):
+        carried = carry_over(self.program.init, self.program.signature, self.program.options, self.state(), checkpoint.state)
+        if not any(name.startswith("param/") for name in carried.carried):
             raise CheckpointError(
                 f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
                 "dtype. Compile the model that it was made with"
             )
-        self._open_runner().load_state(found.state)
-        if notes := found.notes():
+        self._open_runner().load_state(carried.state)
+        if notes := carried.notes():
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
 
@@ -338,7 +339,7 @@ class Session:
         Args:
             path: the ``.onnx`` file; written whole or not at all.
             fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before it or
-                the one behind it, where that is exact up to rounding.
+                the one after it, where that is exact up to rounding.
             parameters: ``average`` writes the average that the optimizer keeps, in place of the parameters.
 
         Returns:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish import engines, losses, metrics
 from burnish.compiler.compile import compile_inference
-from burnish.data import DataDescription, Dataset, Wanted
+from burnish.data import DataDescription, Dataset, DataSpec
 from burnish.engines import Engine
 from burnish.errors import CheckpointError, ConfigurationError, InputError
 from burnish.formats.folder import MANIFEST
@@ -57,12 +57,12 @@ class TrainedModel:
         self._predict, self._evaluate_totals = predict, evaluate_totals
 
     @property
-    def to_predict(self) -> Wanted:
+    def to_predict(self) -> DataSpec:
         """What a data set has to fill to predict: no labels."""
-        return Wanted(self._signature["predict"].inputs_of(Role.DATA), None, described=self.described, predicts=True)
+        return DataSpec(self._signature["predict"].inputs_of(Role.DATA), None, described=self.described, predicts=True)
 
     @property
-    def to_evaluate(self) -> Wanted:
+    def to_evaluate(self) -> DataSpec:
         """What a data set has to fill to evaluate.
 
         Raises:
@@ -71,7 +71,7 @@ class TrainedModel:
         self._evaluation()
         signature = self._signature["evaluate"]
         labels = signature.inputs_of(Role.LABEL)
-        return Wanted(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:], self.described)
+        return DataSpec(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:], self.described)
 
     def predict(self, data: Dataset, batch_size: int = 32) -> dict[str, np.ndarray]:
         """Return the model's outputs over all samples of a data set, in their order, by name.
@@ -160,20 +160,20 @@ def open_model(
         DataError: the model's metadata describe its data, and cannot be read.
     """
     path = Path(source)
-    own = {"loss": loss, "metrics": metrics, "outputs": outputs}
+    objective = {"loss": loss, "metrics": metrics, "outputs": outputs}
     if path.is_dir() or path.suffix == ".safetensors" or program is not None:
-        _refuse(own, f"'{path}' is of a program, compiled with its own")
+        _refuse(objective, f"'{path}' is of a program, compiled with its own")
         if (path / MANIFEST).is_file():
             _refuse({"program": program, "best": best or None}, f"'{path}' is a program and no run")
             return _of_program(f"the program '{path}'", Program.load(path), None, average, engine)
         return _of_checkpoint(path, program, best, average, engine)
     _refuse({"best": best or None}, f"'{path}' is one model")
     if _holds_program(path):
-        _refuse(own, f"'{path}' is a program, compiled with its own")
+        _refuse(objective, f"'{path}' is a program, compiled with its own")
         loaded = Program.load(path)
         return _of_program(f"the program '{path}'", loaded, loaded.saved_state, average, engine)
     _refuse({"average": average or None}, f"'{path}' holds one set of weights, whatever they are")
-    return _of_file(path, own, engine, to_evaluate)
+    return _of_file(path, objective, engine, to_evaluate)
 
 
 def _of_checkpoint(
@@ -220,16 +220,16 @@ def _of_session(name: str, session: Session, average: bool | None) -> TrainedMod
 def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_evaluate: bool) -> TrainedModel:
     runner = engines.get(engine)
     metadata = {entry.key: entry.value for entry in read_proto(path)[0].metadata_props}
-    known = {} if asked["loss"] is not None else read_objective(metadata)
-    settings: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in asked.items()}
+    recorded = {} if asked["loss"] is not None else read_objective(metadata)
+    settings: dict[str, Any] = {name: recorded.get(name) if value is None else value for name, value in asked.items()}
     if isinstance(settings["outputs"], list) and len(settings["outputs"]) <= 1:
         settings["outputs"] = next(iter(settings["outputs"]), None)
     inference = compile_inference(path, **settings) if to_evaluate else compile_inference(path)
     predict = runner.load(inference.predict)
     checked = BatchCheck(inference.signature["predict"])
     options = inference.options
-    if known and not to_evaluate:
-        options = {"loss": known["loss"], "predictions": [{"output": name} for name in known["outputs"]]}
+    if recorded and not to_evaluate:
+        options = {"loss": recorded["loss"], "predictions": [{"output": name} for name in recorded["outputs"]]}
     return TrainedModel(
         f"the model '{path}'",
         signature=inference.signature,

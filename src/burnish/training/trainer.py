@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import DataDescription, Dataset, DataSource, Loader, Wanted, as_dataset
+from burnish.data import Dataset, DataSource
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.errors import BurnishError, CheckpointError, ConfigurationError, InputError, NonFiniteLossError, WorkerError
+from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
 from burnish.program.state import averages
@@ -26,12 +26,11 @@ from burnish.random import check_seed
 from burnish.settings import is_whole
 from burnish.training import workers
 from burnish.training.cursor import Position
-from burnish.training.epoch_length import samples_left_out
-from burnish.training.inputs import check_batch
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
-from burnish.training.progress import Progress, Reached, Silent, progress_of
+from burnish.training.progress import Progress, Reached, progress_of
 from burnish.training.rates import Rates
 from burnish.training.reports import Row
+from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
 from burnish.version import __version__
@@ -136,80 +135,52 @@ class Trainer:
         progress: bool | Progress = True,
         parallel: DataParallel | None = None,
     ):
-        whole_numbers = {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "checkpoint_every": checkpoint_every,
-            "keep_checkpoints": keep_checkpoints,
-        }
-        for name, number in whole_numbers.items():
-            if number is not None and (not is_whole(number) or number < 1):
-                raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
+        _check_whole(epochs=epochs, batch_size=batch_size, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         check_seed(seed)
         # NumPy's numbers do not go into a checkpoint's record.
         epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
         DataParallel.check(parallel)
-        wanted = Wanted.by(program)
-        train = as_dataset(train_data, wanted, pixels=pixels)
-        described = DataDescription.of(train)
-        if eval_data is not None:
-            wanted = wanted.like(described)
-        evaluation = None if eval_data is None else as_dataset(eval_data, wanted, classes=described.classes)
-        if evaluation is not None:
-            _check_first_sample(program, evaluation)
-        self.program = program
-        self.epochs = epochs
-        self.checkpoint_every = checkpoint_every
-        rest = samples_left_out(program, len(train), batch_size)
-        self._group = ProcessGroup(0, 1)
+        data = RunData.open(program, train_data, eval_data, pixels)
+        self.program, self.epochs, self.checkpoint_every = program, epochs, checkpoint_every
+        self.run_directory = Path(run_directory)
         if parallel is not None:
             parallel = parallel.joined(device)
-            self._group = parallel.group or self._group
             engine = "torch" if engine == "auto" else engine
-        rank, count = self._group.rank, self._group.world_size
-        self.loader = Loader(train, batch_size, seed, drop_last=rest > 0, augment=augment, rank=rank, workers=count)
-        self.eval_loader = None if evaluation is None else Loader(evaluation, batch_size, shuffle=False)
+        self._group = (parallel and parallel.group) or ProcessGroup(0, 1)
+        self._steps_alone = bool(parallel and parallel.synchronize_every)
+        self.loader = data.training_loader(program, batch_size, seed, augment, self._group.rank, self._group.world_size)
+        self.eval_loader = data.evaluation_loader(batch_size)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
-        self._watched = _watched(program, best_metric)
-        if parameters is not None:
-            averages(program.signature, parameters)  # refuses what the program keeps none of
-        self._parameters = parameters
-        self._notes = [note for data in (train, evaluation) if (note := getattr(data, "note", None)) is not None]
-        if rest:
-            self._notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
+        self._watched, self._parameters = _watched(program, best_metric), _evaluated(program, parameters)
+        self._notes = data.notes(program, batch_size)
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
-        course = {
-            "seed": seed,
-            "batch_size": batch_size,
-            "samples": len(train),
-            "pixels": None if described.preprocessing is None else described.preprocessing.text(),
-        }
-        self.run_directory = Path(run_directory)
-        kept = RunFolder if self._group.rank == 0 else FollowedFolder
-        self.run_folder = kept(self.run_directory, course, keep_checkpoints)
-        shown = progress_of(progress)
-        self._progress = shown if self._group.rank == 0 else Silent()
-        self._ctrl_c = CtrlCNoted()
-        self._stop_vote = workers.StopVote(self._group)
-        self._position = Position()
-        self._steps_alone = parallel is not None and parallel.synchronize_every is not None
+        course = {"seed": seed, "batch_size": batch_size, **data.course()}
+        folder = RunFolder if self._group.rank == 0 else FollowedFolder
+        self.run_folder = folder(self.run_directory, course, keep_checkpoints)
+        self._progress = progress_of(progress, reports=self._group.rank == 0)
+        self._ctrl_c, self._stop_vote, self._position = CtrlCNoted(), workers.StopVote(self._group), Position()
         try:
-            self._agree(course, evaluation)
-            if not resume and not overwrite:
-                workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
+            self._agree(course, data.evaluation)
+            self._check_folder(resume or overwrite)
             self.session = Session(program, engine, state, seed, device, threads, parallel)
-            self.session.metadata = described.metadata()
-            if resume:
-                self._resume()
-            self._rates.check_end(self.session.step_count, self.steps - self._position.step)
-            diagnostics = [entry.name for entry in program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
-            last_step = self._position.step if resume else None
-            workers.on_first(
-                self._group, lambda: self.run_folder.begin(self._names, diagnostics, last_step), "the folder of the run"
-            )
+            self._begin(data, resume)
         except BaseException as error:
             self._group.fail(error)
             raise
+
+    def _check_folder(self, may_hold_run: bool) -> None:
+        if not may_hold_run:
+            workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
+
+    def _begin(self, data: RunData, resume: bool) -> None:
+        """Enter the folder of the run, at its start or where it stopped."""
+        self.session.metadata = data.described.metadata()
+        if resume:
+            self._resume()
+        self._rates.check_end(self.session.step_count, self.steps - self._position.step)
+        diagnostics = [entry.name for entry in self.program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
+        last_step = self._position.step if resume else None
+        workers.on_first(self._group, lambda: self.run_folder.begin(self._names, diagnostics, last_step), "the folder of the run")
 
     @property
     def latest(self) -> Path:
@@ -281,12 +252,12 @@ class Trainer:
         begin = time.monotonic()
         for batch in self.loader.epoch(position.epoch, position.batch):
             latest = position.metrics if position.unheeded else {}
-            given = self._rates.given(position.step, self.steps, latest)
+            hyperparameters = self._rates.hyperparameters(position.step, self.steps, latest)
             if self.session.meets:
                 self._stop_vote.begin(self._ctrl_c.noted)
-            results = self.session.step(batch, **given)
+            results = self.session.step(batch, **hyperparameters)
             metrics = {name: results[name] for name in self._names}
-            position.rate = self._rates.used(given, results)
+            position.rate = self._rates.used(hyperparameters, results)
             if position.unheeded and not results.get("skipped"):
                 position.unheeded -= 1
             samples = min(self.loader.batch_size, len(self.loader.dataset) - position.batch * self.loader.batch_size)
@@ -341,7 +312,7 @@ class Trainer:
         """Check that all workers were given the same, as far as the program, whose session compares it, does not say it."""
         if self._group.world_size == 1:
             return
-        given = {
+        facts = {
             "the version of burnish": __version__,
             "the version of PyTorch": version("torch"),
             **course,
@@ -352,7 +323,7 @@ class Trainer:
             "the evaluation data": None if evaluation is None else workers.described(evaluation),
         }
         self._group.barrier(name="the others to read their data and compile")
-        workers.agree(self._group, given)
+        workers.agree(self._group, facts)
 
     def _resume(self) -> None:
         """Go on where the run stopped: the first worker reads the checkpoint, the others get it from there."""
@@ -361,9 +332,9 @@ class Trainer:
             position, passed_over = self.run_folder.restored(self.session)
             return {"position": asdict(position), "notes": passed_over}
 
-        found = workers.on_first(self._group, restored, "the checkpoint")
-        self._position = Position.from_dict(found["position"])
-        self._notes += found["notes"]
+        checkpoint = workers.on_first(self._group, restored, "the checkpoint")
+        self._position = Position.from_dict(checkpoint["position"])
+        self._notes += checkpoint["notes"]
         workers.take_over_state(self._group, self.session)
 
     def start_from(self, path: str | Path) -> None:
@@ -417,12 +388,17 @@ class Trainer:
             self._progress.note(reason)
 
 
-def _check_first_sample(program: Program, evaluation: Dataset) -> None:
-    """Refuse data for evaluation that do not fit the program now, and not after an epoch of training."""
-    try:
-        check_batch(program.signature["evaluate"], evaluation.batch(np.arange(1)), part=True)
-    except InputError as error:
-        raise InputError(f"eval_data: {error}") from error
+def _check_whole(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (not is_whole(number) or number < 1):
+            raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
+
+
+def _evaluated(program: Program, parameters: str | None) -> str | None:
+    """Return what is evaluated after each epoch; refuses what the program keeps none of."""
+    if parameters is not None:
+        averages(program.signature, parameters)
+    return parameters
 
 
 def _watched(program: Program, best_metric: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What the workers of a run do together beside their steps: agree, start in one state, evaluate, stop behind one step."""
+"""What the workers of a run do together beside their steps: agree, start in one state, evaluate, stop after the same step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class StopVote:
     """Whether any worker wants to stop, asked at each step without waiting: the answer of a step is there when its gradients are.
 
-    All workers learn it at the same step, so that all stop behind the same one.
+    All workers learn it at the same step, so that all stop after the same one.
     """
 
     def __init__(self, group: ProcessGroup):
@@ -96,8 +96,8 @@ def on_all(group: ProcessGroup, function: Callable[[], Result], name: str) -> Re
         group.fail(error)
         raise
     group.barrier(name=f"the others to {name}")
-    own = ["", False] if failure is None else [str(failure), comes_again(failure)]
-    told = group.all_gather_json(own, name=f"whether all could {name}")
+    outcome = ["", False] if failure is None else [str(failure), comes_again(failure)]
+    told = group.all_gather_json(outcome, name=f"whether all could {name}")
     if failure is not None and (group.rank == 0 or str(failure) != told[0][0]):
         raise failure
     failed = next((rank for rank, (message, _) in enumerate(told) if message), None)
@@ -207,12 +207,12 @@ def evaluate(
     """
     if group.world_size == 1:
         return session.evaluate_data(loader.epoch(0), lambda _: looked_up(), parameters)
-    own = []
+    batches = []
     for batch in every(loader, group.rank, group.world_size):
-        own.append(session.evaluate_totals(batch, parameters))
+        batches.append(session.evaluate_totals(batch, parameters))
         looked_up()
     totals = Totals()
-    for content in group.all_gather_bytes(_packed(own), name="the totals of the evaluation"):
+    for content in group.all_gather_bytes(_packed(batches), name="the totals of the evaluation"):
         for part in _unpacked(content):
             totals.add(part)
     if not totals.counts and not totals.sums:

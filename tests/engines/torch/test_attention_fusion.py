@@ -15,6 +15,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
+from oracles.kernel_graphs import kernel_graphs
 from oracles.semantic_gradients import semantic_gradients
 from oracles.small_networks import transformer
 
@@ -190,7 +191,7 @@ def test_heads_may_lie_in_any_order(dtype):
 @pytest.mark.parametrize("narrow", [True, False])
 def test_attention_in_mixed_precision_is_a_kernel_where_there_is_one(narrow):
     program = burnish.compile(transformer(), loss="cross_entropy", optimizer="adamw", precision="bfloat16")
-    model = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"]
+    model = kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"]
     attended = (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if narrow else (ir.DataType.FLOAT,)
     found = [node for node in fuse(model, kernels=True, attended=attended).graph if node.op_type.startswith("FusedAttention")]
     assert {node.op_type for node in found} == ({"FusedAttention", "FusedAttentionGrad"} if narrow else set())
@@ -321,6 +322,6 @@ def test_other_guards_stay(changed):
 @needs_kernels
 def test_the_step_of_a_transformer_has_both_kernels():
     program = burnish.compile(transformer(), loss="cross_entropy", optimizer="adamw")
-    model = fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
+    model = fuse(kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
     assert {"FusedAttention", "FusedAttentionGrad"} <= set(kinds(model))
     assert "Softmax" not in kinds(model)

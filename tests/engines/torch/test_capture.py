@@ -17,6 +17,7 @@ from burnish.engines.torch.runtime.readback import pack, unpack
 from burnish.engines.torch.runtime.tensor_float import tensor_float
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.program import Entry, GraphSignature, Role
+from oracles.open_program import open_program
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 
 
@@ -53,7 +54,7 @@ class Refuses:
 
 
 def opened(recorder, program, **options):
-    runner = TorchEngine(**options).open(program, program.initial_state(0), threads=1)
+    runner = open_program(TorchEngine(**options), program, program.initial_state(0), threads=1)
     runner._recorder = recorder
     return runner
 
@@ -212,13 +213,13 @@ def test_a_gpu_that_is_not_there_is_named():
         pytest.skip("needs a machine without a CUDA GPU")
     program = tiny_program()
     with pytest.raises(EngineError, match=r"cannot use the device 'cuda': .*Leave device out for the CPU"):
-        TorchEngine().open(program, program.initial_state(0), device="cuda")
+        open_program(TorchEngine(), program, program.initial_state(0), device="cuda")
 
 
 @pytest.mark.parametrize("compile", ["regions", "none"])
 def test_steps_on_a_gpu_follow_the_closed_form(cuda, compile):
     program = tiny_program()
-    runner = TorchEngine(compile=compile).open(program, program.initial_state(0), device="cuda")
+    runner = open_program(TorchEngine(compile=compile), program, program.initial_state(0), device="cuda")
     assert isinstance(runner._recorder, CudaRecorder)
     state = program.initial_state(0)
     for number, size in enumerate((8, 5, 8, 1)):

@@ -16,6 +16,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 PADS = [(1, 1, 1, 1), (0, 0, 0, 0), (2, 2, 2, 2), (0, 1, 1, 2), (3, 0, 0, 4)]
@@ -196,7 +197,7 @@ network (float[batch, {channels}, 9, 11] x) => (float[batch, features] y)
 
 def step_graph(source: onnx.ModelProto) -> ir.Graph:
     program = burnish.compile(source, loss="mse", optimizer="sgd")
-    graph = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"].graph
+    graph = kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"].graph
     fuse_depthwise(graph)
     return graph
 
@@ -259,6 +260,6 @@ def test_programs_train_alike_with_the_kernels_and_without(attributes, channels)
 @needs_kernels
 def test_in_bfloat16_programs_train_alike():
     program = burnish.compile(network("pads = [1, 1, 1, 1]"), loss="mse", optimizer="sgd", precision="bfloat16")
-    graph = fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True).graph
+    graph = fuse(kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True).graph
     assert [node.inputs[0].dtype for node in graph if node.op_type == "DepthwiseConvGrad"] == [ir.DataType.BFLOAT16] * 2
     trained_alike(program, tolerance=2e-3)

@@ -13,6 +13,7 @@ from burnish.engines.torch.translate import translation
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate
 from burnish.models import residual_network
+from oracles.open_program import open_program
 from oracles.small_networks import perceptron, transformer
 
 CUDA = torch.device("cuda")
@@ -39,7 +40,7 @@ class Constant:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     program = PROGRAMS[name]()
-    model = TorchEngine(compile="none").open(program, program.initial_state(0))._prepared(graph, fused=False)
+    model = open_program(TorchEngine(compile="none"), program, program.initial_state(0))._prepared(graph, fused=False)
     signature = program.signature[graph]
     monkeypatch.setattr(translation, "tensor_of", Constant)
     with FakeTensorMode(), torch.no_grad():

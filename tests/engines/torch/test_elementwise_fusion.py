@@ -18,6 +18,7 @@ from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch.families.elementwise.programs import OPERATIONS
 from burnish.engines.torch.native import kernels
 from oracles.float32_sums import within_float32
+from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 
@@ -226,7 +227,7 @@ def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
     from burnish.models import residual_network
 
     program = burnish.compile(residual_network(), optimizer="adamw")
-    model = fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
+    model = fuse(kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
     for value in model.graph.outputs:
         if (value.name or "").startswith("next:param/"):
             maker = value.producer()

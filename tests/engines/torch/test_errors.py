@@ -15,6 +15,7 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.translate import rules
 from burnish.engines.torch.translate.rules import Call
 from burnish.errors import EngineError
+from oracles.open_program import open_program
 from oracles.tiny_program import tiny_program
 
 
@@ -68,9 +69,9 @@ def test_a_device_that_is_not_there_is_named() -> None:
     program = tiny_program()
     message = r"cannot use the device 'cuda': .*Leave device out for the CPU"
     with pytest.raises(EngineError, match=message):
-        TorchEngine().open(program, program.initial_state(0), device="cuda")
+        open_program(TorchEngine(), program, program.initial_state(0), device="cuda")
     with pytest.raises(EngineError, match=message):
-        TorchEngine("cuda").open(program, program.initial_state(0))
+        open_program(TorchEngine("cuda"), program, program.initial_state(0))
 
 
 # All that PyTorch has a name for, but for those that this machine may have, and others.
@@ -88,7 +89,7 @@ def test_a_device_that_does_not_exist_is_named(name: object) -> None:
     with pytest.raises(EngineError, match=message):
         burnish.Session(program, engine="torch", device=name)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=message):
-        TorchEngine(name).open(program, program.initial_state(0))  # type: ignore[arg-type]
+        open_program(TorchEngine(name), program, program.initial_state(0))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=message):
         TorchEngine(name).load(program.predict)  # type: ignore[arg-type]
 
@@ -98,13 +99,13 @@ def test_a_device_of_another_maker_is_named(name: str) -> None:
     if getattr(torch, name).is_available():
         pytest.skip(f"there is an {name} device here")
     with pytest.raises(EngineError, match=rf"cannot use the device '{name}': .*Leave device out for the CPU"):
-        TorchEngine(name).open(tiny_program(), tiny_program().initial_state(0))
+        open_program(TorchEngine(name), tiny_program(), tiny_program().initial_state(0))
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu:0", torch.device("cpu")])
 def test_the_names_of_the_cpu_are_one_device(name: str) -> None:
     program = tiny_program()
-    runner = TorchEngine().open(program, program.initial_state(0), device=name)
+    runner = open_program(TorchEngine(), program, program.initial_state(0), device=name)
     assert {tensor.device for tensor in runner._state.values()} == {torch.device("cpu")}
     assert runner._device == torch.device("cpu")
 
@@ -113,7 +114,7 @@ def test_the_names_of_the_cpu_are_one_device(name: str) -> None:
 def test_threads_that_are_no_number_of_threads(threads: object) -> None:
     program = tiny_program()
     with pytest.raises(EngineError, match=r"threads=.*whole number of at least one"):
-        TorchEngine().open(program, program.initial_state(0), threads=threads)  # type: ignore[arg-type]
+        open_program(TorchEngine(), program, program.initial_state(0), threads=threads)  # type: ignore[arg-type]
 
 
 def test_elements_that_pytorch_lacks_are_named() -> None:

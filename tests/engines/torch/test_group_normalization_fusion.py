@@ -15,6 +15,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available("group_norm"), reason="needs the engine's kernels")
 
@@ -47,7 +48,7 @@ network (float[batch, 3, 9, 10] x) => (float[batch, 3, 9, 10] y)
 
 def fused(program: burnish.Program) -> ir.Graph:
     known = translated_operators(BURNISH_DOMAIN) | FUSED
-    return fuse(program.kernel_graphs(known)["step"], kernels=True).graph
+    return fuse(kernel_graphs(program, known)["step"], kernels=True).graph
 
 
 def check_training(program: burnish.Program) -> None:

@@ -14,6 +14,7 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.runtime.inductor import laid_out_as
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.models import residual_network
+from oracles.open_program import open_program
 from oracles.small_networks import perceptron
 from oracles.tiny_program import LR, numpy_step, tiny_batch, tiny_program
 
@@ -27,7 +28,7 @@ def with_lr(batch):
 @pytest.mark.slow
 def test_steps_follow_the_closed_form_and_other_batch_sizes_compile_nothing():
     program = tiny_program()
-    runner = TorchEngine(compile="inductor").open(program, program.initial_state(0))
+    runner = open_program(TorchEngine(compile="inductor"), program, program.initial_state(0))
     state = program.initial_state(0)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for number, size in enumerate((8, 8, 5, 2, 64)):
@@ -114,7 +115,7 @@ def test_a_missing_compiler_is_named():
         config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(EngineError, match=r"compile='inductor' needs a C\+\+ compiler, and none was found: install one"),
     ):
-        TorchEngine(compile="inductor").open(program, program.initial_state(0))
+        open_program(TorchEngine(compile="inductor"), program, program.initial_state(0))
 
 
 def test_what_the_compiler_refuses_is_named(monkeypatch):
@@ -123,7 +124,7 @@ def test_what_the_compiler_refuses_is_named(monkeypatch):
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", refuse)
     program = tiny_program()
-    runner = TorchEngine(compile="inductor").open(program, program.initial_state(0))
+    runner = open_program(TorchEngine(compile="inductor"), program, program.initial_state(0))
     with pytest.raises(
         EngineError, match=r"cannot compile the step graph: .*no such loop.*No state has changed\. Leave compile="
     ):

@@ -19,6 +19,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
+from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 ACTIVATIONS = {0: lambda y: y, 1: torch.relu, 2: lambda y: torch.clamp(y, 0, 6)}
@@ -69,7 +70,7 @@ def test_batch_normalization_keeps_its_digits(shape, residual, activation, mean)
 
 
 def fused_graph(program: burnish.Program, graph: str = "step") -> ir.Model:
-    return fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)[graph], kernels=True)
+    return fuse(kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)[graph], kernels=True)
 
 
 def count(model: ir.Model, op_type: str) -> int:

@@ -18,6 +18,8 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.translate.translation import translate
+from oracles.kernel_graphs import kernel_graphs
+from oracles.open_program import open_program
 from oracles.small_networks import perceptron, transformer
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -156,7 +158,7 @@ def test_a_session_serves_its_own_tensors_alone():
         session.evaluate(batch_of(program))
         session.load_state(session.state())
         assert used() == before
-    runner = TorchEngine(keep_pages=False).open(program, program.initial_state())
+    runner = open_program(TorchEngine(keep_pages=False), program, program.initial_state())
     assert not isinstance(runner._memory, memory.KeptPages)
 
 
@@ -294,6 +296,8 @@ import os, sys
 open(os.path.join(sys.argv[1], "cgroup.procs"), "w").write(str(os.getpid()))
 import numpy as np, burnish
 from burnish.models import residual_network
+from oracles.kernel_graphs import kernel_graphs
+from oracles.open_program import open_program
 program = burnish.compile(residual_network(width=32, blocks=(1, 1)), optimizer="sgd")
 session = burnish.Session(program, engine="torch", threads=1)
 entry = next(entry for entry in program.signature["step"].inputs if entry.role is burnish.program.Role.DATA)
@@ -349,10 +353,10 @@ def test_a_state_that_is_handed_over_is_taken_entry_by_entry():
     program = burnish.compile(perceptron(), optimizer="adam")
     state = program.initial_state()
     given = HandedOver(state)
-    runner = TorchEngine().open(program, given)
+    runner = open_program(TorchEngine(), program, given)
     assert not given
     kept = dict(state)
-    other = TorchEngine().open(program, kept)
+    other = open_program(TorchEngine(), program, kept)
     assert kept.keys() == state.keys()
     for found in (runner.state(), other.state()):
         for name, array in state.items():
@@ -370,7 +374,7 @@ def test_a_session_leaves_the_state_that_it_is_given():
 
 def test_the_gradient_of_an_embedding_is_added_up_where_it_lies():
     program = burnish.compile(transformer(), optimizer="adam")
-    model = program.kernel_graphs({"GatherGrad"}, ("grad",))["grad"]
+    model = kernel_graphs(program, {"GatherGrad"}, ("grad",))["grad"]
     calls = [node.target for node in translate(model, torch.device("cpu")).graph.nodes]
     assert "index_add_" in calls
     assert torch.index_add not in calls

@@ -16,6 +16,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.kernel_graphs import kernel_graphs
 from oracles.small_networks import batch_of, mobile
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
@@ -191,5 +192,5 @@ def test_a_network_trains_alike_with_and_without(recompute, monkeypatch):
     for name, array in states[1].items():
         if name.startswith(("param/", "stat/")):
             np.testing.assert_allclose(states[0][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
-    graph = fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True).graph
+    graph = fuse(kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True).graph
     assert sum(node.op_type == "PointwiseConvGrad" for node in graph) == 2

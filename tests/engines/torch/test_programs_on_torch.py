@@ -19,6 +19,7 @@ from burnish.engines.torch.translate.runtime_node import Late
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.random.draws import keep_mask
+from oracles.open_program import open_program
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import BATCH, CLASSES, batch_of, mobile, perceptron, transformer
 
@@ -42,7 +43,7 @@ NETWORKS: dict[str, Callable[[], ir.Model]] = {
 def gradients(engine: TorchEngine | OnnxRuntimeEngine | ReferenceEngine, program: Program, state, batch) -> dict[str, np.ndarray]:
     """All outputs of ``grad``, by the engine's own kernels where it has some."""
     if isinstance(engine, TorchEngine):
-        return engine.open(program, state, threads=1)._arrays("grad", batch, {})
+        return open_program(engine, program, state, threads=1)._arrays("grad", batch, {})
     values = {**state, **batch}
     return engine.run(program.grad, {entry.name: values[entry.name] for entry in program.signature["grad"].inputs})
 
@@ -77,7 +78,8 @@ def compare(program: Program, batches: list[dict[str, np.ndarray]], engine: Torc
     for part in (True, False):
         chosen = [name for name in expected if name.startswith("grad:") == part]
         assert_near({name: actual[name] for name in chosen}, {name: expected[name] for name in chosen}, "gradient")
-    runner, peer = engine.open(program, state, threads=1), OnnxRuntimeEngine().open(program, state, device=None, threads=1)
+    runner = open_program(engine, program, state, threads=1)
+    peer = open_program(OnnxRuntimeEngine(), program, state, threads=1)
     for number, batch in enumerate(batches):
         runner.load_state(peer.state())
         one, other = runner.step(fed(program, batch)), peer.step(fed(program, batch))
@@ -151,7 +153,7 @@ def test_losses(loss: str | losses.Loss, targets: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: str) -> None:
     program = burnish.compile(NETWORKS[name](), optimizer="adam")
-    runner = TorchEngine().open(program, program.initial_state(0))
+    runner = open_program(TorchEngine(), program, program.initial_state(0))
     for graph in ("step", "evaluate", "predict"):
         module = runner._translate(graph, fused=True)
         assert not [part for part in module.children() if isinstance(part, Late)], graph
@@ -175,7 +177,7 @@ def test_mixed_precision(name: str, precision: str) -> None:
         assert actual[entry].dtype == np.float32
         allowed = 1.5 * np.linalg.norm(expected[entry] - array) + 1e-3 * max(float(np.linalg.norm(array)), 1e-2 * largest)
         assert np.linalg.norm(actual[entry] - array) <= allowed, entry
-    runner = TorchEngine().open(mixed, state, threads=1)
+    runner = open_program(TorchEngine(), mixed, state, threads=1)
     seen = [runner.step(fed(mixed, batch))["loss"].item() for _ in range(8)]
     assert seen[-1] < seen[0]
     assert {array.dtype for entry, array in runner.state().items() if entry.startswith("param/")} == {np.dtype(np.float32)}

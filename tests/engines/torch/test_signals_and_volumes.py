@@ -15,6 +15,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.kernel_graphs import kernel_graphs
 from oracles.several_workers import largest_difference, train_alone, train_in_threads
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -69,7 +70,7 @@ def batches(rank: int, count: int = 2) -> list[dict[str, np.ndarray]]:
 
 
 def nodes(program: burnish.Program, op_type: str) -> list[ir.Node]:
-    model = fuse(program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
+    model = fuse(kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | FUSED)["step"], kernels=True)
     return [node for node in model.graph if node.op_type == op_type]
 
 

@@ -19,6 +19,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
+from oracles.kernel_graphs import kernel_graphs
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
 
 CPU = torch.device("cpu")
@@ -176,7 +177,7 @@ NETWORKS: dict[str, Callable[[], ir.Model]] = {
 def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: bool, dtype: str) -> None:
     """But depthwise convolutions in bfloat16, which the engine has kernels for."""
     program = burnish.compile(NETWORKS[name](), precision=dtype)
-    model = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) | (FUSED if with_kernels else set()))["step"]
+    model = kernel_graphs(program, translated_operators(BURNISH_DOMAIN) | (FUSED if with_kernels else set()))["step"]
     fuse(model, with_kernels, winograd=True, narrow=[NARROW[dtype]])
     slow = [node.op_type for node in model.graph if node.outputs[0].dtype == NARROW[dtype]]
     assert not [kind for kind in slow if ("Conv" in kind and "Depthwise" not in kind) or "MatMul" in kind or "Gemm" in kind]

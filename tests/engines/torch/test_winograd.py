@@ -16,6 +16,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
+from oracles.kernel_graphs import kernel_graphs
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
 
@@ -179,7 +180,7 @@ def test_other_types_and_extents_are_not_taken():
 
 def step_graph(program: burnish.Program, winograd: bool) -> set[str]:
     known = translated_operators(BURNISH_DOMAIN) | FUSED
-    return {node.op_type for node in fuse(program.kernel_graphs(known)["step"], kernels=True, winograd=winograd).graph}
+    return {node.op_type for node in fuse(kernel_graphs(program, known)["step"], kernels=True, winograd=winograd).graph}
 
 
 def test_a_program_trains_alike_with_and_without():

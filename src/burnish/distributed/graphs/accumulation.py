@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.compiler.executable import Executable
 from burnish.distributed.graphs.replication import check_replicated
-from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.ops.collectives import (
     ALL_REDUCE,
@@ -28,13 +28,13 @@ from burnish.optim.accumulate import ACCUMULATED, COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
 from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
-from burnish.program.signature import Entry
+from burnish.program.signature import Entry, Signature
 
 MARKS = (ALL_REDUCE_WHERE, PARTS_OF)
 COUNT_ENTRY = f"opt/{COUNT}"
 
 
-def accumulates(program: Program) -> bool:
+def accumulates(program: Program | Executable) -> bool:
     """Whether gradients are accumulated as the reverse pass leaves them: nothing around the accumulation reads them.
 
     A transform in a chain around it needs the gradient of each whole micro-batch.
@@ -47,18 +47,18 @@ def accumulates(program: Program) -> bool:
     return False
 
 
-def accumulated_entries(program: Program) -> tuple[str, ...]:
+def accumulated_entries(signature: Signature) -> tuple[str, ...]:
     """The state entries of which each worker has its own part."""
-    return tuple(entry.name for entry in program.signature.state if entry.name.startswith(f"opt/{ACCUMULATED}/"))
+    return tuple(entry.name for entry in signature.state if entry.name.startswith(f"opt/{ACCUMULATED}/"))
 
 
-def exchanging_for_updates(program: Program) -> WorkerProgram:
-    """Return a program of several workers, whose gradients are ``OwnGradients``, that exchanges what was accumulated of them."""
-    signature = program.signature["step"]
+def exchanging_for_updates(executable: Executable) -> Executable:
+    """Return an executable of several workers, with ``OwnGradients``, that exchanges what was accumulated of them."""
+    signature = executable.signature["step"]
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
-    accumulated = set(accumulated_entries(program))
+    accumulated = set(accumulated_entries(executable.signature))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
-    return rewritten(program, lambda model: exchange_accumulated(model, own, outputs), [mark.name for mark in MARKS])
+    return executable.rewritten(lambda model: exchange_accumulated(model, own, outputs), "step", marks=MARKS)
 
 
 def exchange_accumulated(model: ir.Model, own: Collection[str], outputs: Mapping[str, Entry]) -> None:

@@ -1,4 +1,4 @@
-"""From the program of one worker to that of several: the same for all of them, with the exchanges in it.
+"""From the executable of one worker to that of several: the same for all of them, with the exchanges in it.
 
 A training graph is compiled with marks where a value of the whole batch is needed (``burnish.ops.collectives``). Here the marks
 become exchanges for a number of workers, and batch normalization takes its statistics over them.
@@ -6,11 +6,12 @@ become exchanges for a number of workers, and batch normalization takes its stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
 
+from burnish.compiler.executable import Executable
+from burnish.compiler.update import joined_signature
 from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates
 from burnish.distributed.graphs.buckets import bucket_gradients
 from burnish.distributed.graphs.merge_exchanges import number_exchanges, share_exchanges
@@ -27,16 +28,15 @@ from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norms import NormPolicy
 from burnish.ops.collectives import ALL_REDUCE, PARTS_OF, all_reduce
 from burnish.passes import remove_unused
-from burnish.program import Program, Role
-from burnish.program.signature import Entry, Signature
-from burnish.program.update import joined_signature
+from burnish.program import Role
+from burnish.program.signature import Entry, GraphSignature, Signature
 
 
-def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int, share: bool) -> Program:
-    """Return a program with the exchanges of this many workers in its training graph; left as it is.
+def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_size: int, share: bool) -> Executable:
+    """Return an executable with the exchanges of this many workers in its training graph.
 
     Args:
-        program: of one worker.
+        executable: of one worker, lowered to a target that keeps collectives (``Target.among_workers``); left as it is.
         workers: how many there are.
         norm: what layers of the policy ``train`` do.
         bucket_size: bytes of gradients in one exchange.
@@ -46,30 +46,29 @@ def derive(program: Program, workers: int, norm: NormPolicy, *, bucket_size: int
         ConfigurationError: the program has no graph to derive one from, or what it computes of a batch cannot be computed of its
             parts.
     """
-    if not program.semantic:
+    if not executable.semantic:
         problem = "was loaded from one ONNX file"
-        if program.options.get("recompute") is not None:
+        if executable.options.get("recompute") is not None:
             problem = "computes activations again, and was loaded from one ONNX file or compiled by an earlier version"
         raise ConfigurationError(
             f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: compile it "
             "again, or load it from a folder that Program.save wrote"
         )
-    model = program.semantic["grad"].clone()
+    model = executable.semantic["grad"].clone()
     if not any(ALL_REDUCE.is_of(node) for node in model.graph):
         raise ConfigurationError(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
-    later = workers > 1 and accumulates(program)
-    counts = insert_exchanges(model, program, workers, norm, later)
+    later = workers > 1 and accumulates(executable)
+    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, later)
     if share:
         share_exchanges(model.graph)
     bucket_gradients(model.graph, bucket_size, later)
     number_exchanges(model.graph)
-    semantic: Mapping[str, ir.Model] = {**program.semantic, "grad": model}
-    signature = program.signature if counts is None else with_counts(program.signature, counts)
-    derived = program.changed(semantic=semantic, signature=signature)
+    signature = executable.signature if counts is None else with_counts(executable.signature, counts)
+    derived = replace(executable, semantic={**executable.semantic, "grad": model}, signature=signature)
     return exchanging_for_updates(derived) if later else derived
 
 
@@ -79,15 +78,14 @@ def with_counts(signature: Signature, counts: Entry) -> Signature:
     return Signature({**signature.graphs, "grad": grad, "step": joined_signature(grad, signature["apply"])})
 
 
-def insert_exchanges(model: ir.Model, program: Program, workers: int, norm: NormPolicy, later: bool) -> Entry | None:
-    """Put every exchange into the graph of the gradients, each by itself, in place.
+def insert_exchanges(model: ir.Model, signature: GraphSignature, workers: int, norm: NormPolicy, later: bool) -> Entry | None:
+    """Put every exchange into the graph of the gradients, which has this signature, each by itself, in place.
 
     ``later`` says that those of gradients will leave each worker its own, and not sum them.
 
     Returns:
         The input that the graph gets for the numbers of a worker's samples; None where these are as many in every step.
     """
-    signature = program.signature["grad"]
     policies = effective_policies(model.graph, norm, workers)
     elements = synchronize(model.graph, policies, workers, spare=not later) + average_statistics(model.graph, policies, workers)
     if elements and workers > 1:

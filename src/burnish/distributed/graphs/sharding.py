@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from burnish.compiler.executable import Executable
 from burnish.distributed.graphs.replication import read_by
-from burnish.distributed.graphs.worker_program import WorkerProgram, rewritten
 from burnish.graph import (
     BURNISH_DOMAIN,
     Builder,
@@ -34,8 +34,7 @@ from burnish.ops.collectives import (
 )
 from burnish.optim.average import AVERAGE
 from burnish.passes import remove_unused
-from burnish.program import Program
-from burnish.program.signature import Entry, GraphSignature, Role, Signature
+from burnish.program.signature import Entry, Role, Signature
 
 GRADIENT, NEXT = "grad:", "next:"
 """What the outputs of a training graph that are gradients, and the next values of state entries, begin with."""
@@ -92,23 +91,22 @@ def bytes_of(entry: Entry) -> int:
     return int(math.prod(extent for extent in entry.extents if isinstance(extent, int)) * entry.dtype.itemsize)
 
 
-def sharded(program: Program, shares: Shares, rank: int) -> WorkerProgram:
-    """Return the program as one worker runs it; the signature of its step has no state that others keep."""
+def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
+    """Return what one worker runs of an executable; the signature of its step has no state that others keep."""
     others = shares.not_of(rank)
-    step = program.signature["step"]
+    step = executable.signature["step"]
     own = replace(
         step,
         inputs=tuple(entry for entry in step.inputs if entry.name not in others),
         outputs=tuple(entry for entry in step.outputs if entry.updates not in others),
     )
-    grad = program.semantic["grad"].clone()
+    grad = executable.semantic["grad"].clone()
     name_gradients(grad.graph)
-    graphs: dict[str, GraphSignature] = {**program.signature.graphs, "step": own}
-    return rewritten(
-        program,
+    return executable.rewritten(
         lambda model: shard_step(model, shares, rank),
-        signature=Signature(graphs),
-        semantic={**program.semantic, "grad": grad},
+        "step",
+        signature=Signature({**executable.signature.graphs, "step": own}),
+        semantic={**executable.semantic, "grad": grad},
     )
 
 

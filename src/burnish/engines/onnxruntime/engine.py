@@ -5,27 +5,34 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.base import Arrays, LoadedModel
+from burnish.engines.base import Arrays, LoadedModel, RunsModels, refuse_workers
+from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.errors import BurnishError, EngineError
 from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
+from burnish.lowering import ANY_DOMAIN, TARGETS
 from burnish.passes import compute_in_float32
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:
-    from burnish.program import Program
+    from burnish.compiler.executable import Executable
 
 SILENT = 4
+
+TARGET = replace(TARGETS["onnxruntime"], domains=MappingProxyType({**TARGETS["onnxruntime"].domains, "com.microsoft": None}))
+"""What programs are compiled for, and the operators that ONNX Runtime has beyond the standard's."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 Provider = str | tuple[str, Mapping[str, Any]]
@@ -44,7 +51,7 @@ _ORDERS = {
 _ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(RunsModels):
     """Runs programs on stock ONNX Runtime.
 
     Same program, state, batches and ``threads``: bitwise the same results on the same machine.
@@ -61,12 +68,20 @@ class OnnxRuntimeEngine:
             residual network, at the same speed.
         spinning: let idle threads wait actively; faster steps, at the cost of what else runs on the machine.
         config: further ONNX Runtime session configuration entries, by key.
+        custom_op_library: a shared library of operators of other domains, as ONNX Runtime loads them. Such operators stand in a
+            program that is compiled with ``target=engine.target``; a gradient flows through them where a rule is registered
+            (``burnish.ops.gradient``).
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
 
     Raises:
-        EngineError: an option is none of those it may be, or this ONNX Runtime was built without a provider.
+        EngineError: an option is none of those it may be, this ONNX Runtime was built without a provider, or the library cannot
+            be loaded.
+
+    Attributes:
+        target: the standard's operators, and those of ONNX Runtime's own domain, ``com.microsoft``; with a library also those of
+            any other.
     """
 
     name = "onnxruntime"
@@ -81,6 +96,7 @@ class OnnxRuntimeEngine:
         spinning: bool = True,
         config: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (CPU_PROVIDER,),
+        custom_op_library: str | Path | None = None,
     ):
         for option, value, choices in (
             ("optimization", optimization, [*_LEVELS]),
@@ -96,26 +112,36 @@ class OnnxRuntimeEngine:
         self.spinning = spinning
         self.config = dict(config or {})
         self.providers = _checked_providers(providers)
+        self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
+        self.target = TARGET if custom_op_library is None else replace(TARGET, domains={**TARGET.domains, ANY_DOMAIN: None})
 
     def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
+        self,
+        executable: Executable,
+        state: Mapping[str, np.ndarray],
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        communicator: Communicator | None = None,
     ) -> OnnxRuntimeRunner:
         """Open a program with copies of ``state``; graphs are loaded when they are first run.
 
         Args:
-            program: the program.
+            executable: the program, lowered to this engine's target.
             state: every state entry by name.
             device: ``cpu`` or None.
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
+            communicator: None; its target has no collectives.
 
         Raises:
-            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number of at least one.
+            EngineError: ``device`` is not ``cpu``, ``threads`` is no whole number of at least one, or there is a communicator.
         """
+        refuse_workers(self.name, communicator)
         if device not in (None, "cpu"):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
         if threads is not None and (not is_whole(threads) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
-        return OnnxRuntimeRunner(self, program, state, threads)
+        return OnnxRuntimeRunner(self, executable, state, threads)
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Load a model, to be run any number of times.
@@ -147,14 +173,6 @@ class OnnxRuntimeEngine:
             return arrays
 
         return run
-
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run a model once; returns its outputs by name.
-
-        Raises:
-            EngineError: ONNX Runtime cannot load or run the model.
-        """
-        return self.load(model)(inputs)
 
     def open_graph(self, model: ir.Model, graph: str = "model", threads: int | None = None) -> OpenedGraph:
         """Load a model, to be run with as many of ONNX Runtime's optimizations as it runs with; ``graph`` names it in errors.
@@ -228,6 +246,8 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.use_env_allocators", "1")
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
+        if self.custom_op_library is not None:
+            options.register_custom_ops_library(self.custom_op_library)
         return options
 
 
@@ -245,6 +265,25 @@ def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, d
         checked.append(name if options is None else (name, dict(options)))
     names = [provider if isinstance(provider, str) else provider[0] for provider in checked]
     return checked if CPU_PROVIDER in names else [*checked, CPU_PROVIDER]
+
+
+def _checked_library(library: str | Path) -> str:
+    """Return the path of a library of operators, which ONNX Runtime has loaded."""
+    path = Path(library)
+    problem = None
+    if not path.is_file():
+        problem = "there is no such file"
+    else:
+        try:
+            onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+            problem = " ".join(str(error).split()).rstrip(".")
+    if problem is not None:
+        raise EngineError(
+            f"custom_op_library: ONNX Runtime {onnxruntime.__version__} cannot load '{path}': {problem}. Give a shared library "
+            "that exports RegisterCustomOps, built for this system and this version"
+        )
+    return str(path)
 
 
 _arena_is_registered = False

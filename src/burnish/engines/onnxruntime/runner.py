@@ -23,7 +23,7 @@ from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
 
 if TYPE_CHECKING:
-    from burnish.program import Program
+    from burnish.compiler.executable import Executable
 
 ALIGNMENT = 64
 
@@ -35,12 +35,12 @@ class _Opens(Protocol):
 class OnnxRuntimeRunner:
     """A program opened on ONNX Runtime. A session is made when a graph is first run; again only where it is opened anew."""
 
-    def __init__(self, engine: _Opens, program: Program, state: Mapping[str, np.ndarray], threads: int | None):
+    def __init__(self, engine: _Opens, executable: Executable, state: Mapping[str, np.ndarray], threads: int | None):
         self._engine = engine
-        self._program = program
+        self._executable = executable
         self._threads = threads
-        self._updates = program.signature["step"].updates
-        entries = {entry.name: entry for entry in program.signature.state}
+        self._updates = executable.signature["step"].updates
+        entries = {entry.name: entry for entry in executable.signature.state}
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
         current = {name: _Buffer.copy_of(take(name), entry) for name, entry in entries.items()}
         following = {
@@ -53,7 +53,7 @@ class OnnxRuntimeRunner:
         self._graphs: dict[tuple[str, tuple[tuple[str, str], ...]], _BoundGraph] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        signature = self._program.signature["step"]
+        signature = self._executable.signature["step"]
         outputs = self._graph("step").run(self._current, inputs)
         check_finite_loss(signature, outputs, self._arrays)
         self._current = 1 - self._current
@@ -103,14 +103,14 @@ class OnnxRuntimeRunner:
         if bound is None:
             updates = self._updates if graph == "step" else {}
             opened = self._open(graph)
-            bound = _BoundGraph(graph, opened, self._program.signature[graph], self._sets, updates, instead)
+            bound = _BoundGraph(graph, opened, self._executable.signature[graph], self._sets, updates, instead)
             self._graphs[key] = bound
         return bound
 
     def _open(self, graph: str) -> OpenedGraph:
         opened = self._opened.get(graph)
         if opened is None:
-            model = self._program.graphs[graph]
+            model = self._executable.graph(graph)
             if graph == "predict" and has_bfloat16(model):
                 # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
                 model = compute_in_float32(model.clone(), keep_outputs=True)

@@ -10,6 +10,6 @@ notice of lengths of sequences, and has no GRU in two directions. Outputs that a
 under the empty name, and gives them to every later node that leaves an input out.
 """
 
-from burnish.engines.reference.engine import ReferenceEngine, ReferenceRunner
+from burnish.engines.reference.engine import ReferenceEngine
 
-__all__ = ["ReferenceEngine", "ReferenceRunner"]
+__all__ = ["ReferenceEngine"]

@@ -11,35 +11,46 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
+from burnish.engines.array_runner import ArrayRunner
+from burnish.engines.base import Arrays, LoadedModel, RunsModels, refuse_workers
+from burnish.engines.communicator import Communicator
 from burnish.engines.reference.operators import OPERATORS
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_place, model_proto
+from burnish.lowering import TARGETS
 from burnish.passes import expand_recurrent_layers
 
 if TYPE_CHECKING:
-    from burnish.program import Program
+    from burnish.compiler.executable import Executable
 
 ABSENT = "burnish:absent"
 """Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
 
 
-class ReferenceEngine:
+class ReferenceEngine(RunsModels):
     """Runs programs on ``onnx.reference.ReferenceEvaluator``; one thread, on the CPU."""
 
     name = "reference"
+    target = TARGETS["reference"]
 
     def open(
-        self, program: Program, state: Mapping[str, np.ndarray], *, device: str | None = None, threads: int | None = None
-    ) -> ReferenceRunner:
+        self,
+        executable: Executable,
+        state: Mapping[str, np.ndarray],
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        communicator: Communicator | None = None,
+    ) -> ArrayRunner:
         """Open a program; ``threads`` has no effect.
 
         Raises:
-            EngineError: ``device`` is not ``cpu``.
+            EngineError: ``device`` is not ``cpu``, or there is a communicator.
         """
+        refuse_workers(self.name, communicator)
         if device not in (None, "cpu"):
             raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
-        return ReferenceRunner(program, state)
+        return ArrayRunner(executable, state, lambda graph: _loaded(executable.graph(graph), graph))
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Load a model, to be run any number of times.
@@ -47,56 +58,12 @@ class ReferenceEngine:
         Raises:
             EngineError: the evaluator lacks an operator, or, from what is returned, fails in one.
         """
-        evaluator = _load(model, "model")
-        return lambda inputs: _evaluate(evaluator, inputs, "model")
-
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run a model once; returns its outputs by name.
-
-        Raises:
-            EngineError: the evaluator lacks an operator, or fails in one.
-        """
-        return self.load(model)(inputs)
+        return _loaded(model, "model")
 
 
-class ReferenceRunner:
-    """A program opened on the reference engine."""
-
-    def __init__(self, program: Program, state: Mapping[str, np.ndarray]):
-        self._program = program
-        self._state = {name: np.array(array) for name, array in state.items()}
-        self._evaluators: dict[str, ReferenceEvaluator] = {}
-
-    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        outputs = self._run("step", inputs)
-        signature = self._program.signature["step"]
-        check_finite_loss(signature, outputs, lambda: self._state)
-        for name, output in signature.updates.items():
-            self._state[name] = np.array(outputs.pop(output))
-        return outputs
-
-    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        return self._run("evaluate", inputs, instead)
-
-    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        return self._run("predict", inputs, instead)
-
-    def state(self) -> Arrays:
-        return {name: array.copy() for name, array in self._state.items()}
-
-    def state_entry(self, name: str) -> np.ndarray:
-        return self._state[name].copy()
-
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._state = {name: np.array(state[name]) for name in self._state}
-
-    def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        evaluator = self._evaluators.get(graph)
-        if evaluator is None:
-            evaluator = self._evaluators[graph] = _load(self._program.graphs[graph], graph)
-        names = [entry.name for entry in self._program.signature[graph].inputs if entry.is_state]
-        held = {name: self._state[instead.get(name, name)] for name in names}
-        return _evaluate(evaluator, {**held, **inputs}, graph)
+def _loaded(model: ir.Model, graph: str) -> LoadedModel:
+    evaluator = _load(model, graph)
+    return lambda inputs: _evaluate(evaluator, inputs, graph)
 
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:

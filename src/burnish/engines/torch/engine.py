@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsModels, check_finite_loss
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
@@ -43,16 +43,17 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
+from burnish.lowering import TARGETS, Target
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
 from burnish.passes import run_in_order, wait_by_selection
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:
-    from burnish.program import Program
+    from burnish.compiler.executable import Executable
     from burnish.program.signature import Entry
 
 Tensors = dict[str, torch.Tensor]
-Executable = Callable[..., tuple[torch.Tensor, ...]]
+Runnable = Callable[..., tuple[torch.Tensor, ...]]
 Compilation = Literal["regions", "inductor", "none"]
 KernelChoice = Literal["measured", "fixed"]
 Result = TypeVar("Result")
@@ -63,7 +64,7 @@ FREED_AT_ONCE = 1 << 26
 """Bytes of a state that is handed over, after which what was freed is given back to the system."""
 
 
-class TorchEngine:
+class TorchEngine(RunsModels):
     """Runs programs on PyTorch's kernels.
 
     Args:
@@ -118,9 +119,15 @@ class TorchEngine:
         if compile == "regions" and device == "cpu":
             kernels.expected()  # an engine that is made before its program has them compiled meanwhile
 
+    @property
+    def target(self) -> Target:
+        """ATen's kernels, and the engine's own where it compiles regions."""
+        operators = translated_operators(BURNISH_DOMAIN) | (FUSED if self.compile == "regions" else set())
+        return replace(TARGETS["onnxruntime"], name=self.name, kernels=operators - COLLECTIVES, collectives=COLLECTIVES)
+
     def open(
         self,
-        program: Program,
+        executable: Executable,
         state: Mapping[str, np.ndarray],
         *,
         device: str | None = None,
@@ -130,11 +137,11 @@ class TorchEngine:
         """Open a program with copies of ``state``; graphs are translated when they are first run.
 
         Args:
-            program: the program.
+            executable: the program, lowered to this engine's target; with collectives where there is a communicator.
             state: every state entry by name.
             device: as PyTorch names it; None is the engine's.
             threads: threads inside one operator, of the whole process; None leaves PyTorch's setting.
-            communicator: to the workers that the program is trained with; its collectives are lowered where there are none.
+            communicator: to the workers that the program is trained with.
 
         Raises:
             EngineError: there is no such device, ``threads`` is no whole number of at least one, or ``compile="inductor"`` finds
@@ -150,7 +157,7 @@ class TorchEngine:
             )
         if self.compile == "inductor":
             check_compiler(place, "compile='inductor'")
-        return TorchRunner(self, program, state, place, threads, communicator)
+        return TorchRunner(self, executable, state, place, threads, communicator)
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Translate a model, to be run any number of times.
@@ -176,14 +183,6 @@ class TorchEngine:
 
         return run
 
-    def run(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run a model once; returns its outputs by name.
-
-        Raises:
-            EngineError: an operator has no translation, or fails.
-        """
-        return self.load(model)(inputs)
-
 
 class _Fed(NamedTuple):
     """What a step asks of an entry, worked out once."""
@@ -204,7 +203,7 @@ class TorchRunner:
     def __init__(
         self,
         engine: TorchEngine,
-        program: Program,
+        executable: Executable,
         state: Mapping[str, np.ndarray],
         device: torch.device,
         threads: int | None,
@@ -212,12 +211,11 @@ class TorchRunner:
     ):
         self._communicator = communicator
         self._engine = engine
-        self._program = program
+        self._executable = executable
         self._device = device
         self._threads = threads
-        self._entries = {entry.name: entry for entry in program.signature.state}
-        self._executables: dict[str, Executable] = {}
-        self._translated: dict[str, fx.GraphModule] = {}
+        self._entries = {entry.name: entry for entry in executable.signature.state}
+        self._runnables: dict[str, Runnable] = {}
         self._recorder: Recorder | None = None
         if device.type == "cuda" and engine.capture and communicator is None:
             self._recorder = CudaRecorder(device)
@@ -225,21 +223,20 @@ class TorchRunner:
         self._increments: Tensors = {}
         self._may_share: list[str] = []
         self._lent: list[str] = []
-        graphs = program.signature.graphs
+        graphs = executable.signature.graphs
         self._inputs = {name: [_Fed.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
         self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
         self._memory: AbstractContextManager[None] = _AS_IT_IS
         if engine.keep_pages and device.type == "cpu":
             if self._fused and any(map(kernels.is_awaited, kernels.EARLY)):
-                kernels.request(*_kernels_of_layers(program))
-                self._translate_meanwhile("step")
+                kernels.request(*_kernels_of_layers(executable))
             self._memory = memory.keep_pages(self)
         with self._memory:
             self._state = self._held(state)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        signature = self._program.signature["step"]
+        signature = self._executable.signature["step"]
         if self._recorder is not None:
             with self._settings():
                 outputs = _guarded("step", lambda: self._recorded.run(inputs))
@@ -280,7 +277,7 @@ class TorchRunner:
     @cached_property
     def _update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
         """What writes over the state, and for each entry that gets another tensor, the output that it is; of the step's graph."""
-        updates = self._program.signature["step"].updates
+        updates = self._executable.signature["step"].updates
         if not self._updates:
             return None, list(updates.items())
         written = {entry for update in self._updates for entry in update.entries} | self._increments.keys()
@@ -332,13 +329,6 @@ class TorchRunner:
         wanted = self._engine.compile == "regions" and self._device.type == "cpu"
         return wanted and (kernels.expected() or kernels.available())
 
-    @garbage_kept()
-    def _translate_meanwhile(self, graph: str) -> None:
-        """Translate a graph while kernels are compiled, and let those that it calls be compiled next."""
-        with contextlib.suppress(EngineError):  # to be raised when the graph is run
-            self._translated[graph] = self._translate(graph, fused=True)
-            kernels.request(*kernels.called(self._translated[graph]))
-
     def _translate(self, graph: str, fused: bool) -> fx.GraphModule:
         return translate(self._prepared(graph, fused), self._device, self._communicator)
 
@@ -346,14 +336,14 @@ class TorchRunner:
         """A graph of the program, rewritten for this engine; ``fused`` for its own kernels."""
         channels_last = self._engine.channels_last
         winograd = self._engine.winograd and channels_last
-        operators = translated_operators(BURNISH_DOMAIN)
-        if self._communicator is None:
-            operators -= COLLECTIVES
-        graphs = self._program.kernel_graphs(operators | (FUSED if fused else set()), (name,))
+        target = self._executable.target
+        lowered = self._executable
+        if not fused:
+            lowered = lowered.lowered_to(target.with_kernels(target.kernels & translated_operators(BURNISH_DOMAIN)))
         arranged = wait_by_selection if self._engine.compile == "inductor" else run_in_order
         chooses = self._engine.compile == "regions" and self._device.type == "cpu" and channels_last
         model = fuse(
-            arranged(graphs[name]),
+            arranged(lowered.copy_of(name)),
             fused,
             winograd,
             channels_last,
@@ -369,8 +359,8 @@ class TorchRunner:
 
     def _take_out_of_step(self, graph: ir.Graph, fused: bool) -> None:
         """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
-        updates = self._program.signature["step"].updates
-        names = [entry.name for entry in self._program.signature["step"].outputs]
+        updates = self._executable.signature["step"].updates
+        names = [entry.name for entry in self._executable.signature["step"].outputs]
         self._updates, self._increments, self._may_share = [], {}, []
         if fused and self._recorder is None:
             self._updates = take_updates(graph, names, updates)
@@ -383,16 +373,16 @@ class TorchRunner:
     @cached_property
     def _recorded(self) -> RecordedStep:
         assert self._recorder is not None
-        signature = self._program.signature["step"]
-        return RecordedStep(self._executable("step"), signature, self._state, self._device, self._laid_out, self._recorder)
+        signature = self._executable.signature["step"]
+        return RecordedStep(self._runnable("step"), signature, self._state, self._device, self._laid_out, self._recorder)
 
     def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         with self._memory:
             results = self._run(graph, inputs, instead)
-        return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._program.signature[graph].outputs}
+        return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._executable.signature[graph].outputs}
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
-        executable = self._executable(graph)
+        runnable = self._runnable(graph)
         state, device = self._state, self._device
         fed = []
         for name, dtype, is_state, is_image in self._inputs[graph]:
@@ -402,23 +392,23 @@ class TorchRunner:
                 tensor = _placed(inputs[name], dtype, device)
                 fed.append(self._laid_out(tensor) if is_image else tensor)
         with self._settings():
-            results = _guarded(graph, executable, *fed)
+            results = _guarded(graph, runnable, *fed)
         return dict(zip(self._output_names[graph], results, strict=True))
 
-    def _executable(self, graph: str) -> Executable:
+    def _runnable(self, graph: str) -> Runnable:
         """A graph as something to call; translated when it is first asked for."""
-        return self._executables.get(graph) or self._made_executable(graph)
+        return self._runnables.get(graph) or self._made_runnable(graph)
 
     @garbage_kept()
-    def _made_executable(self, graph: str) -> Executable:
-        module = self._translated.pop(graph, None) or self._translate(graph, self._fused)
+    def _made_runnable(self, graph: str) -> Runnable:
+        module = self._translate(graph, self._fused)
         called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
         if self._fused and called and not kernels.available(*called):
             module = self._translate(graph, fused=False)
         whole = self._engine.compile == "inductor"
-        inputs = self._program.signature[graph].inputs
+        inputs = self._executable.signature[graph].inputs
         made = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
-        self._executables[graph] = made
+        self._runnables[graph] = made
         memory.release_unused()
         return made
 
@@ -429,12 +419,12 @@ class TorchRunner:
         return tensor_float(self._engine.tf32) if self._device.type == "cuda" else _AS_IT_IS
 
 
-def _kernels_of_layers(program: Program) -> tuple[str, ...]:
+def _kernels_of_layers(executable: Executable) -> tuple[str, ...]:
     """Of the kernels that a program will call those that take longest to compile; its translated graphs tell all of them."""
-    grad = program.semantic.get("grad")
+    grad = executable.semantic.get("grad")
     if grad is None or not any(BATCH_NORM_TRAINING.is_of(node) for node in grad.graph):
         return ()
-    suffix = "_bfloat16" if program.options.get("precision") == "bfloat16" else ""
+    suffix = "_bfloat16" if executable.options.get("precision") == "bfloat16" else ""
     return f"batch_norm_gradient{suffix}", f"batch_norm{suffix}"
 
 
@@ -443,7 +433,7 @@ def _inference_mode() -> AbstractContextManager[None]:
     return torch._C._InferenceMode(True)
 
 
-def _without_autograd(module: fx.GraphModule) -> Executable:
+def _without_autograd(module: fx.GraphModule) -> Runnable:
     forward = module.forward  # nothing hooks into the module
 
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -25,17 +25,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from burnish.engines.communicator import COLLECTIVES
-from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
+from burnish.compiler.executable import lower
+from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.runtime.devices import device_of
 from burnish.engines.torch.runtime.inductor import check_compiler
 from burnish.engines.torch.translate.dtypes import torch_dtype
-from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import CheckpointError, EngineError
-from burnish.graph import BURNISH_DOMAIN
 from burnish.passes import wait_by_selection
 from burnish.program.signature import GraphSignature, Signature
 
@@ -67,9 +65,9 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
 
 
 def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphModule:
-    semantic = program.kernel_graphs(translated_operators(BURNISH_DOMAIN) - COLLECTIVES)
-    model = wait_by_selection(semantic[graph] if graph in semantic else program.graphs[graph].clone())
-    if graph in semantic:
+    executable = lower(program, TorchEngine(compile="none").target)
+    model = wait_by_selection(executable.copy_of(graph))
+    if graph not in ("init", "apply"):
         return translate(fuse(model, kernels=False, narrow=narrow_dtypes(device)), device)
     return translate(widened(model, device), device)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.linear.translation import FUSED_LINEAR, FUSED_LINEAR_GRAD
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.graph.matching import Either, Match, Node, Variable, find_match
 from burnish.graph.uses import only_user, remove_unread
@@ -62,7 +63,7 @@ def fuse_linear(graph: ir.Graph) -> None:
         operands = [None if value is None else builder.tensor(value) for value in (match["x"], matrix, match.get("bias"))]
         settings: dict[str, Any] = {"transposed": int(match["transposed"] != swapped), "relu": int(node.op_type == "Relu")}
         like = builder.tensor(node.outputs[0])
-        result = builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, **settings)
+        result = FUSED_LINEAR(*operands, like=like, **settings)
         makers = [value.producer() for value in node.inputs if value is not None]
         replace_node(node, result)
         remove_unread(graph, *makers, match["matrix"].producer())
@@ -92,7 +93,7 @@ def _use_product(graph: ir.Graph, node: ir.Node, dy: ir.Value, weight: ir.Value)
     builder = Builder(graph, before=node)
     operands, like = [builder.tensor(dy), builder.tensor(matrix)], builder.tensor(node.outputs[0])
     transposed = int(bool(attribute_value(node, "transposed", 0)) == swapped)
-    replace_node(node, builder.op("FusedLinear", *operands, domain=BURNISH_DOMAIN, like=like, transposed=transposed, relu=0))
+    replace_node(node, FUSED_LINEAR(*operands, like=like, transposed=transposed, relu=0))
     remove_unread(graph, weight.producer())
 
 
@@ -119,7 +120,7 @@ def _use_linear_gradient(graph: ir.Graph, node: ir.Node, dy: ir.Value, x: ir.Val
     }
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in (dy, x, matrix)]
-    results = builder.op("FusedLinearGrad", *operands, domain=BURNISH_DOMAIN, outputs=3, **settings)
+    results = FUSED_LINEAR_GRAD.emit(*operands, **settings)
     for result, value in zip(results, replaced, strict=True):
         result.value.type, result.value.shape = value.type, value.shape
     for last, result in ((relu, results[0]), (turned, results[1])):

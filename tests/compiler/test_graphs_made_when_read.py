@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 
 import burnish
+from burnish.compiler import draft, executable, lowered_graphs
 from burnish.lowering import Target
 from burnish.models import residual_network
-from burnish.program import draft, kernel_graphs
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import train_in_threads
 
@@ -29,8 +29,8 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             counts[model.graph.name or ""] += 1
         settled(model, target)
 
-    monkeypatch.setattr(draft, "settle", counted)
-    monkeypatch.setattr(kernel_graphs, "settle", counted)
+    for module in (draft, lowered_graphs, executable):
+        monkeypatch.setattr(module, "settle", counted)
     return counts
 
 

@@ -101,13 +101,13 @@ class OnnxLoss(LossBase):
         """
         model = load(self.content)
         outputs = model.graph.outputs
-        known = ", ".join(f"'{value.name}'" for value in outputs)
+        names = ", ".join(f"'{value.name}'" for value in outputs)
         if len(outputs) != 1:
-            raise ConfigurationError(f"onnx: the loss graph has the outputs {known}: it must have one, the loss")
+            raise ConfigurationError(f"onnx: the loss graph has the outputs {names}: it must have one, the loss")
         shape = static_shape(outputs[0])
         if outputs[0].dtype is None or not outputs[0].dtype.is_floating_point() or shape is None or any(n != 1 for n in shape):
             raise ConfigurationError(
-                f"onnx: the output {known} of the loss graph is {outputs[0].dtype} of shape {outputs[0].shape}, not a "
+                f"onnx: the output {names} of the loss graph is {outputs[0].dtype} of shape {outputs[0].shape}, not a "
                 "floating-point scalar: reduce it in the graph, and declare its shape []"
             )
         return model
@@ -164,10 +164,10 @@ class OnnxLoss(LossBase):
             ConfigurationError: as ``label_specs``, or an operator that means another thing in the model's opset.
         """
         specs = self.label_specs(predictions)
-        given = dict(zip(self.read, predictions, strict=True)) | {
+        inputs = dict(zip(self.read, predictions, strict=True)) | {
             spec.name: label for spec, label in zip(specs, labels, strict=True)
         }
-        value = sum_of(_inlined(self.model, predictions[0].builder, given))
+        value = sum_of(_inlined(self.model, predictions[0].builder, inputs))
         return (scalar_term(value, samples_of(predictions[0], value.dtype) if predictions[0].rank else None, self.reduction),)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
@@ -207,8 +207,8 @@ def _extents(value: ir.Value) -> Extents:
     return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
 
 
-def _inlined(model: ir.Model, builder: Builder, given: Mapping[str, Tensor]) -> Tensor:
-    """Emit a copy of a model's nodes, reading ``given`` in place of its inputs; return its only output."""
+def _inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Emit a copy of a model's nodes, reading ``inputs`` in place of its own; return its only output."""
     copy = model.clone()
     theirs, ours = copy.opset_imports[""], builder.opset
     for node in copy.graph.all_nodes():
@@ -220,7 +220,7 @@ def _inlined(model: ir.Model, builder: Builder, given: Mapping[str, Tensor]) -> 
             )
     output = copy.graph.outputs[0]
     copy.graph.outputs.clear()
-    replaced = {value: given[value.name or ""] for value in copy.graph.inputs}
+    replaced = {value: inputs[value.name or ""] for value in copy.graph.inputs}
     for value in copy.graph.initializers.values():
         assert value.const_value is not None
         replaced[value] = builder.constant(value.const_value.numpy())

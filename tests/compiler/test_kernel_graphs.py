@@ -9,14 +9,15 @@ import pytest
 
 import burnish
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA
+from burnish.compiler import executable, lowered_graphs
+from burnish.compiler.draft import shape_of
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.formats.identity import graph_hashes
 from burnish.formats.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
-from burnish.program import kernel_graphs
-from burnish.program.draft import shape_of
+from oracles.kernel_graphs import kernel_graphs
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
 
@@ -32,11 +33,11 @@ def semantic(model) -> set[str]:
 
 def test_kernels_stay_and_all_else_is_lowered(program):
     assert all(not semantic(model) for model in program.graphs.values())
-    graphs = program.kernel_graphs({"ConvWeightGrad", "ReluGrad"})
+    graphs = kernel_graphs(program, {"ConvWeightGrad", "ReluGrad"})
     assert graphs.keys() == GRAPHS
     assert semantic(graphs["step"]) == semantic(graphs["grad"]) == {"ConvWeightGrad", "ReluGrad"}
     assert not semantic(graphs["predict"])
-    for name, model in program.kernel_graphs(()).items():
+    for name, model in kernel_graphs(program, ()).items():
         assert not semantic(model)
         assert [value.name for value in model.graph.inputs] == [value.name for value in program.graphs[name].graph.inputs]
         assert [value.name for value in model.graph.outputs] == [value.name for value in program.graphs[name].graph.outputs]
@@ -44,17 +45,18 @@ def test_kernels_stay_and_all_else_is_lowered(program):
 
 def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(program, tmp_path):
     loaded = burnish.Program.load(program.save(tmp_path / "program")).with_optimizer("adam")
-    graphs = loaded.kernel_graphs({"ConvWeightGrad"})
+    graphs = kernel_graphs(loaded, {"ConvWeightGrad"})
     assert semantic(graphs["step"]) == {"ConvWeightGrad"}
     assert any("second_moment" in (value.name or "") for value in graphs["step"].graph.outputs)
 
 
 def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypatch):
     made = []
-    settled = kernel_graphs.settle
-    monkeypatch.setattr(
-        kernel_graphs, "settle", lambda model, target: made.append((model.graph.name, target)) or settled(model, target)
-    )
+    settled = lowered_graphs.settle
+    for module in (lowered_graphs, executable):
+        monkeypatch.setattr(
+            module, "settle", lambda model, target: made.append((model.graph.name, target)) or settled(model, target)
+        )
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="adam")
     burnish.Session(program, engine="torch").step({"x": np.zeros((2, 1, 8, 8), np.float32), "labels": np.zeros(2, np.int64)})
     assert "grad" not in [name for name, target in made if not target.kernels]
@@ -88,7 +90,7 @@ def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, 
 
 def test_without_them_the_standard_graphs_serve(program):
     alone = replace(program, semantic={})
-    graphs = alone.kernel_graphs({"ConvWeightGrad"})
+    graphs = kernel_graphs(alone, {"ConvWeightGrad"})
     assert graphs.keys() == GRAPHS
     assert model_bytes(graphs["step"]) == model_bytes(program.step)
     assert graphs["step"] is not program.step
@@ -96,8 +98,8 @@ def test_without_them_the_standard_graphs_serve(program):
 
 def test_activations_are_computed_again_behind_the_kernels():
     recomputed = burnish.compile(residual_network(width=4, blocks=(3, 3)), recompute="layers")
-    assert model_bytes(recomputed.kernel_graphs(())["step"]) == model_bytes(recomputed.step)
-    nodes = recomputed.kernel_graphs({"BatchNormTraining", "BatchNormGrad"})["step"].graph
+    assert model_bytes(kernel_graphs(recomputed, ())["step"]) == model_bytes(recomputed.step)
+    nodes = kernel_graphs(recomputed, {"BatchNormTraining", "BatchNormGrad"})["step"].graph
     again = [node for node in nodes if node.metadata_props.get(RECOMPUTES_METADATA)]
     layers = [node for node in again if node.op_type == "BatchNormTraining"]
     assert layers
@@ -126,7 +128,7 @@ def test_kernels_and_lowered_operators_give_the_same_gradients(program):
     state = program.initial_state(0)
     feeds = data | {entry.name: state[entry.name] for entry in program.signature["grad"].inputs if entry.is_state}
     expected = burnish.engines.get("onnxruntime").run(program.grad, feeds)
-    found = burnish.engines.get("torch").run(program.kernel_graphs(kernels)["grad"], feeds)
+    found = burnish.engines.get("torch").run(kernel_graphs(program, kernels)["grad"], feeds)
     for name, array in expected.items():
         norm = np.linalg.norm(array.astype(np.float64))
         assert np.linalg.norm(found[name].astype(np.float64) - array) <= 1e-5 * norm + 1e-7, name

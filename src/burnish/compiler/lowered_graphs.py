@@ -1,35 +1,33 @@
-"""The graphs of a program for an engine that has kernels of its own for semantic operators.
+"""The six graphs of a program, lowered to the target that it was compiled for, each when it is first read.
 
-What a program is known by are its six graphs in standard operators. Beside them it keeps ``grad``, ``evaluate`` and ``predict``
-as they were before they were lowered: an engine gets these with the operators that it has kernels for, and all others lowered.
-They compute the same. What they compute again is chosen in what they were lowered to, after the exchanges of several workers were
-put in: nothing is in the graphs that are kept.
+Beside them a program keeps ``grad``, ``evaluate`` and ``predict`` as they were before they were lowered: what they become for an
+engine with kernels of its own is in ``executable``. What is computed again is chosen in what the step was lowered to: nothing is
+in the graphs that are kept.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from burnish.compiler.draft import settle
+from burnish.compiler.update import joined_signature, update_graphs
 from burnish.lowering import Target
 from burnish.ops import semantic_operators
 from burnish.optim import Optimizer
-from burnish.passes import fold_constants, recompute_activations
+from burnish.passes import recompute_activations
 from burnish.passes.recompute_request import Recompute
-from burnish.program.draft import settle
 from burnish.program.signature import GraphSignature, Role
-from burnish.program.update import joined_signature, update_graphs
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
 
 
 def semantic_target(target: Target) -> Target:
     """The target as it would be with a kernel for every semantic operator."""
-    return replace(target, kernels=semantic_operators())
+    return target.with_kernels(semantic_operators())
 
 
 def lowered_graphs(
@@ -61,7 +59,7 @@ def lowered_graphs(
     if recompute is not None:
         graph = lowered("grad")
         updates, _ = update_graphs(graph, grad, forward.values(), optimizer, target, ("step",))
-        _compute_again(graph, grad, recompute, updates["step"])
+        compute_again(graph, grad, recompute, updates["step"])
         updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
         return {**forward, **updates, "grad": graph}, signatures
     gradients = functools.cache(functools.partial(lowered, "grad"))
@@ -94,50 +92,7 @@ def updating_graphs(
     return {**models, "step": step}, signatures
 
 
-def kernel_graphs(
-    semantic: Mapping[str, ir.Model],
-    grad: GraphSignature,
-    forward: Iterable[ir.Model],
-    optimizer: Optimizer,
-    target: Target,
-    kernels: Collection[str],
-    names: Collection[str],
-    recompute: Recompute | None = None,
-) -> dict[str, ir.Model]:
-    """Return graphs with the semantic operators of ``kernels`` in them.
-
-    What fits a budget in standard operators need not with these, where workers exchange gradients for example: the graphs are
-    then those of the least peak.
-
-    Args:
-        semantic: the graphs of ``SEMANTIC_GRAPHS``, not lowered; left as they are.
-        grad: the signature of the graph of the gradients.
-        forward: the program's graphs that predict and evaluate, which tell what the parameters are for.
-        optimizer: what updates the parameters.
-        target: the runtime.
-        kernels: the semantic operators that it has kernels for.
-        names: which graphs: ``step``, and those of ``semantic``.
-        recompute: which activations the backward computes again.
-    """
-    target = replace(target, kernels=frozenset(kernels))
-    forward = tuple(forward)
-    graphs = {}
-    for name, model in semantic.items():
-        if name in names or (name == "grad" and "step" in names):
-            graphs[name] = model.clone()
-            if name == "predict":  # The others were folded when they were compiled; an export is made of this one.
-                fold_constants(graphs[name])
-            settle(graphs[name], target)
-    if recompute is not None and "grad" in graphs:
-        planned, _ = update_graphs(graphs["grad"], grad, forward, optimizer, target, ("step",))
-        _compute_again(graphs["grad"], grad, recompute, planned["step"], strict=False)
-    if "step" in names:
-        updates, _ = update_graphs(graphs["grad"], grad, forward, optimizer, target, ("step",))
-        graphs["step"] = updates["step"]
-    return {name: model for name, model in graphs.items() if name in names}
-
-
-def _compute_again(
+def compute_again(
     model: ir.Model, signature: GraphSignature, recompute: Recompute, planned: ir.Model, strict: bool = True
 ) -> None:
     """Rewrite the graph of the gradients, in place, by what is chosen in that of the step."""

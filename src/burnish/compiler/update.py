@@ -14,19 +14,21 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.analysis.parameter_roles import parameter_infos
+from burnish.compiler.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.lowering import Target
+from burnish.lowering import TARGETS, Target
 from burnish.ops.collectives import PARTS_OF
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
-from burnish.program.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 SCALE = Entry(f"opt/{LOSS_SCALE}", Role.OPTIMIZER, ir.DataType.FLOAT, ())
+HOST = TARGETS["onnxruntime"]
+"""What ``init`` is lowered for, which is run once, and by no engine."""
 OPTIMIZER = "the optimizer"
 """What its nodes say that they compute a part of."""
 SKIPPED = "skipped"
@@ -48,7 +50,7 @@ def update_graphs(
         signature: its signature.
         forward: the finished graphs that predict and evaluate, which tell what the parameters are for.
         optimizer: what updates the parameters that have a gradient there. In the rows that it holds, the gradients are zeros.
-        target: the runtime that the graphs are lowered for.
+        target: the runtime that the graphs are lowered for; but ``init``, which is run once and not by an engine.
         graphs: which of them.
 
     Raises:
@@ -67,7 +69,8 @@ def update_graphs(
             "let a group train"
         )
     update = _Update(grad, signature, bound, trained)
-    finished = {name: finish(getattr(update, name)(), name, target) for name in graphs}
+    targets = dict.fromkeys(graphs, target) | {"init": HOST}
+    finished = {name: finish(getattr(update, name)(), name, targets[name]) for name in graphs}
     models = {name: model for name, (model, _) in finished.items()}
     signatures = {name: entries for name, (_, entries) in finished.items()}
     if isinstance(bound, Scheduled):

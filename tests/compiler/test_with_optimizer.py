@@ -122,7 +122,7 @@ def test_a_loaded_program_takes_another_optimizer_too(
     program.save(tmp_path / "program")
     derived = program.with_optimizer(optimizer)
     derived.save(tmp_path / "derived")
-    monkeypatch.setattr("burnish.compiler.compile.differentiate", refuse)
+    monkeypatch.setattr("burnish.compiler.compilation.differentiate", refuse)
     monkeypatch.setattr("burnish.autodiff.differentiate", refuse)
     again = Program.load(tmp_path / "program").with_optimizer(optimizer)
     assert graph_hashes(again) == graph_hashes(derived)

@@ -1,0 +1,97 @@
+"""Options that belong together: a dataclass with a field for each, which commands take as one parameter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """Options of one topic. Each field of a subclass is an option of the commands that take it, or a group (``takes_options``).
+
+    Attributes:
+        named: the options that the command line names; it leaves the others at their defaults.
+    """
+
+    named: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def first_named(self) -> str | None:
+        """The first of these options that the command line names, as it is written; None where it names none."""
+        return f"--{self.named[0].replace('_', '-')}" if self.named else None
+
+
+def takes_options(*left_out: str, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of the ``OptionGroup``s among its parameters.
+
+    Args:
+        left_out: options that stay at their defaults.
+        only: the only options that the command has; empty for all.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        declared = inspect.signature(command, eval_str=True).parameters
+        groups = {name: parameter.annotation for name, parameter in declared.items() if _is_group(parameter)}
+        parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        for name, parameter in declared.items():
+            if name in groups:
+                options = _options_of(groups[name])
+                parameters += [option for option in options if option.name not in left_out and (not only or option.name in only)]
+            elif name != "context":
+                parameters.append(parameter)
+
+        @functools.wraps(command)
+        def expanded(context: typer.Context, **values: Any) -> None:
+            arguments: dict[str, Any] = {"context": context} if "context" in declared else {}
+            named = [name for name in values if _names(context, name)]
+            arguments |= {name: _built(group, values, named) for name, group in groups.items()}
+            command(**arguments, **{name: value for name, value in values.items() if name in declared and name not in groups})
+
+        # Typer reads a command's options from these two, and calls it with names alone.
+        expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        expanded.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+        return expanded
+
+    return decorate
+
+
+def _is_group(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, OptionGroup)
+
+
+def _fields_of(group: type[OptionGroup]) -> Mapping[str, inspect.Parameter]:
+    """Return the options and the groups that a group consists of, by name."""
+    return {name: option for name, option in inspect.signature(group, eval_str=True).parameters.items() if name != "named"}
+
+
+def _options_of(group: type[OptionGroup]) -> list[inspect.Parameter]:
+    """Return the options of a group and of those in it, in their order."""
+    return [
+        option
+        for parameter in _fields_of(group).values()
+        for option in (_options_of(parameter.annotation) if _is_group(parameter) else (parameter,))
+    ]
+
+
+def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[str]) -> OptionGroup:
+    """Return a group with the values of its options; one that the command does not have is at its default."""
+    arguments = {}
+    for name, parameter in _fields_of(group).items():
+        if _is_group(parameter):
+            arguments[name] = _built(parameter.annotation, values, named)
+        elif name in values:
+            arguments[name] = values[name]
+    return group(**arguments, named=tuple(option.name for option in _options_of(group) if option.name in named))
+
+
+def _names(context: typer.Context, option: str) -> bool:
+    """Whether the command line names an option, where it may be at its default otherwise."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"

@@ -1,0 +1,230 @@
+"""One run of ``burnish train`` on this worker: from its options to the tuned model."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.cli import launch
+from burnish.cli.compilation_options import Compilation, is_program
+from burnish.cli.console import counted, output
+from burnish.cli.optimizer_options import kept_average, rate_of
+from burnish.cli.pixel_options import Pixels, pixels_line
+from burnish.cli.program_lines import export_line, planned_line, what_trains
+from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
+from burnish.cli.train_options import Course, Data, Results
+from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
+from burnish.distributed import DataParallel
+from burnish.distributed.connection.process_group import ProcessGroup
+from burnish.errors import CarryOverWarning, ConfigurationError
+from burnish.program import Program
+from burnish.training.checkpoint import read_checkpoint
+from burnish.training.checkpoint_folder import CheckpointFolder
+from burnish.training.epoch_length import batches_per_epoch
+from burnish.training.interruption import TrainingInterrupted
+from burnish.training.saved_runs import RECORD, read_record
+from burnish.training.trainer import Trainer
+from burnish.training.workers import on_all, on_first
+
+
+@dataclass
+class TrainingRun:
+    """A run in a folder: a new one, or one that goes on.
+
+    Attributes:
+        model, data, pixels, compilation, course, results: as the command line says.
+        command: the arguments of the command line, to print and to keep.
+        parallel, group: the workers, as ``join_workers`` returns them.
+
+    Raises:
+        ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
+        WorkerError: the same, on all workers but the first.
+    """
+
+    model: Path
+    data: Data
+    pixels: Pixels
+    compilation: Compilation
+    course: Course
+    results: Results
+    command: Sequence[str]
+    parallel: DataParallel | None
+    group: ProcessGroup
+
+    def __post_init__(self) -> None:
+        self.folder = self.results.folder or Path("runs") / self.model.stem
+        self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
+        self.console = output(quiet=self.group.rank > 0)
+        self.resumes: bool = on_first(self.group, self._resumes, "the folder of the run")
+        self.start = None if self.resumes else self.course.start_from
+        if self.start is not None and self.start.is_dir():
+            self.start = CheckpointFolder(self.start / "checkpoints").latest
+
+    def train(self) -> None:
+        """Train to the last epoch, and write the tuned model.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; it tells the command that goes on.
+            BurnishError: what compilation, the data or training raise.
+        """
+        earlier = on_first(self.group, self._earlier_metadata, "the checkpoint")
+        prepared = on_all(self.group, lambda: self._prepare(earlier), "compile the model and read the data")
+        program, train_set, eval_set = prepared
+        course = {
+            "lr": rate_of(program.options["optimizer"]),
+            "schedule": self.compilation.schedule,
+            "warmup": self.compilation.warmup,
+            "epochs": self.course.epochs,
+        }
+        program = self._with_schedule(program, len(train_set))
+        if self.resumes:
+            on_first(self.group, lambda: take_over_checkpoints(self.folder, program), "the checkpoints")
+        trainer = self._trainer(program, train_set, eval_set)
+        if self.start is not None:
+            self._start_from(trainer, self.start)
+        if self.resumes:
+            for note in self._changes(course):
+                self._say(note)
+        elif self.group.rank == 0:
+            self._record(program, DataDescription.of(train_set), course)
+        try:
+            result = trainer.run()
+        except TrainingInterrupted as interrupt:
+            raise KeyboardInterrupt(f"{interrupt}:\n  {launch.resuming(self.command)}") from interrupt
+        if self.group.rank:
+            trainer.session.take_part()
+            return
+        tuned, fold, parameters = self.results.export or self.folder / "tuned.onnx", self.results.fold, kept_average(program)
+        trainer.session.export(tuned, fold_norm=fold, parameters=parameters)
+        if result.best is not None and eval_set is not None:
+            best = result.best
+            self._say(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}")
+        self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
+
+    def _say(self, line: str) -> None:
+        self.console.print(line)
+
+    def _resumes(self) -> bool:
+        """Whether the run in the folder goes on; refuses a folder that holds another."""
+        exists = self.checkpoints.exists
+        if self.results.resume:
+            return True
+        if exists and (launch.is_restart() or (launch.run_id() and read_record(self.folder).get("launch") == launch.run_id())):
+            return True
+        if exists and not self.results.overwrite:
+            raise ConfigurationError(
+                f"'{self.folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another "
+                "folder (--output)"
+            )
+        return False
+
+    def _earlier_metadata(self) -> Mapping[str, str]:
+        """What the run that goes on, or the checkpoint that it starts from, says of its data."""
+        if self.resumes:
+            return self.checkpoints.metadata
+        return {} if self.start is None else read_checkpoint(self.start).metadata
+
+    def _prepare(self, earlier: Mapping[str, str]) -> tuple[Program, Dataset, Dataset | None]:
+        """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them."""
+        begin = time.monotonic()
+        program = self.compilation.program(self.model, self.course.batch_size)
+        done = "loaded" if is_program(self.model) else "compiled"
+        self._say(f"{self.model}: {done} in {time.monotonic() - begin:.1f} s; {what_trains(program)}")
+        if self.compilation.recompute:
+            self._say(planned_line(program, self.course.batch_size))
+        data = self.data
+        spec = DataSpec.by(program, earlier)
+        train_set = open_dataset(data.data, spec, label=data.label, image_size=data.image_size, pixels=self.pixels.settings())
+        described = DataDescription.of(train_set)
+        line = f"{data.data}: {counted(len(train_set), 'sample')}"
+        if described.classes:
+            line += " of 1 class" if len(described.classes) == 1 else f" of {len(described.classes)} classes"
+        eval_set = None
+        if data.eval_data is not None:
+            eval_set = open_dataset(
+                data.eval_data, spec.like(described), label=data.label, classes=described.classes, image_size=data.image_size
+            )
+            line += f"; {data.eval_data}: {counted(len(eval_set), 'sample')} to evaluate on"
+        self._say(line)
+        if (line_of_pixels := pixels_line(described, spec, self.pixels)) is not None:
+            self._say(line_of_pixels)
+        return program, train_set, eval_set
+
+    def _with_schedule(self, program: Program, samples: int) -> Program:
+        """Return the program with the learning rate of this run, which begins after the updates that a checkpoint has taken."""
+        start, updates = self.start, 0
+        if start is not None:
+            updates = on_first(self.group, lambda: updates_of(read_checkpoint(start), program), f"the checkpoint '{start}'")
+        steps = self.course.epochs * batches_per_epoch(program, samples, self.course.batch_size)
+        remedy = "give fewer --warmup steps, or more --epochs"
+        return with_schedule(program, self.compilation.schedule, self.compilation.warmup, steps, remedy, updates)
+
+    def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None) -> Trainer:
+        course, reinitialize = self.course, self.course.reinitialize
+        return Trainer(
+            program,
+            train_set,
+            eval_set,
+            epochs=course.epochs,
+            batch_size=course.batch_size,
+            seed=course.seed,
+            run_directory=self.folder,
+            checkpoint_every=course.checkpoint_every,
+            keep_checkpoints=course.keep_checkpoints,
+            best_metric=course.best_metric,
+            resume=self.resumes,
+            overwrite=self.results.overwrite and not self.resumes,
+            engine=course.engine,
+            device=course.device,
+            threads=course.threads,
+            parallel=self.parallel,
+            parameters=kept_average(program),
+            state=program.initial_state(course.seed, reinitialize) if reinitialize and not self.resumes else None,
+        )
+
+    def _start_from(self, trainer: Trainer, checkpoint: Path) -> None:
+        """Begin in the state of a checkpoint, and say what was not taken over."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", CarryOverWarning)
+            trainer.start_from(checkpoint)
+        for warning in caught:
+            self._say(str(warning.message))
+
+    def _changes(self, course: Mapping[str, object]) -> list[str]:
+        """Return what a resumed run does otherwise than it was started, one line each."""
+        started = read_record(self.folder).get("course")
+        if not isinstance(started, dict) or not course.keys() <= started.keys():
+            started = course
+        # More epochs are what one resumes for; they change the steps to come only where the rate follows a schedule.
+        names = [name for name in course if name != "epochs" or course["schedule"] != CONSTANT]
+        notes = [
+            f"--{name} {course[name]} is taken from here on; the run was started with {started[name]}"
+            for name in names
+            if course[name] != started[name]
+        ]
+        if self.course.reinitialize:
+            notes.append("--reinitialize is not taken: a resumed run goes on with the weights that it has")
+        return notes
+
+    def _record(self, program: Program, described: DataDescription, course: Mapping[str, Any]) -> None:
+        """Write into the folder the program, and what the run was started with."""
+        # Of the run that is overwritten: they would pass for this run's.
+        for left in ("tuned.onnx", TAKEOVER):
+            (self.folder / left).unlink(missing_ok=True)
+        program.save(self.folder / "program")
+        record = {
+            "command": launch.command_line(self.command),
+            "model": str(self.model),
+            "data": self.data.data,
+            "classes": described.classes,
+            "pixels": None if described.preprocessing is None else described.preprocessing.options(),
+            "course": course,
+            "launch": launch.run_id(),
+            "parameters": kept_average(program),
+        }
+        (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,217 @@
+"""Options of ``burnish train`` for several workers, and how this process joins the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from burnish.cli import launch
+from burnish.cli.option_groups import OptionGroup
+from burnish.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from burnish.distributed import DataParallel
+    from burnish.distributed.connection.process_group import ProcessGroup
+
+WORKERS = "Several workers"
+
+
+@dataclass(frozen=True)
+class Workers(OptionGroup):
+    """How many workers train together, and where."""
+
+    count: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            min=1,
+            help="Processes of this machine that train together, each on its part of every batch.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 1
+    nodes: Annotated[
+        int,
+        typer.Option(
+            "--nodes",
+            min=1,
+            help="Machines, on each of which this command starts --workers; BURNISH_SECRET is the same on all of them.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.", rich_help_panel=WORKERS)
+    ] = None
+    master_address: Annotated[
+        str | None, typer.Option("--master-address", help="Where the first machine is reached.", rich_help_panel=WORKERS)
+    ] = None
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port",
+            min=1,
+            max=65535,
+            help=f"Its port where all workers meet; by default {launch.PORT}.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            help="How often to go on when workers fail by what need not come again.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 0
+    worker_timeout: Annotated[
+        float,
+        typer.Option("--worker-timeout", help="Seconds that workers wait for one that is late.", rich_help_panel=WORKERS),
+    ] = 60.0
+
+    @property
+    def total(self) -> int:
+        """How many workers there are on all machines."""
+        return self.count * self.nodes
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process trains without others."""
+        return self.total == 1 and not launch.is_worker()
+
+    def machines(self) -> launch.Machines:
+        """Return the machines of the run.
+
+        Raises:
+            typer.BadParameter: as ``Machines.of_options``.
+        """
+        return launch.Machines.of_options(self.nodes, self.node_rank, self.master_address, self.master_port)
+
+    def check(self) -> None:
+        """Raise typer.BadParameter where these options contradict each other, or have no meaning."""
+        if self.worker_timeout <= 0:
+            raise typer.BadParameter(f"--worker-timeout {self.worker_timeout:g}: give a number of seconds above 0")
+        self.machines()
+        if self.is_alone and "worker_timeout" in self.named:
+            raise typer.BadParameter(
+                "--worker-timeout says how long workers wait for each other, and one alone trains here: give --workers 2 or "
+                "more, start with torchrun, or leave it out"
+            )
+        if self.max_restarts and self.total == 1:
+            raise typer.BadParameter(
+                "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its "
+                "own for its workers"
+            )
+
+
+@dataclass(frozen=True)
+class Exchange(OptionGroup):
+    """How workers exchange gradients, statistics and the optimizer's state."""
+
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Add up what workers exchange in the order of their ranks: runs are the same bit for bit.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = False
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            "--compression",
+            metavar="TYPE",
+            help="Let gradients travel between workers in 16 bits (float16, bfloat16) or as narrow matrices (powersgd).",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+    bucket_size: Annotated[
+        int | None,
+        typer.Option(
+            "--bucket-size",
+            min=1,
+            metavar="BYTES",
+            help="Bytes of gradients that workers exchange at once, behind the rest of the backward pass; by default 25 MiB.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share/--no-share",
+            help="Let batch normalization layers that do not wait for each other share an exchange.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = True
+    shard_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--shard-optimizer",
+            help="Let each worker keep the optimizer's state of a share of the parameters, instead of all of it.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = False
+    synchronize_every: Annotated[
+        int | None,
+        typer.Option(
+            "--synchronize-every",
+            min=1,
+            metavar="STEPS",
+            help="Let workers step alone for so many steps, and average their weights then.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+
+    def settings(self, is_alone: bool) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as ``burnish.DataParallel`` takes them.
+
+        Args:
+            is_alone: whether there is one worker alone, which exchanges nothing.
+
+        Raises:
+            typer.BadParameter: there is such an option, and one worker alone; or it is none of the choices.
+        """
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self) if field.name != "named"}
+        changed: dict[str, Any] = {name: value for name, (value, default) in values.items() if value != default}
+        if not changed:
+            return {}
+        if is_alone:
+            name = next(iter(changed)).replace("_", "-")
+            option = "--no-share" if name == "share" else f"--{name}"
+            raise typer.BadParameter(
+                f"{option} says how workers exchange, and one alone trains here: give --workers 2 or more, start with torchrun, "
+                "or leave it out"
+            )
+        from burnish.distributed import DataParallel
+
+        try:
+            DataParallel(**changed)
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error).removeprefix("DataParallel: ")) from error
+        return changed
+
+
+def join_workers(device: str | None, timeout: float, exchange: Mapping[str, Any]) -> tuple[DataParallel | None, ProcessGroup]:
+    """Join the other workers where a launcher has started several.
+
+    Args:
+        device: of this worker; None is the CPU.
+        timeout: seconds to wait for a worker that is late.
+        exchange: settings of ``burnish.DataParallel``.
+
+    Returns:
+        What a trainer takes as ``parallel``, and the group of the workers.
+    """
+    from burnish.distributed.connection.joining import join
+    from burnish.distributed.connection.process_group import ProcessGroup
+
+    if not launch.is_worker():
+        return None, ProcessGroup(0, 1)
+    from burnish.cli.console import warn_with_rank
+    from burnish.distributed import DataParallel
+
+    group = join(device or "cpu", timeout=timeout)
+    warn_with_rank(group.rank)
+    return DataParallel(group=group, **exchange), group

@@ -1,0 +1,325 @@
+"""The graphs of a program, from a source model whose loss, state, policies and precision are settled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish import losses, metrics, optim
+from burnish.analysis.dependence import held_in_bodies
+from burnish.autodiff import differentiate
+from burnish.compiler.draft import Draft, entry_of, finish
+from burnish.compiler.executable import check_extents
+from burnish.compiler.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
+from burnish.compiler.predictions import Prediction
+from burnish.compiler.selection import (
+    ModelState,
+    check_reached,
+)
+from burnish.compiler.update import SCALE, SKIPPED, STEP
+from burnish.compiler.worker_loss import over_all, terms_of_shard
+from burnish.errors import ConfigurationError, GradientError
+from burnish.graph import Tensor, name_sources
+from burnish.lowering import TARGETS, Target, target_to_dict
+from burnish.modes import batch_normalizations, bind_inference, bind_training
+from burnish.norms import (
+    NormPolicy,
+    RunningVariance,
+    extent_rules,
+)
+from burnish.ops.collectives import PARTS_OF, all_reduce
+from burnish.optim.groups import frozen_by_pattern
+from burnish.optim.held_rows import hold_rows as holding
+from burnish.optim.held_rows import without_rows
+from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
+from burnish.passes import (
+    fold_constants,
+    hoist_gather,
+    recognize_training_normalization,
+)
+from burnish.passes.precision import FULL, MixedPrecision
+from burnish.passes.recompute_request import Recompute, name_origins
+from burnish.program.program import GRAPH_NAMES, Program
+from burnish.program.signature import Entry, GraphSignature, Role, Signature
+from burnish.program.weights import ROUNDED, Weights
+from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
+
+LOSS = "loss"
+OPTIONS = "trainable=[...] says what trains, outputs='...' what the loss reads"
+"""What a message about a missing gradient says of the options."""
+
+
+@dataclass
+class Compilation:
+    """A source model with all that a program is made of, and the graphs that it becomes.
+
+    Attributes:
+        model: computes what the file does, in float32 at least.
+        in_file: the model with the dtypes of its file.
+        predictions: what the loss reads.
+        loss, metrics: what the graphs report.
+        data: names of the inputs of the file.
+        layers: names of the batch normalization layers.
+        policies: of these, in the same order.
+        running_variance: which variance running statistics hold.
+        target: what the graphs are lowered for.
+        state: the initializers that become parameters and statistics.
+        weights: their values.
+        optimizer: what updates the parameters.
+        precision: None without mixed precision.
+        norm: the policies as they were asked for.
+        auto_frozen: the layers that are frozen because none of their parameters trains.
+        recompute: None keeps every activation that the backward reads.
+        held_rows: rows that training leaves as they are, by weight.
+        batch, bind: as the model was loaded.
+        rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
+        coefficients: of each figure that the loss is added up from; known once a graph has been built.
+        untrained: weights that were to train and that no gradient reaches, with the reason; known once they are differentiated.
+    """
+
+    model: ir.Model
+    in_file: ir.Model
+    predictions: tuple[Prediction, ...]
+    loss: losses.Loss
+    metrics: tuple[metrics.Metric, ...]
+    data: tuple[str, ...]
+    layers: tuple[str, ...]
+    policies: tuple[NormPolicy, ...]
+    running_variance: RunningVariance
+    target: Target
+    state: ModelState = field(default_factory=lambda: ModelState((), (), ()))
+    weights: Weights = field(default_factory=lambda: Weights({}, {}))
+    optimizer: optim.Optimizer = field(default_factory=optim.sgd)
+    precision: MixedPrecision | None = None
+    norm: str | dict[str, str] = "auto"
+    auto_frozen: tuple[str, ...] = ()
+    recompute: Recompute | None = None
+    held_rows: dict[str, list[int]] = field(default_factory=dict)
+    batch: str | None = None
+    bind: dict[str, Any] = field(default_factory=dict)
+    rounded: dict[str, str] = field(default_factory=dict)
+    coefficients: dict[str, float] = field(default_factory=dict)
+    untrained: dict[str, str] = field(default_factory=dict)
+
+    def program(self) -> Program:
+        semantic: dict[str, ir.Model] = {}
+        signatures: dict[str, GraphSignature] = {}
+        for name in SEMANTIC_GRAPHS:
+            semantic[name], signatures[name] = finish(getattr(self, name)(), name, semantic_target(self.target))
+        optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
+        optimizer = holding(optimizer, self.held_rows)
+        models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
+        signature = Signature({name: (signatures | update_signatures)[name] for name in GRAPH_NAMES})
+        check_extents(signature, self.target)
+        return Program(**models, signature=signature, weights=self.weights, options=self.options(), semantic=semantic)
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "loss": self.loss.options(),
+            **({} if self.coefficients == {LOSS: 1.0} else {"loss_terms": self.coefficients}),
+            "optimizer": self.optimizer.options(),
+            "metrics": [metric.name for metric in self.metrics],
+            "precision": FULL if self.precision is None else self.precision.options(),
+            "predictions": [prediction.options() for prediction in self.predictions],
+            "trainable": list(self.state.trainable),
+            **({"hold_rows": self.held_rows} if self.held_rows else {}),
+            **({"batch": self.batch} if self.batch else {}),
+            **({"bind": self.bind} if self.bind else {}),
+            "norm": self.norm,
+            "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
+            **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
+            **({ROUNDED: self.rounded} if self.rounded else {}),
+            "running_variance": self.running_variance.value,
+            "recompute": None if self.recompute is None else self.recompute.options(),
+            "target": self.target.name if TARGETS.get(self.target.name) == self.target else target_to_dict(self.target),
+        }
+
+    @functools.cached_property
+    def folded(self) -> ir.Model:
+        """The model with what hangs on constants alone computed. It is trained; an export keeps the form of its file."""
+        return fold_constants(self.model.clone())
+
+    def source(self, model: ir.Model | None = None) -> Draft:
+        """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
+        draft = Draft((model or self.folded).clone())
+        name_sources(draft.model.graph)
+        draft.model.graph.outputs.clear()
+        roles = dict.fromkeys(self.data, Role.DATA)
+        roles |= {f"param/{name}": Role.PARAMETER for name in self.state.parameters}
+        roles |= {f"stat/{name}": Role.STATISTIC for name in self.state.statistics}
+        draft.inputs = [entry_of(value, roles[value.name or ""]) for value in draft.model.graph.inputs]
+        return draft
+
+    def predict(self) -> Draft:
+        draft = self.source(self.in_file)
+        names = [value.name or "" for value in self.in_file.graph.outputs]
+        values = draft.values()
+        draft.model.graph.outputs.extend(values[name] for name in names)
+        bind_inference(draft.model.graph)
+        produced = list(draft.model.graph.outputs)
+        draft.model.graph.outputs.clear()
+        for value in produced:
+            draft.add_output(draft.builder.tensor(value), value.name or "", Role.OUTPUT)
+        return draft
+
+    def evaluate(self) -> Draft:
+        draft = self.source()
+
+        def bind(bound: ir.Graph) -> None:
+            self._narrow(draft)
+            bind_inference(bound)
+
+        terms, read = self._add_loss(draft, bind)
+        self.coefficients = {_figure(term): term.coefficient for term in terms}
+        totals = self._add_figures(draft, terms, read)[1]
+        for name, parts in totals.items():
+            for part, total in parts.items():
+                draft.add_output(total, metrics.output_name(name, part), Role.METRIC)
+        return draft
+
+    def grad(self) -> Draft:
+        """The training graph up to the gradients, which are its last outputs, in the order the reverse pass reaches them.
+
+        Updates are emitted in that order too: a runtime that walks back from the outputs then updates the last layer first,
+        and needs no gradient to wait for that of the first layer.
+        """
+        draft = self.source()
+        builder, graph = draft.builder, draft.model.graph
+        if self.recompute is not None and self.recompute.patterns:
+            name_origins(graph)
+        key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
+        policies = dict(zip(batch_normalizations(graph), self.policies, strict=True))
+        draft.extents = extent_rules(policies)
+        updated: dict[ir.Value, ir.Value] = {}
+
+        def step() -> ir.Value:
+            return draft.add_input(STEP).value
+
+        def bind(bound: ir.Graph) -> None:
+            recognize_training_normalization(draft.model)
+            hoist_gather(draft.model)
+            self._narrow(draft)
+            updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
+
+        terms, read = self._add_loss(draft, bind)
+        with builder.attributed("the loss"):
+            terms = terms_of_shard(terms, draft.model.graph, self.data)
+        loss, _ = self._add_figures(draft, terms, read, over_all)
+        gradients, finite = self._gradients(draft, loss)
+        if finite is not None:
+            draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
+            draft.add_output(builder.cast(builder.op("Not", finite), ir.DataType.FLOAT), SKIPPED, Role.DIAGNOSTIC)
+        for statistic, value in updated.items():
+            if statistic.is_graph_input():
+                name, following = statistic.name or "", builder.tensor(value)
+                if finite is not None:
+                    following = where(finite, following, builder.tensor(statistic))
+                draft.add_output(following, f"next:{name}", Role.STATISTIC, updates=name)
+        with builder.attributed("the random key"):
+            draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
+        for name, gradient in gradients.items():
+            draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
+        return draft
+
+    def _gradients(self, draft: Draft, loss: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Emit the gradients of the parameters that the loss depends on, in the order the reverse pass reaches them; and, of a
+        scaled loss, whether they are finite."""
+        builder, values = draft.builder, draft.values()
+        wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
+        state = [values[entry.name] for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
+        held = held_in_bodies(builder.graph, [loss.value], state)
+        wrt = {name: value for name, value in wrt.items() if value not in held}
+        is_scaled = self.precision is not None and self.precision.initial_scale is not None
+        scale = draft.add_input(SCALE) if is_scaled else None
+        cotangent = builder.scalar(1.0, loss) if scale is None else builder.cast(scale, loss.dtype)
+        try:
+            gradients = differentiate(builder, {loss.value: cotangent}, list(wrt.values()))
+        except GradientError as error:
+            raise GradientError(error.problem, OPTIONS) from error
+        reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
+        untrained = check_reached(self.state, reached, self.model.graph, [prediction.name for prediction in self.predictions])
+        frozen = frozen_by_pattern(self.optimizer, untrained)
+        self.untrained = {name: why for name, why in untrained.items() if name not in frozen}
+        position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(builder.graph)}
+        reached = dict(sorted(reached.items(), key=lambda item: position.get(item[1].value.producer(), 0)))
+        reached = {name: all_reduce((gradient,), "gradient")[0] for name, gradient in reached.items()}
+        reached = without_rows(reached, self.held_rows)
+        if scale is None:
+            return reached, None
+        reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
+        return reached, all_finite(builder, reached, PARTS_OF)
+
+    def _narrow(self, draft: Draft) -> None:
+        """Place the casts of mixed precision in a draft that is not bound to a mode yet."""
+        if self.precision is not None:
+            values = draft.values()
+            weights = [entry.name for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
+            self.precision.narrow(draft.model, [values[name] for name in weights])
+
+    def _add_loss(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
+        """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read."""
+        predictions = self._bound_predictions(draft, bind)
+        labels = tuple(draft.add_input(_label_entry(spec)) for spec in self.loss.label_specs(predictions))
+        with draft.builder.attributed("the loss"):
+            terms = self.loss.terms(predictions, labels)
+        return terms, self.loss.compared(predictions, labels)
+
+    def _add_figures(
+        self,
+        draft: Draft,
+        terms: Sequence[losses.Term],
+        read: losses.Compared | None,
+        reported: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+        """Add the loss, each of its terms where it has several, and the metrics as outputs.
+
+        Args:
+            draft, terms, read: where to, of what.
+            reported: emits what is reported of a sum that was taken here.
+
+        Returns:
+            The loss, as it was summed here; and by the name of each figure the totals that it is a function of.
+        """
+        with draft.builder.attributed("the loss"):
+            loss = losses.combined(terms)
+        draft.add_output(reported(loss), LOSS, Role.LOSS)
+        totals: dict[str, dict[str, Tensor]] = {}
+        with draft.builder.attributed("the metrics"):
+            for term in terms:
+                name = _figure(term)
+                totals[name] = {metrics.SUM: term.total, metrics.COUNT: term.weight}
+                if name != LOSS:
+                    average = losses.average(term.total, term.weight)
+                    draft.add_output(reported(draft.builder.cast(average, loss.dtype)), name, Role.METRIC)
+            for metric in self.metrics:
+                if read is None:
+                    raise ConfigurationError(
+                        f"metrics: the loss {self.loss.name} compares nothing that '{metric.name}' could read: leave metrics out"
+                    )
+                totals[metric.name] = {part: reported(total) for part, total in metric.totals(read).items()}
+                draft.add_output(metric.figure(read, totals[metric.name], loss.dtype), metric.name, Role.METRIC)
+        return loss, totals
+
+    def _bound_predictions(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[Tensor, ...]:
+        """The predictions after the graph was bound to a mode; binding may put other values in their place."""
+        outputs = draft.model.graph.outputs
+        values = draft.values()
+        names = list(dict.fromkeys(prediction.name for prediction in self.predictions))
+        outputs.extend(values[name] for name in names)
+        bind(draft.model.graph)
+        bound = {name: draft.builder.tensor(value) for name, value in zip(names, outputs, strict=True)}
+        outputs.clear()
+        return tuple(bound[prediction.name] for prediction in self.predictions)
+
+
+def _label_entry(spec: losses.LabelSpec) -> Entry:
+    return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, minimum=spec.minimum, maximum=spec.maximum, ignored=spec.ignored)
+
+
+def _figure(term: losses.Term) -> str:
+    """The name that a term of the loss is reported under."""
+    return f"{LOSS}:{term.name}" if term.name else LOSS

@@ -1,0 +1,137 @@
+"""Operators of other domains: those that ONNX Runtime has of its own, and those of a library."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import burnish
+from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.errors import EngineError, GradientError, UnsupportedOperatorError
+from burnish.ops import gradient, registry
+
+ALPHA = 1.702
+W = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(4, 3)
+
+
+def network(domain: str = "com.microsoft", last: bool = False) -> onnx.ModelProto:
+    """``x w`` of a quick GELU of x, or a quick GELU of ``x w``."""
+    operands, result = (["h"], "y") if last else (["x"], "h")
+    gelu = helper.make_node("QuickGelu", operands, [result], name="gelu", domain=domain, alpha=ALPHA)
+    product = helper.make_node("MatMul", ["x" if last else "h", "w"], ["h" if last else "y"], name="product")
+    graph = helper.make_graph(
+        [product, gelu] if last else [gelu, product],
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(W, "w")],
+        value_info=[helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 3 if last else 4])],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def compiled(model: onnx.ModelProto, engine: OnnxRuntimeEngine) -> burnish.Program:
+    return burnish.compile(model, loss="mean_squared_error", optimizer="sgd:lr=0.5", target=engine.target)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.fixture
+def batch() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {"x": generator.normal(size=(5, 4)).astype(np.float32), "targets": generator.normal(size=(5, 3)).astype(np.float32)}
+
+
+def test_an_operator_that_no_gradient_runs_through_stays_as_it_is(batch, tmp_path):
+    engine = OnnxRuntimeEngine()
+    program = compiled(network(), engine)
+    assert "QuickGelu" in [node.op_type for node in program.step.graph]
+    loaded = burnish.Program.load(program.save(tmp_path / "program"))
+    session = burnish.Session(loaded, engine=engine)
+    session.step(batch)
+    hidden = batch["x"] * sigmoid(ALPHA * batch["x"])
+    slope = hidden.T @ (hidden @ W - batch["targets"]) * 2 / batch["targets"].size
+    np.testing.assert_allclose(session.state()["param/w"], W - 0.5 * slope, rtol=1e-5, atol=1e-6)
+
+
+def test_programs_are_of_standard_operators_unless_the_target_says_otherwise():
+    with pytest.raises(UnsupportedOperatorError, match=r"QuickGelu 'gelu' .* is not among the operators that onnxruntime runs"):
+        burnish.compile(network(), loss="mean_squared_error")
+
+
+@pytest.mark.parametrize("engine", ["reference", "torch"])
+def test_other_engines_do_not_have_it(engine):
+    program = compiled(network(), OnnxRuntimeEngine())
+    session = burnish.Session(program, engine=engine)
+    with pytest.raises(UnsupportedOperatorError, match=rf"QuickGelu 'gelu' .* is not among the operators that {engine} runs"):
+        session.predict({"x": np.zeros((1, 4), np.float32)})
+
+
+def test_a_gradient_needs_a_rule(batch, monkeypatch):
+    engine = OnnxRuntimeEngine()
+    with pytest.raises(GradientError, match=r"com\.microsoft\.QuickGelu 'gelu' .* has no gradient rule"):
+        compiled(network(last=True), engine)
+    monkeypatch.setitem(registry._gradients, ("com.microsoft", "QuickGelu"), [])
+
+    @gradient("QuickGelu", domain="com.microsoft")
+    def quick_gelu(op, dy):
+        x = op.required(0)
+        gate = op.builder.op("Sigmoid", x * ALPHA)
+        return dy * (gate + x * (gate * (1 - gate)) * ALPHA)
+
+    session = burnish.Session(compiled(network(last=True), engine), engine=engine)
+    session.step(batch)
+    hidden = batch["x"] @ W
+    gate = sigmoid(ALPHA * hidden)
+    error = (hidden * gate - batch["targets"]) * 2 / batch["targets"].size
+    slope = batch["x"].T @ (error * (gate + ALPHA * hidden * gate * (1 - gate)))
+    np.testing.assert_allclose(session.state()["param/w"], W - 0.5 * slope, rtol=1e-5, atol=1e-6)
+
+
+def test_a_domain_that_the_runtime_does_not_have_needs_a_library():
+    with pytest.raises(UnsupportedOperatorError, match=r"com\.example\.QuickGelu 'gelu' .* is not among the operators that"):
+        compiled(network("com.example"), OnnxRuntimeEngine())
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path):
+    with pytest.raises(
+        EngineError, match=r"^custom_op_library: ONNX Runtime .* cannot load '.*none\.so': there is no such file\. Give"
+    ):
+        OnnxRuntimeEngine(custom_op_library=tmp_path / "none.so")
+    path = tmp_path / "broken.so"
+    path.write_bytes(b"no library")
+    with pytest.raises(EngineError, match=r"cannot load '.*broken\.so': .*\. Give a shared library that exports Register"):
+        OnnxRuntimeEngine(custom_op_library=str(path))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that registers nothing: ONNX Runtime's wheel has no headers to write an operator with."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("library")
+    source, path = folder / "operators.c", folder / "operators.so"
+    source.write_text("void *RegisterCustomOps(void *options, const void *api) { return 0; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+    return path
+
+
+def test_with_a_library_operators_of_any_domain_pass(library, batch):
+    engine = OnnxRuntimeEngine(custom_op_library=library)
+    program = compiled(network("com.example"), engine)
+    assert "com.example" in {node.domain for node in program.step.graph}
+    # What the library lacks, the runtime names when it loads the graph.
+    with pytest.raises(EngineError, match=r"com\.example.*QuickGelu"):
+        burnish.Session(program, engine=engine).step(batch)
+    session = burnish.Session(compiled(network(), engine), engine=engine)
+    assert np.isfinite(session.step(batch)["loss"])
