@@ -129,7 +129,7 @@ def _read_behind_activation(model: ir.Model, output: str | None) -> Prediction:
 
 
 def program_at(path: Path) -> Path | None:
-    """Return the program that a path leads to: the folder of a program or of a run's, or an ONNX file that holds its training.
+    """Return the program that a path leads to: the folder of a program or of a run, or an ONNX file that holds its training.
 
     Raises:
         ModelError: the path leads to no folder, and to no ONNX file.
