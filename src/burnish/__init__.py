@@ -58,6 +58,7 @@ PROVIDED |= {
     "Program.save": "burnish.formats.saving:save",
     "Program.load": "burnish.formats.saving:load",
     "Program.to_onnx": "burnish.formats.training_info:to_training_model",
+    "Program.with_optimizer": "burnish.compiler.other_optimizer:with_optimizer",
     "Program.package": "burnish.engines.packaging:write_package",
 }
 

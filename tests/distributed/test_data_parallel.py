@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
+from burnish.compiler.executable import lower
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.torch import TorchEngine
@@ -17,7 +18,6 @@ from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
 from burnish.passes.compute_in_float64 import compute_in_float64
-from burnish.program.executable import lower
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network

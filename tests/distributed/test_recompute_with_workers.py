@@ -14,6 +14,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
+from burnish.compiler.executable import lower
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
@@ -27,7 +28,6 @@ from burnish.models import residual_network
 from burnish.norms import get
 from burnish.passes import run_in_order
 from burnish.passes.compute_in_float64 import compute_in_float64
-from burnish.program.executable import lower
 from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual

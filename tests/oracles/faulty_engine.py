@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from burnish.compiler.draft import settle
+from burnish.compiler.executable import Executable
 from burnish.engines.base import LoadedModel, ProgramRunner, RunsModels
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Names, insert_behind
 from burnish.lowering import TARGETS
-from burnish.program.draft import settle
-from burnish.program.executable import Executable
 
 
 class FaultyEngine(RunsModels):

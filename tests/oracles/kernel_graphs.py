@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from burnish.compiler.executable import lower
 from burnish.lowering import TARGETS
 from burnish.program import Program
-from burnish.program.executable import lower
 
 
 def kernel_graphs(

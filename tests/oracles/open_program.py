@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from burnish.compiler.executable import lower
 from burnish.engines import Engine
 from burnish.program import Program
-from burnish.program.executable import lower
 
 
 def open_program(

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.comparison.fault_location import Fault, FaultLocator, Location
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
+from burnish.compiler.executable import executable_of, lower
 from burnish.data.random_batches import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
@@ -20,7 +21,6 @@ from burnish.ops import semantic_operators
 from burnish.ops.collectives import MARKS
 from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program import Program, Role
-from burnish.program.executable import executable_of, lower
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 EXPLAINED = 10.0

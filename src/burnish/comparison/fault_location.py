@@ -17,13 +17,13 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.comparison.single_nodes import single_node_model
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
+from burnish.compiler.executable import executable_of
+from burnish.compiler.update import OPTIMIZER
 from burnish.engines import Arrays, Engine
 from burnish.errors import EngineError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, describe_node, place, source_of
 from burnish.lowering import TARGETS
 from burnish.passes.compute_in_float64 import compute_in_float64
-from burnish.program.executable import executable_of
-from burnish.program.update import OPTIMIZER
 
 PERTURBATION = 1e-6
 STANDARD = TARGETS["onnxruntime"]

@@ -12,11 +12,15 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.analysis.dependence import held_in_bodies
 from burnish.autodiff import differentiate
+from burnish.compiler.draft import Draft, entry_of, finish
+from burnish.compiler.executable import check_extents
+from burnish.compiler.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.compiler.predictions import Prediction
 from burnish.compiler.selection import (
     ModelState,
     check_reached,
 )
+from burnish.compiler.update import SCALE, SKIPPED, STEP
 from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Tensor, name_sources
@@ -39,12 +43,8 @@ from burnish.passes import (
 )
 from burnish.passes.precision import FULL, MixedPrecision
 from burnish.passes.recompute_request import Recompute, name_origins
-from burnish.program.draft import Draft, entry_of, finish
-from burnish.program.executable import check_extents
-from burnish.program.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.program.program import GRAPH_NAMES, Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.program.update import SCALE, SKIPPED, STEP
 from burnish.program.weights import ROUNDED, Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 

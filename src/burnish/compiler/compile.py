@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.analysis.dependence import reasons_together
 from burnish.compiler.compilation import OPTIONS, Compilation
+from burnish.compiler.draft import finish
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
@@ -46,7 +47,6 @@ from burnish.passes.precision import FULL, Precision
 from burnish.passes.precision import get as get_precision
 from burnish.passes.recompute_request import RecomputeOption
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program.draft import finish
 from burnish.program.inference import Inference
 from burnish.program.program import Program
 from burnish.program.signature import GraphSignature

@@ -10,9 +10,9 @@ from importlib.metadata import version
 import numpy as np
 import onnx_ir as ir
 
+from burnish.compiler.executable import Executable
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError
-from burnish.program.executable import Executable
 
 REMEDIES = {
     "version of burnish": "install the same version everywhere",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from burnish.compiler.executable import lower
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding, LowRank
@@ -28,7 +29,6 @@ from burnish.norms import Local, NormPolicy, Sync, get
 from burnish.optim.accumulate import ACCUMULATED
 from burnish.optim.average import AVERAGE
 from burnish.program import Program, Role
-from burnish.program.executable import lower
 from burnish.settings import PlainSettings, is_whole
 
 BUCKET_SIZE = 25 * 2**20

@@ -10,7 +10,7 @@ import numpy as np
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 
 if TYPE_CHECKING:
-    from burnish.program.executable import Executable
+    from burnish.compiler.executable import Executable
 
 
 class ArrayRunner:

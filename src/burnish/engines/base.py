@@ -16,7 +16,7 @@ from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
 
 if TYPE_CHECKING:
-    from burnish.program.executable import Executable
+    from burnish.compiler.executable import Executable
 
 Arrays = dict[str, np.ndarray]
 LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]

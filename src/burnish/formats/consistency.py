@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.compiler.draft import shape_of
 from burnish.errors import ConfigurationError
 from burnish.lowering import TARGETS, target_from_dict
-from burnish.program.draft import shape_of
 from burnish.program.signature import GraphSignature, Signature
 from burnish.settings import is_number, is_whole
 

@@ -16,6 +16,8 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from burnish.compiler.draft import Draft, entry_of, finish
+from burnish.compiler.update import update_graphs
 from burnish.errors import CheckpointError
 from burnish.graph import (
     BURNISH_DOMAIN,
@@ -35,9 +37,7 @@ from burnish.norms import RunningVariance
 from burnish.optim.graph_optimizer import GraphOptimizer
 from burnish.passes import draw_dropout, expand_gradients, remove_unused
 from burnish.program import Program
-from burnish.program.draft import Draft, entry_of, finish
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
-from burnish.program.update import update_graphs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
 
 TARGET = "onnxruntime"

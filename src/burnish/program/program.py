@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,16 +14,14 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.analysis.memory_plan import PlannedPeak, planned_peak
-from burnish.errors import ConfigurationError, ObjectiveWarning
+from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
 from burnish.lowering import TARGETS, Target, target_from_dict
 from burnish.optim import Optimizer
 from burnish.optim.held_rows import hold_rows
 from burnish.passes import precision
 from burnish.program.carry_over import CarriedState, carry_over
-from burnish.program.frozen_layers import layers_left_moving
 from burnish.program.initialization import initial_state
-from burnish.program.lowered_graphs import updating_graphs
 from burnish.program.signature import GRAPH_NAMES, Signature
 from burnish.program.weights import Weights
 from burnish.provided import provided
@@ -122,6 +119,11 @@ class Program:
         """The six graphs by name, each lowered when it is first read."""
         return _Graphs(self)
 
+    def when_read(self, name: str) -> Callable[[], ir.Model]:
+        """Return what gives a graph, which need not be lowered yet. It holds the graph alone, and not the program."""
+        graph = self.__dict__[name]
+        return (lambda: graph) if isinstance(graph, ir.Model) else graph
+
     @property
     def metadata(self) -> dict[str, str]:
         """The ``metadata_props`` of the source model, which an exported model keeps; nothing is lowered for it."""
@@ -196,30 +198,8 @@ class Program:
             ObjectiveWarning: it freezes all parameters of a batch normalization that was compiled, by ``norm="auto"``, to train:
                 the layer goes on normalizing by the batch and moving its statistics.
         """
-        resolved = optim.get(optimizer)
-        moving = layers_left_moving(self.semantic.get("grad"), resolved) if self.options.get("norm") == "auto" else []
-        if moving:
-            warnings.warn(
-                ObjectiveWarning(
-                    f"the optimizer freezes the batch normalization '{moving[0]}'"
-                    + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
-                    + ", whose statistics still move, as the program was compiled for it to train: compile with this optimizer, "
-                    "or with norm='frozen', to keep them; norm='train' says that this is meant"
-                ),
-                stacklevel=2,
-            )
-        grad = self.__dict__["grad"]
-        models, signatures = updating_graphs(
-            self.semantic.get("grad") or self.grad,
-            lambda: grad if isinstance(grad, ir.Model) else grad(),
-            self.signature["grad"],
-            (self.predict, self.evaluate),
-            self._completed(resolved),
-            self.target,
-        )
-        ordered = {name: signatures.get(name) or self.signature[name] for name in GRAPH_NAMES}
-        options = {**self.options, "optimizer": resolved.options()}
-        return self.changed(**models, signature=Signature(ordered), options=options)
+        program: Program = provided("Program.with_optimizer")(self, optimizer)
+        return program
 
     @property
     def target(self) -> Target:
@@ -230,10 +210,10 @@ class Program:
     @property
     def optimizer(self) -> Optimizer | None:
         """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
-        return self._completed(optim.get(self.options["optimizer"])) if "optimizer" in self.options else None
+        return self.completed(optim.get(self.options["optimizer"])) if "optimizer" in self.options else None
 
-    def _completed(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer as mixed precision and the rows that are held wrap it."""
+    def completed(self, optimizer: Optimizer) -> Optimizer:
+        """Return an optimizer as mixed precision and the rows that are held wrap it."""
         mixed = precision.get(self.options.get("precision", precision.FULL))
         return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), self.options.get("hold_rows", {}))
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from burnish import engines
+from burnish.compiler.executable import lower
 from burnish.distributed import DataParallel
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.distributed.runners.local_steps import LocalSteps
@@ -24,7 +25,6 @@ from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import carry_over
-from burnish.program.executable import lower
 from burnish.program.state import EntriesOnRequest, averages, check_state
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import BatchCheck, HyperparameterCheck

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.backend import BurnishBackend
+from burnish.compiler import draft
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, OptimizationWarning, optimizations
 from burnish.engines.onnxruntime.optimizations import TRANSPOSE_OPTIMIZERS, OpenedGraph, Optimizations
 from burnish.errors import EngineError
-from burnish.program import draft
 from oracles.several_workers import in_threads
 
 LEVELS = ("basic", "extended", "all")

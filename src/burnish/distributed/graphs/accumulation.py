@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.compiler.executable import Executable
 from burnish.distributed.graphs.replication import check_replicated
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.ops.collectives import (
@@ -27,7 +28,6 @@ from burnish.optim.accumulate import ACCUMULATED, COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
 from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
-from burnish.program.executable import Executable
 from burnish.program.signature import Entry, Signature
 
 MARKS = (ALL_REDUCE_WHERE, PARTS_OF)

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from burnish.compiler.executable import Executable
+from burnish.compiler.update import joined_signature
 from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates
 from burnish.distributed.graphs.buckets import bucket_gradients
 from burnish.distributed.graphs.merge_exchanges import number_exchanges, share_exchanges
@@ -27,9 +29,7 @@ from burnish.norms import NormPolicy
 from burnish.ops.collectives import ALL_REDUCE, PARTS_OF, all_reduce
 from burnish.passes import remove_unused
 from burnish.program import Role
-from burnish.program.executable import Executable
 from burnish.program.signature import Entry, GraphSignature, Signature
-from burnish.program.update import joined_signature
 
 
 def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_size: int, share: bool) -> Executable:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from burnish.compiler.executable import Executable
 from burnish.distributed.graphs.replication import read_by
 from burnish.graph import (
     BURNISH_DOMAIN,
@@ -33,7 +34,6 @@ from burnish.ops.collectives import (
 )
 from burnish.optim.average import AVERAGE
 from burnish.passes import remove_unused
-from burnish.program.executable import Executable
 from burnish.program.signature import Entry, Role, Signature
 
 GRADIENT, NEXT = "grad:", "next:"

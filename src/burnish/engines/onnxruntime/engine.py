@@ -27,7 +27,7 @@ from burnish.passes import compute_in_float32
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:
-    from burnish.program.executable import Executable
+    from burnish.compiler.executable import Executable
 
 SILENT = 4
 

@@ -23,7 +23,7 @@ from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
 
 if TYPE_CHECKING:
-    from burnish.program.executable import Executable
+    from burnish.compiler.executable import Executable
 
 ALIGNMENT = 64
 

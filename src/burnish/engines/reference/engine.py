@@ -21,7 +21,7 @@ from burnish.lowering import TARGETS
 from burnish.passes import expand_recurrent_layers
 
 if TYPE_CHECKING:
-    from burnish.program.executable import Executable
+    from burnish.compiler.executable import Executable
 
 ABSENT = "burnish:absent"
 """Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""

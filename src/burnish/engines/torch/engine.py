@@ -49,7 +49,7 @@ from burnish.passes import run_in_order, wait_by_selection
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:
-    from burnish.program.executable import Executable
+    from burnish.compiler.executable import Executable
     from burnish.program.signature import Entry
 
 Tensors = dict[str, torch.Tensor]

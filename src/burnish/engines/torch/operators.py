@@ -8,6 +8,7 @@ from burnish.engines.torch.families.exchange import translation as exchange
 from burnish.engines.torch.families.linear import translation as linear
 from burnish.engines.torch.families.normalization import translation as normalization
 from burnish.engines.torch.families.pooling import translation as pooling
+from burnish.engines.torch.families.precision import translation as precision
 from burnish.engines.torch.families.resize import translation as resize
 from burnish.engines.torch.families.softmax import translation as softmax
 from burnish.engines.torch.translate import operators as plain
@@ -22,6 +23,7 @@ __all__ = [
     "normalization",
     "plain",
     "pooling",
+    "precision",
     "resize",
     "softmax",
 ]

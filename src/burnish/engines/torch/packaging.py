@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from burnish.compiler.executable import lower
 from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
 from burnish.engines.torch.fusion import fuse
@@ -34,7 +35,6 @@ from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import CheckpointError, EngineError
 from burnish.passes import wait_by_selection
-from burnish.program.executable import lower
 from burnish.program.signature import GraphSignature, Signature
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from torch import fx
 
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch.translate.dtypes import torch_dtype
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, describe_node
@@ -26,8 +27,8 @@ Rule = Callable[["Call"], Any]
 _RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 
 
-def translates(*operators: str | SemanticOperator, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
-    """Register a rule for operators: semantic ones, or those of a domain by name, from a version of the domain on."""
+def translates(*operators: str | SemanticOperator | EngineOperator, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
+    """Register a rule for operators: semantic ones, the engine's own, or those of a domain by name, from a version of it on."""
 
     def register(rule: Rule) -> Rule:
         for operator in operators:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from burnish.engines.torch.families.attention import dispatch
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+
+FUSED_ATTENTION = EngineOperator("FusedAttention", ("query", "key", "value", "mask"), ("result", "logarithms"))
+FUSED_ATTENTION_GRAD = EngineOperator(
+    "FusedAttentionGrad", ("flow", "query", "key", "value", "result", "logarithms", "mask"), ("dquery", "dkey", "dvalue")
+)
 
 
-@translates("FusedAttention", domain=BURNISH_DOMAIN)
+@translates(FUSED_ATTENTION)
 def fused_attention(op: Call) -> Any:
     """(query, key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
     dispatch.expect(op.dtype(0))
@@ -17,7 +22,7 @@ def fused_attention(op: Call) -> Any:
     return dispatch.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), *settings)
 
 
-@translates("FusedAttentionGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_ATTENTION_GRAD)
 def fused_attention_gradient(op: Call) -> Any:
     """(flow, query, key, value, result, logarithms, mask or nothing) -> the gradients of query, key and value."""
     heads = op.tensor(1), op.tensor(2), op.tensor(3)

@@ -10,7 +10,21 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
-from burnish.graph import BURNISH_DOMAIN, attribute_value
+from burnish.engines.torch.families.convolution.translation import (
+    CHOSEN_CONV,
+    CHOSEN_CONV_INPUT_GRAD,
+    CHOSEN_CONV_TRANSPOSE,
+    CHOSEN_CONV_WEIGHT_GRAD,
+)
+from burnish.graph import attribute_value
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+
+CHOSEN = {
+    "Conv": CHOSEN_CONV,
+    "ConvTranspose": CHOSEN_CONV_TRANSPOSE,
+    CONV_INPUT_GRAD.name: CHOSEN_CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD.name: CHOSEN_CONV_WEIGHT_GRAD,
+}
 
 LARGEST_COMPARED = 7
 """Extent of square kernels of images up to which the ways were compared for the layers of networks."""
@@ -28,7 +42,7 @@ def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
     """
     for node in graph:
         if _is_taken(node):
-            node.domain, node.op_type = BURNISH_DOMAIN, f"Chosen{node.op_type}"
+            node.domain, node.op_type = CHOSEN[node.op_type].key
             node.attributes["measured"] = ir.AttrInt64("measured", int(measured))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 LEAST_CHANNELS = 16
@@ -68,11 +69,8 @@ class _Gradients:
         # As they are now: dy may have come from a gradient that was replaced.
         tensors = [builder.tensor(value) for value in _operands(first) if value is not None]
         nodes = (self.of_input, self.of_weight)
-        results = builder.op(
-            "DepthwiseConvGrad",
+        results = DEPTHWISE_CONV_GRAD.emit(
             *tensors,
-            domain=BURNISH_DOMAIN,
-            outputs=2,
             stride=self.window.stride,
             pads=list(self.window.pads),
             input=int(self.of_input is not None),
@@ -96,7 +94,7 @@ def _fuse_forward(graph: ir.Graph, node: ir.Node) -> None:
         return
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in (x, weight, *bias)]
-    y = builder.op("DepthwiseConv", *operands, domain=BURNISH_DOMAIN, stride=window.stride, pads=list(window.pads))
+    y = DEPTHWISE_CONV(*operands, stride=window.stride, pads=list(window.pads))
     replace_node(node, y)
 
 

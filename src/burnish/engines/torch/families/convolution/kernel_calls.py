@@ -8,8 +8,18 @@ import torch
 
 from burnish.engines.torch.families.linear import products
 from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+
+DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
+DEPTHWISE_CONV_GRAD = EngineOperator("DepthwiseConvGrad", ("dy", "x", "w"), ("dx", "dw"))
+WINOGRAD_CONV = EngineOperator("WinogradConv", ("x", "w", "b"), ("y",))
+WINOGRAD_CONV_INPUT_GRAD = EngineOperator("WinogradConvInputGrad", ("dy", "w"), ("dx",))
+WINOGRAD_CONV_WEIGHT_GRAD = EngineOperator("WinogradConvWeightGrad", ("dy", "x"), ("dw",))
+POINTWISE_CONV = EngineOperator("PointwiseConv", ("x", "w", "b"), ("y",))
+POINTWISE_CONV_INPUT_GRAD = EngineOperator("PointwiseConvInputGrad", ("dy", "w", "x"), ("dx",))
+POINTWISE_CONV_GRAD = EngineOperator("PointwiseConvGrad", ("dy", "x", "w"), ("dx", "dw"))
+CONV_WEIGHT_GRAD_PRODUCTS = EngineOperator("ConvWeightGradProducts", ("dy", "x"), ("dw",))
 
 
 def _window_suffix(op: Call, weight: int) -> str:
@@ -17,14 +27,14 @@ def _window_suffix(op: Call, weight: int) -> str:
     return "_5x5" if op.known_extents(weight)[2] == 5 else ""
 
 
-@translates("DepthwiseConv", domain=BURNISH_DOMAIN)
+@translates(DEPTHWISE_CONV)
 def depthwise_convolution(op: Call) -> Any:
     return kernels.for_elements("depthwise_convolution" + _window_suffix(op, 1), op.dtype(0))(
         op.tensor(0), op.tensor(1), op.optional(2), op.attribute("stride"), list(op.attribute("pads"))
     )
 
 
-@translates("DepthwiseConvGrad", domain=BURNISH_DOMAIN)
+@translates(DEPTHWISE_CONV_GRAD)
 def depthwise_convolution_gradient(op: Call) -> Any:
     wanted = [bool(op.attribute(name)) for name in ("input", "weight")]
     results = kernels.for_elements("depthwise_convolution_gradient" + _window_suffix(op, 2), op.dtype(0))(
@@ -33,37 +43,37 @@ def depthwise_convolution_gradient(op: Call) -> Any:
     return results[0], results[1]
 
 
-@translates("WinogradConv", domain=BURNISH_DOMAIN)
+@translates(WINOGRAD_CONV)
 def winograd_convolution(op: Call) -> Any:
     return torch.ops.burnish.winograd_convolution.default(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("padding"))
 
 
-@translates("WinogradConvInputGrad", domain=BURNISH_DOMAIN)
+@translates(WINOGRAD_CONV_INPUT_GRAD)
 def winograd_input_gradient(op: Call) -> Any:
     """(dy, w) -> dx."""
     return torch.ops.burnish.winograd_input_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
 
 
-@translates("WinogradConvWeightGrad", domain=BURNISH_DOMAIN)
+@translates(WINOGRAD_CONV_WEIGHT_GRAD)
 def winograd_weight_gradient(op: Call) -> Any:
     """(dy, x) -> dw."""
     return torch.ops.burnish.winograd_weight_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
 
 
-@translates("PointwiseConv", domain=BURNISH_DOMAIN)
+@translates(POINTWISE_CONV)
 def pointwise_convolution(op: Call) -> Any:
     products.expect_pointwise()
     return products.pointwise_convolution(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("strides"))
 
 
-@translates("PointwiseConvInputGrad", domain=BURNISH_DOMAIN)
+@translates(POINTWISE_CONV_INPUT_GRAD)
 def pointwise_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
     products.expect_pointwise()
     return products.pointwise_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
 
-@translates("PointwiseConvGrad", domain=BURNISH_DOMAIN)
+@translates(POINTWISE_CONV_GRAD)
 def pointwise_gradients(op: Call) -> Any:
     """(dy, x, w) -> dx, dw."""
     products.expect_pointwise_gradients()
@@ -71,7 +81,7 @@ def pointwise_gradients(op: Call) -> Any:
     return results[0], results[1]
 
 
-@translates("ConvWeightGradProducts", domain=BURNISH_DOMAIN)
+@translates(CONV_WEIGHT_GRAD_PRODUCTS)
 def convolution_weight_gradient(op: Call) -> Any:
     """(dy, x) -> dw."""
     window = [op.attribute(name) for name in ("extents", "strides", "padding")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
+from burnish.engines.torch.families.convolution.translation import CONV_INPUT_GRAD_NARROW, CONV_WEIGHT_GRAD_NARROW
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.ops.convolution import CONV_INPUT_GRAD
 
@@ -25,10 +26,8 @@ def use_narrow_gradients(graph: ir.Graph) -> None:
             continue
         builder = Builder(graph, before=node)
         operands = [builder.tensor(value) for value in node.inputs if value is not None]
-        narrow = builder.op(
-            f"{node.op_type}Narrow", *operands, domain=BURNISH_DOMAIN, kernel_shape=extents, strides=strides, pads=pads
-        )
-        replace_node(node, narrow)
+        narrow = CONV_INPUT_GRAD_NARROW if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD_NARROW
+        replace_node(node, narrow(*operands, kernel_shape=extents, strides=strides, pads=pads))
 
 
 def _window(node: ir.Node) -> tuple[list[int], list[int], list[int]] | None:

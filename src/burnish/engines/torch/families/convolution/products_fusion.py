@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.convolution.kernel_calls import (
+    CONV_WEIGHT_GRAD_PRODUCTS,
+    POINTWISE_CONV,
+    POINTWISE_CONV_GRAD,
+    POINTWISE_CONV_INPUT_GRAD,
+)
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+
+POINTWISE = {"Conv": POINTWISE_CONV, CONV_INPUT_GRAD.name: POINTWISE_CONV_INPUT_GRAD}
 
 LEAST_CHANNELS = {"Conv": 16, CONV_INPUT_GRAD.name: 16, CONV_WEIGHT_GRAD.name: 64}
 """Of inputs and outputs: with fewer, a product leaves most of a vector empty. A gradient of kernels with few adds up over large
@@ -38,16 +46,9 @@ def use_products(graph: ir.Graph) -> None:
         operands = [None if value is None else builder.tensor(value) for value in node.inputs]
         if CONV_WEIGHT_GRAD.is_of(node):
             # Of the third operand the shape is read, which follows from the others and the extents.
-            result = builder.op(
-                "ConvWeightGradProducts",
-                *operands[:2],
-                domain=BURNISH_DOMAIN,
-                extents=extents,
-                strides=strides,
-                padding=padding,
-            )
+            result = CONV_WEIGHT_GRAD_PRODUCTS(*operands[:2], extents=extents, strides=strides, padding=padding)
         elif extents == [1, 1] and padding == [0, 0]:
-            result = builder.op(f"Pointwise{node.op_type}", *operands, domain=BURNISH_DOMAIN, strides=strides)
+            result = POINTWISE[node.op_type](*operands, strides=strides)
         else:
             continue
         replace_node(node, result)
@@ -74,7 +75,7 @@ def _join_gradients(graph: ir.Graph) -> None:
             continue
         builder = Builder(graph, before=node)
         operands = [builder.tensor(value) for value in node.inputs if value is not None]
-        results = builder.op("PointwiseConvGrad", *operands, domain=BURNISH_DOMAIN, outputs=2)
+        results = POINTWISE_CONV_GRAD.emit(*operands)
         for result, replaced in zip(results, (other, node), strict=True):
             result.value.type = replaced.outputs[0].type
             replace_node(replaced, result)

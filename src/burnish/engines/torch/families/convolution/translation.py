@@ -12,10 +12,17 @@ from torch.nn import functional
 from burnish.engines.torch.families.convolution import dispatch as convolutions
 from burnish.engines.torch.families.convolution import narrow_gradients as convolution_gradients
 from burnish.engines.torch.runtime.processor import has_narrow_vectors
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.engines.torch.translate.window_padding import explicit_pads
-from burnish.graph import BURNISH_DOMAIN
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+
+CHOSEN_CONV = EngineOperator("ChosenConv", ("x", "w", "b"), ("y",))
+CHOSEN_CONV_TRANSPOSE = EngineOperator("ChosenConvTranspose", ("x", "w", "b"), ("y",))
+CHOSEN_CONV_INPUT_GRAD = EngineOperator("ChosenConvInputGrad", ("dy", "w", "x"), ("dx",))
+CHOSEN_CONV_WEIGHT_GRAD = EngineOperator("ChosenConvWeightGrad", ("dy", "x", "w"), ("dw",))
+CONV_INPUT_GRAD_NARROW = EngineOperator("ConvInputGradNarrow", ("dy", "w", "x"), ("dx",))
+CONV_WEIGHT_GRAD_NARROW = EngineOperator("ConvWeightGradNarrow", ("dy", "x", "w"), ("dw",))
 
 LARGEST_MAP = 7 * 7
 """Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
@@ -98,7 +105,7 @@ def convolution(op: Call) -> Any:
     return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
 
 
-@translates("ChosenConv", domain=BURNISH_DOMAIN)
+@translates(CHOSEN_CONV)
 def chosen_convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
     x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
@@ -107,8 +114,7 @@ def chosen_convolution(op: Call) -> Any:
     )
 
 
-@translates("ConvTranspose")
-@translates("ChosenConvTranspose", domain=BURNISH_DOMAIN)
+@translates("ConvTranspose", CHOSEN_CONV_TRANSPOSE)
 def transposed_convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
     rank = len(kernel)
@@ -145,7 +151,7 @@ def transposed_convolution(op: Call) -> Any:
 def _transposed(
     op: Call, bias: Any, padding: list[int], extra: list[int], strides: list[int], dilations: list[int], group: int
 ) -> Any:
-    if op.node.op_type == "ChosenConvTranspose":
+    if CHOSEN_CONV_TRANSPOSE.is_of(op.node):
         return convolutions.transposed(
             op.tensor(0), op.tensor(1), bias, strides, padding, extra, dilations, group, bool(op.attribute("measured"))
         )
@@ -176,7 +182,7 @@ def convolution_weight_gradient(op: Call) -> Any:
     return _backward(op, op.tensor(0), op.tensor(1), op.tensor(2), weight_index=2, wanted=1)
 
 
-@translates("ChosenConvInputGrad", domain=BURNISH_DOMAIN)
+@translates(CHOSEN_CONV_INPUT_GRAD)
 def chosen_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
     _, strides, dilations, pads, group = _window(op, 1)
@@ -187,7 +193,7 @@ def chosen_input_gradient(op: Call) -> Any:
     return dx if padded is x else _without_pads(dx, pads)
 
 
-@translates("ChosenConvWeightGrad", domain=BURNISH_DOMAIN)
+@translates(CHOSEN_CONV_WEIGHT_GRAD)
 def chosen_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
     _, strides, dilations, pads, group = _window(op, 2)
@@ -196,7 +202,7 @@ def chosen_weight_gradient(op: Call) -> Any:
     return convolutions.weight_gradient(op.tensor(0), x, op.tensor(2), *window)
 
 
-@translates("ConvInputGradNarrow", domain=BURNISH_DOMAIN)
+@translates(CONV_INPUT_GRAD_NARROW)
 def narrow_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
     if not has_narrow_vectors():
@@ -204,7 +210,7 @@ def narrow_input_gradient(op: Call) -> Any:
     return convolution_gradients.strided_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
 
-@translates("ConvWeightGradNarrow", domain=BURNISH_DOMAIN)
+@translates(CONV_WEIGHT_GRAD_NARROW)
 def narrow_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
     if not has_narrow_vectors():

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.convolution.kernel_calls import (
+    WINOGRAD_CONV,
+    WINOGRAD_CONV_INPUT_GRAD,
+    WINOGRAD_CONV_WEIGHT_GRAD,
+)
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.graph import Builder, attribute_value, replace_node
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+
+WINOGRAD = {
+    "Conv": WINOGRAD_CONV,
+    CONV_INPUT_GRAD.name: WINOGRAD_CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD.name: WINOGRAD_CONV_WEIGHT_GRAD,
+}
 
 
 def use_winograd(graph: ir.Graph) -> None:
@@ -26,7 +38,7 @@ def use_winograd(graph: ir.Graph) -> None:
         read = node.inputs if node.op_type == "Conv" else node.inputs[:2]
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in read]
-        replace_node(node, builder.op(f"Winograd{node.op_type}", *operands, domain=BURNISH_DOMAIN, padding=padding))
+        replace_node(node, WINOGRAD[node.op_type](*operands, padding=padding))
 
 
 def _padding(node: ir.Node) -> list[int] | None:

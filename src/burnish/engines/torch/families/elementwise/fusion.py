@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.engines.torch.families.elementwise.programs import DTYPES, Program, is_supported
+from burnish.engines.torch.families.elementwise.translation import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
 
 LONGEST_GROUP = 40
@@ -368,8 +369,9 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
         attributes |= {name: [*attributes[name], 0] for name in ("program", "dtypes")}  # nor can these
         attributes |= {"summed": registers, "kept": len(group.shape) - _leading_axes(sums[0], group.shape)}
     results += [node.outputs[0] for node in sums]
+    operator = FUSED_ELEMENTWISE_SUMS if sums else FUSED_ELEMENTWISE
     fused = ir.node(
-        "FusedElementwiseSums" if sums else "FusedElementwise",
+        operator.name,
         list(program.tensors),
         {name: typed_attribute(name, value) for name, value in attributes.items()},
         domain=BURNISH_DOMAIN,

@@ -7,14 +7,17 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+
+FUSED_ELEMENTWISE = EngineOperator("FusedElementwise", ("x...",), ("y...",))
+FUSED_ELEMENTWISE_SUMS = EngineOperator("FusedElementwiseSums", ("x...",), ("y...",))
 
 # As PyTorch counts element types.
 SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}
 
 
-@translates("FusedElementwise", domain=BURNISH_DOMAIN)
+@translates(FUSED_ELEMENTWISE)
 def elementwise(op: Call) -> Any:
     constants = list(op.attribute("constants"))[: op.attribute("constant_count")]
     types = [SCALAR_TYPES[ir.DataType(number)] for number in op.attribute("dtypes")]
@@ -22,7 +25,7 @@ def elementwise(op: Call) -> Any:
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
 
-@translates("FusedElementwiseSums", domain=BURNISH_DOMAIN)
+@translates(FUSED_ELEMENTWISE_SUMS)
 def elementwise_sums(op: Call) -> Any:
     """Results of a program, and sums over leading axes of what registers hold; program and dtypes have one number too many."""
     constants = list(op.attribute("constants"))[: op.attribute("constant_count")]

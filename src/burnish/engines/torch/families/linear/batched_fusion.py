@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
+from burnish.engines.torch.families.linear.translation import FUSED_BATCHED_PRODUCT
+from burnish.graph import Builder, attribute_value, constant_array, replace_node
 from burnish.graph.uses import only_user
 
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
@@ -28,7 +29,7 @@ def fuse_batched_products(graph: ir.Graph) -> None:
         builder = Builder(graph, before=node)
         operands = [builder.tensor(value) for value in (left, right)]
         like = builder.tensor(node.outputs[0])
-        replace_node(node, builder.op("FusedBatchedProduct", *operands, domain=BURNISH_DOMAIN, like=like, order=order))
+        replace_node(node, FUSED_BATCHED_PRODUCT(*operands, like=like, order=order))
 
 
 def _order(value: ir.Value) -> list[int]:

@@ -8,11 +8,16 @@ import onnx_ir as ir
 
 from burnish.engines.torch.families.linear import products
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+
+FUSED_LINEAR = EngineOperator("FusedLinear", ("x", "w", "b"), ("y",))
+FUSED_LINEAR_WEIGHT_GRAD = EngineOperator("FusedLinearWeightGrad", ("left", "right"), ("dw",))
+FUSED_LINEAR_GRAD = EngineOperator("FusedLinearGrad", ("dy", "x", "w"), ("dx", "dw", "db"))
+FUSED_BATCHED_PRODUCT = EngineOperator("FusedBatchedProduct", ("left", "right"), ("y",))
 
 
-@translates("FusedLinear", domain=BURNISH_DOMAIN)
+@translates(FUSED_LINEAR)
 def linear(op: Call) -> Any:
     products.expect(op.extents(1), TORCH_DTYPES[op.dtype(0)])
     if op.rank(0) == 2 and op.dtype(0) == ir.DataType.FLOAT:
@@ -21,12 +26,12 @@ def linear(op: Call) -> Any:
     return products.linear(op.tensor(0), op.tensor(1), op.optional(2), *flags)
 
 
-@translates("FusedLinearWeightGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_LINEAR_WEIGHT_GRAD)
 def linear_weight_gradient(op: Call) -> Any:
     return products.linear_weight_gradient(op.tensor(0), op.tensor(1))
 
 
-@translates("FusedLinearGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_LINEAR_GRAD)
 def linear_gradients(op: Call) -> Any:
     """(dy, x, weight or nothing) -> dx, dw, db."""
     products.expect_small()
@@ -35,6 +40,6 @@ def linear_gradients(op: Call) -> Any:
     return tuple(results[index] if op.is_read(index) else None for index in range(3))
 
 
-@translates("FusedBatchedProduct", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCHED_PRODUCT)
 def batched_product(op: Call) -> Any:
     return products.batched(op.tensor(0), op.tensor(1), list(op.attribute("order")))

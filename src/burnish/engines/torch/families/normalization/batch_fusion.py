@@ -14,7 +14,8 @@ from burnish.engines.torch.families.normalization.surroundings import (
     remove_preceding,
     replace_layer,
 )
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, remove_node, replace_uses
+from burnish.engines.torch.families.normalization.translation import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.graph import Builder, attribute_value, remove_node, replace_uses
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
 
@@ -43,12 +44,9 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
     epsilon = attribute_value(node, "epsilon", 1e-5)
     operands = [builder.tensor(value) for value in (x, scale, bias) if value is not None]
     added = None if behind.added is None else builder.tensor(behind.added)
-    results = builder.op(
-        "FusedBatchNorm",
+    results = FUSED_BATCH_NORM.emit(
         *operands,
         added,
-        domain=BURNISH_DOMAIN,
-        outputs=5,
         epsilon=epsilon,
         activation=behind.activation,
         limit=behind.limit,
@@ -137,11 +135,8 @@ def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
         result = (None, before.more, layer.bias) if behind.added is None else (layer.y, before.more, None)
         operands = [before.flow, *operands[1:], *result]
     tensors = [None if value is None else builder.tensor(value) for value in operands]
-    results = builder.op(
-        "FusedBatchNormGrad",
+    results = FUSED_BATCH_NORM_GRAD.emit(
         *tensors,
-        domain=BURNISH_DOMAIN,
-        outputs=4,
         activation=0 if before is None else behind.activation,
         limit=behind.limit,
         keep=int(before is not None and before.is_read),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.engines.torch.families.normalization.surroundings import ACTIVATION_GRADIENTS, following
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, remove_node, replace_node, replace_uses
+from burnish.engines.torch.families.normalization.translation import FUSED_GROUP_NORM, FUSED_GROUP_NORM_GRAD
+from burnish.graph import Builder, attribute_value, remove_node, replace_node, replace_uses
 from burnish.ops.activation import SILU, SILU_GRAD
 from burnish.ops.normalization.group_training import GROUP_NORM_GRAD, GROUP_NORM_TRAINING
 
@@ -65,11 +66,8 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
         "activation": behind.activation,
         "limit": behind.limit,
     }
-    results = builder.op(
-        "FusedGroupNorm",
+    results = FUSED_GROUP_NORM.emit(
         *operands,
-        domain=BURNISH_DOMAIN,
-        outputs=4,
         epsilon=attribute_value(node, "epsilon", 1e-5),
         **attributes,
     )
@@ -79,12 +77,9 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
         builder = Builder(graph, before=gradient)
         flow = behind.flows.get(gradient, gradient.inputs[0])
         assert flow is not None
-        found = builder.op(
-            "FusedGroupNormGrad",
+        found = FUSED_GROUP_NORM_GRAD.emit(
             builder.tensor(flow),
             *(builder.tensor(operand.value) for operand in (*operands, *results[1:])),
-            domain=BURNISH_DOMAIN,
-            outputs=3,
             **attributes,
         )
         for result, output in zip(found, gradient.outputs, strict=True):

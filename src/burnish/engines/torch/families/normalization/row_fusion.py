@@ -7,7 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, remove_node, replace_uses
+from burnish.engines.torch.families.normalization.translation import FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD
+from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses
 from burnish.graph.uses import remove_unread
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 
@@ -55,11 +56,8 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
     builder = Builder(graph, before=maker)
     attributes = {"axis": axis, "offset": attribute_value(node, "offset", 0.0), "centered": int(centered)}
     operands = [builder.tensor(x), *(None if value is None else builder.tensor(value) for value in (scale, bias))]
-    results = builder.op(
-        "FusedStandardize",
+    results = FUSED_STANDARDIZE.emit(
         *operands,
-        domain=BURNISH_DOMAIN,
-        outputs=4,
         epsilon=attribute_value(node, "epsilon", 1e-5),
         **attributes,
     )
@@ -154,11 +152,8 @@ def _fuse_gradient(
     builder = Builder(graph, before=gradient.node)
     assert scale is not None
     operands = [builder.tensor(value) for value in (gradient.flow, x, *statistics, scale)]
-    results = builder.op(
-        "FusedStandardizeGrad",
+    results = FUSED_STANDARDIZE_GRAD.emit(
         *operands,
-        domain=BURNISH_DOMAIN,
-        outputs=3,
         parameters=int(bool(gradient.parameters)),
         **attributes,
     )
@@ -179,15 +174,12 @@ def _fuse_gradient(
 def _replace_projection(graph: ir.Graph, node: ir.Node) -> None:
     builder = Builder(graph, before=node)
     flow, rows, inverse = (builder.tensor(value) for value in node.inputs if value is not None)
-    results = builder.op(
-        "FusedStandardizeGrad",
+    results = FUSED_STANDARDIZE_GRAD.emit(
         flow,
         rows,
         None,
         None,
         inverse,
-        domain=BURNISH_DOMAIN,
-        outputs=3,
         axis=node.attributes["axis"].as_int(),
         offset=attribute_value(node, "offset", 0.0),
         centered=attribute_value(node, "centered", 1),

@@ -16,7 +16,16 @@ from burnish.engines.torch.families.normalization.surroundings import (
     remove_preceding,
     replace_layer,
 )
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.engines.torch.families.normalization.translation import (
+    FUSED_BATCH_NORM_APPLY,
+    FUSED_BATCH_NORM_GRAD_APPLY,
+    FUSED_BATCH_NORM_GRAD_MERGE,
+    FUSED_BATCH_NORM_GRAD_SUMS,
+    FUSED_BATCH_NORM_MERGE,
+    FUSED_BATCH_NORM_MOMENTS,
+)
+from burnish.engines.torch.translate.engine_operator import EngineOperator
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.normalization.synchronized import (
     BATCH_NORM_APPLY,
     BATCH_NORM_GRAD_APPLY,
@@ -25,8 +34,13 @@ from burnish.ops.normalization.synchronized import (
     BATCH_NORM_MERGE,
     BATCH_NORM_MOMENTS,
 )
+from burnish.ops.semantic import semantic_operator
 
-RENAMED = (BATCH_NORM_MOMENTS, BATCH_NORM_MERGE, BATCH_NORM_GRAD_MERGE)
+RENAMED = {
+    BATCH_NORM_MOMENTS: FUSED_BATCH_NORM_MOMENTS,
+    BATCH_NORM_MERGE: FUSED_BATCH_NORM_MERGE,
+    BATCH_NORM_GRAD_MERGE: FUSED_BATCH_NORM_GRAD_MERGE,
+}
 """Each is a kernel of the same operands and results."""
 
 SYNCHRONIZED = frozenset(operator.name for operator in (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRAD_APPLY))
@@ -40,12 +54,13 @@ def fuse_synchronized(graph: ir.Graph) -> None:
     """
     # Where a layer is computed again in the backward, its gradient is of the second run, which comes to it first.
     for node in reversed(list(graph)):
-        if node.domain != BURNISH_DOMAIN or node.op_type not in SYNCHRONIZED or not _is_single(node.inputs[-1]):
+        operator = semantic_operator(node)
+        if operator is None or not node.inputs or not _is_single(node.inputs[-1]):
             continue
-        if BATCH_NORM_APPLY.is_of(node) and _is_single(node.inputs[0]):
+        if operator is BATCH_NORM_APPLY and _is_single(node.inputs[0]):
             _fuse_layer(graph, node)
-        elif any(operator.is_of(node) for operator in RENAMED):
-            _rename(graph, node)
+        elif operator in RENAMED:
+            _rename(graph, node, RENAMED[operator])
 
 
 def _is_single(value: ir.Value | None) -> bool:
@@ -53,13 +68,12 @@ def _is_single(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) <= 5
 
 
-def _rename(graph: ir.Graph, node: ir.Node) -> None:
+def _rename(graph: ir.Graph, node: ir.Node, kernel: EngineOperator) -> None:
     """To the kernel of the same operands and results."""
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in node.inputs]
     attributes = {} if "epsilon" not in node.attributes else {"epsilon": attribute_value(node, "epsilon", 1e-5)}
-    results = builder.op(f"Fused{node.op_type}", *operands, domain=BURNISH_DOMAIN, outputs=len(node.outputs), **attributes)
-    replace_node(node, results)
+    replace_node(node, kernel.emit(*operands, **attributes))
 
 
 def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
@@ -70,7 +84,7 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
     behind = following(y)
     builder = Builder(graph, before=behind.node or node)
     operands = [None if value is None else builder.tensor(value) for value in (x, pivot, center, gain, bias, behind.added)]
-    result = builder.op("FusedBatchNormApply", *operands, domain=BURNISH_DOMAIN, activation=behind.activation, limit=behind.limit)
+    result = FUSED_BATCH_NORM_APPLY(*operands, activation=behind.activation, limit=behind.limit)
     result.value.type, result.value.shape = y.type, y.shape
     for user in dict.fromkeys(user for user, _ in pivot.uses()):
         if BATCH_NORM_GRAD_SUMS.is_of(user):
@@ -100,11 +114,8 @@ def _fuse_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, behind: Follo
     mask = (None, None, None) if before is None else result
     builder = Builder(graph, before=sums)
     operands = [None if value is None else builder.tensor(value) for value in (source, x, pivot, center, *mask, more)]
-    found, kept = builder.op(
-        "FusedBatchNormGradSums",
+    found, kept = FUSED_BATCH_NORM_GRAD_SUMS.emit(
         *operands,
-        domain=BURNISH_DOMAIN,
-        outputs=2,
         activation=activation,
         limit=limit,
         keep=int(keep),
@@ -115,10 +126,8 @@ def _fuse_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, behind: Follo
     for application in applications:
         builder = Builder(graph, before=application)
         values = (source, *application.inputs[1:], mask[0], mask[2])
-        dx = builder.op(
-            "FusedBatchNormGradApply",
+        dx = FUSED_BATCH_NORM_GRAD_APPLY(
             *(None if value is None else builder.tensor(value) for value in values),
-            domain=BURNISH_DOMAIN,
             activation=activation,
             limit=limit,
         )

@@ -8,8 +8,37 @@ import torch
 
 from burnish.engines.torch.families.images import as_image, from_image
 from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+
+FUSED_BATCH_NORM = EngineOperator(
+    "FusedBatchNorm", ("x", "scale", "bias", "added"), ("y", "mean", "inverse_std", "variance", "saved")
+)
+FUSED_BATCH_NORM_GRAD = EngineOperator(
+    "FusedBatchNormGrad", ("dy", "x", "scale", "inverse_std", "saved", "y", "more", "bias"), ("dx", "dscale", "dbias", "before")
+)
+FUSED_BATCH_NORM_MOMENTS = EngineOperator("FusedBatchNormMoments", ("x",), ("moments", "pivot"))
+FUSED_BATCH_NORM_MERGE = EngineOperator(
+    "FusedBatchNormMerge", ("gathered", "scale"), ("count", "center", "precise", "mean", "inverse_std", "variance", "gain")
+)
+FUSED_BATCH_NORM_APPLY = EngineOperator("FusedBatchNormApply", ("x", "pivot", "center", "gain", "bias", "added"), ("y",))
+FUSED_BATCH_NORM_GRAD_SUMS = EngineOperator(
+    "FusedBatchNormGradSums", ("dy", "x", "pivot", "center", "y", "gain", "bias", "more"), ("sums", "before")
+)
+FUSED_BATCH_NORM_GRAD_MERGE = EngineOperator(
+    "FusedBatchNormGradMerge", ("total", "count", "inverse_std", "scale"), ("slope", "offset", "dscale", "dbias")
+)
+FUSED_BATCH_NORM_GRAD_APPLY = EngineOperator(
+    "FusedBatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset", "y", "bias"), ("dx",)
+)
+FUSED_STANDARDIZE = EngineOperator("FusedStandardize", ("x", "scale", "bias"), ("y", "mean", "shift", "inverse"))
+FUSED_STANDARDIZE_GRAD = EngineOperator(
+    "FusedStandardizeGrad", ("dy", "x", "mean", "shift", "inverse", "scale"), ("dx", "dscale", "dbias")
+)
+FUSED_GROUP_NORM = EngineOperator("FusedGroupNorm", ("x", "scale", "bias"), ("y", "mean", "inverse_std", "shift"))
+FUSED_GROUP_NORM_GRAD = EngineOperator(
+    "FusedGroupNormGrad", ("dy", "x", "scale", "bias", "mean", "inverse_std", "shift"), ("dx", "dscale", "dbias")
+)
 
 
 def _image(op: Call, index: int) -> Any:
@@ -17,7 +46,7 @@ def _image(op: Call, index: int) -> Any:
     return as_image(op.tensor(index), op.rank(0)) if op.has(index) else None
 
 
-@translates("FusedBatchNorm", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM)
 def batch_norm(op: Call) -> Any:
     results = kernels.for_elements("batch_norm_training", op.dtype(0))(
         _image(op, 0),
@@ -31,7 +60,7 @@ def batch_norm(op: Call) -> Any:
     return from_image(results[0], op.extents(0)), *(results[index] for index in range(1, 5))
 
 
-@translates("FusedBatchNormGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_GRAD)
 def batch_norm_gradient(op: Call) -> Any:
     results = kernels.for_elements("batch_norm_gradient", op.dtype(0))(
         _image(op, 0),
@@ -50,19 +79,19 @@ def batch_norm_gradient(op: Call) -> Any:
     return from_image(results[0], op.extents(0)), results[1], results[2], kept
 
 
-@translates("FusedBatchNormMoments", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_MOMENTS)
 def batch_norm_moments(op: Call) -> Any:
     results = kernels.for_elements("batch_norm_moments", op.dtype(0))(_image(op, 0))
     return results[0], results[1]
 
 
-@translates("FusedBatchNormMerge", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_MERGE)
 def batch_norm_merge(op: Call) -> Any:
     results = torch.ops.burnish.batch_norm_merge.default(op.tensor(0), op.tensor(1), op.attribute("epsilon"))
     return tuple(results[index] for index in range(7))
 
 
-@translates("FusedBatchNormApply", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_APPLY)
 def batch_norm_apply(op: Call) -> Any:
     vectors = [op.tensor(index) for index in range(1, 5)]
     result = kernels.for_elements("batch_norm_apply", op.dtype(0))(
@@ -71,7 +100,7 @@ def batch_norm_apply(op: Call) -> Any:
     return from_image(result, op.extents(0))
 
 
-@translates("FusedBatchNormGradSums", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_GRAD_SUMS)
 def batch_norm_gradient_sums(op: Call) -> Any:
     results = kernels.for_elements("batch_norm_gradient_sums", op.dtype(0))(
         _image(op, 0),
@@ -89,13 +118,13 @@ def batch_norm_gradient_sums(op: Call) -> Any:
     return results[0], from_image(results[1], op.extents(0)) if op.is_read(1) else None
 
 
-@translates("FusedBatchNormGradMerge", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_GRAD_MERGE)
 def batch_norm_gradient_merge(op: Call) -> Any:
     results = torch.ops.burnish.batch_norm_gradient_merge.default(*op.tensors())
     return tuple(results[index] for index in range(4))
 
 
-@translates("FusedBatchNormGradApply", domain=BURNISH_DOMAIN)
+@translates(FUSED_BATCH_NORM_GRAD_APPLY)
 def batch_norm_gradient_apply(op: Call) -> Any:
     result = kernels.for_elements("batch_norm_gradient_apply", op.dtype(0))(
         _image(op, 0),
@@ -109,7 +138,7 @@ def batch_norm_gradient_apply(op: Call) -> Any:
     return from_image(result, op.extents(0))
 
 
-@translates("FusedStandardize", domain=BURNISH_DOMAIN)
+@translates(FUSED_STANDARDIZE)
 def standardize(op: Call) -> Any:
     results = torch.ops.burnish.standardize.default(
         op.tensor(0),
@@ -123,7 +152,7 @@ def standardize(op: Call) -> Any:
     return tuple(results[index] for index in range(4))
 
 
-@translates("FusedStandardizeGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_STANDARDIZE_GRAD)
 def standardize_gradient(op: Call) -> Any:
     results = torch.ops.burnish.standardize_gradient.default(
         op.tensor(0),
@@ -140,7 +169,7 @@ def standardize_gradient(op: Call) -> Any:
     return tuple(results[index] for index in range(3))
 
 
-@translates("FusedGroupNorm", domain=BURNISH_DOMAIN)
+@translates(FUSED_GROUP_NORM)
 def group_norm(op: Call) -> Any:
     """(x, scale, bias) -> y, mean, inverse deviation, shift."""
     results = torch.ops.burnish.group_norm.default(
@@ -149,7 +178,7 @@ def group_norm(op: Call) -> Any:
     return tuple(results[index] for index in range(4))
 
 
-@translates("FusedGroupNormGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_GROUP_NORM_GRAD)
 def group_norm_gradient(op: Call) -> Any:
     """(dy, x, scale, bias, mean, inverse deviation, shift) -> dx, dscale, dbias."""
     results = torch.ops.burnish.group_norm_gradient.default(

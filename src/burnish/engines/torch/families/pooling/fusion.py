@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.engines.torch.families.pooling.translation import FUSED_MAX_POOL, FUSED_MAX_POOL_GRAD
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.pooling import MAX_POOL_GRAD
 
 
@@ -44,11 +45,11 @@ def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:
         builder = Builder(graph, before=user)
         operands = [builder.tensor(value) for value in user.inputs if value is not None]
         like = operands[2]
-        replace_node(user, builder.op("FusedMaxPoolGrad", *operands, domain=BURNISH_DOMAIN, like=like, **attributes))
+        replace_node(user, FUSED_MAX_POOL_GRAD(*operands, like=like, **attributes))
     builder = Builder(graph, before=node)
     source = node.inputs[0]
     assert source is not None
-    pooled, places = builder.op("FusedMaxPool", builder.tensor(source), domain=BURNISH_DOMAIN, outputs=2, **attributes)
+    pooled, places = FUSED_MAX_POOL.emit(builder.tensor(source), **attributes)
     pooled.value.type, pooled.value.shape = node.outputs[0].type, node.outputs[0].shape
     places.value.type, places.value.shape = indices.type, indices.shape
     replace_node(node, (pooled, places))

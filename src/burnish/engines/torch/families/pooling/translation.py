@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from burnish.engines.torch.families.images import SIGNAL, VOLUME, as_image, from_image
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
+
+FUSED_MAX_POOL = EngineOperator("FusedMaxPool", ("x",), ("y", "places"))
+FUSED_MAX_POOL_GRAD = EngineOperator("FusedMaxPoolGrad", ("dy", "places", "x"), ("dx",))
 
 
 def _window(op: Call) -> list[Any]:
@@ -27,14 +30,14 @@ def _like_first(op: Call, pooled: Any) -> Any:
     return from_image(pooled, op.extents(0)) if op.rank(0) == SIGNAL else pooled
 
 
-@translates("FusedMaxPool", domain=BURNISH_DOMAIN)
+@translates(FUSED_MAX_POOL)
 def max_pool(op: Call) -> Any:
     over = torch.ops.aten.max_pool3d_with_indices if op.rank(0) == VOLUME else torch.ops.aten.max_pool2d_with_indices
     results = over.default(_signal_as_image(op, 0), *_window(op))
     return _like_first(op, results[0]), _like_first(op, results[1])
 
 
-@translates("FusedMaxPoolGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_MAX_POOL_GRAD)
 def max_pool_gradient(op: Call) -> Any:
     """(dy, places, x) -> dx."""
     dy, places, x = (_signal_as_image(op, index) for index in range(3))

@@ -16,13 +16,15 @@ from collections.abc import Collection
 import onnx_ir as ir
 import torch
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, replace_node
+from burnish.engines.torch.families.linear.translation import FUSED_BATCHED_PRODUCT, FUSED_LINEAR, FUSED_LINEAR_WEIGHT_GRAD
+from burnish.engines.torch.families.precision.translation import CAST_APART
+from burnish.graph import Builder, Tensor, replace_node
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvTranspose"), CONV_INPUT_GRAD.key, CONV_WEIGHT_GRAD.key})
 PRODUCTS = frozenset(
     {("", name) for name in ("MatMul", "Gemm", "Einsum")}
-    | {(BURNISH_DOMAIN, name) for name in ("FusedLinear", "FusedLinearWeightGrad", "FusedBatchedProduct")}
+    | {operator.key for operator in (FUSED_LINEAR, FUSED_LINEAR_WEIGHT_GRAD, FUSED_BATCHED_PRODUCT)}
 )
 """What is widened, by domain and operator."""
 
@@ -99,6 +101,6 @@ def _round_behind(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _cast(builder: Builder, value: ir.Value, dtype: ir.DataType) -> Tensor:
-    cast = builder.op("CastApart", builder.tensor(value), domain=BURNISH_DOMAIN, to=int(dtype))
+    cast = CAST_APART(builder.tensor(value), to=int(dtype))
     cast.value.type, cast.value.shape = ir.TensorType(dtype), value.shape
     return cast

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.engines.torch.families.resize.translation import FUSED_RESIZE, FUSED_RESIZE_GRAD
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.resize import RESIZE_GRAD
 
 RESIZED = frozenset({RESIZE_GRAD.name})
@@ -27,8 +28,7 @@ def fuse_resize(graph: ir.Graph) -> None:
             continue
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in node.inputs]
-        name = "FusedResizeGrad" if gradient else "FusedResize"
-        resized = builder.op(name, *operands, domain=BURNISH_DOMAIN)
+        resized = (FUSED_RESIZE_GRAD if gradient else FUSED_RESIZE)(*operands)
         resized.value.type, resized.value.shape = node.outputs[0].type, node.outputs[0].shape
         maker = resized.value.producer()
         assert maker is not None

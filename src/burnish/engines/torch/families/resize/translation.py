@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
-from burnish.graph import BURNISH_DOMAIN
+
+FUSED_RESIZE = EngineOperator("FusedResize", ("x", "roi", "scales", "sizes"), ("y",))
+FUSED_RESIZE_GRAD = EngineOperator("FusedResizeGrad", ("dy", "x", "scales", "sizes"), ("dx",))
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,14 @@ def resize(op: Call) -> Any:
     return x if outside is None else torch.where(outside, interpolation.outside, x)
 
 
-@translates("FusedResize", domain=BURNISH_DOMAIN)
+@translates(FUSED_RESIZE)
 def resize_by_kernel(op: Call) -> Any:
     """As Resize, of what has no region of interest."""
     axes, changes = _changes(op, op.extents())
     return _interpolated(op.tensor(0), op.extents(), axes, [(target, taken.table()) for target, taken in changes])
 
 
-@translates("FusedResizeGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_RESIZE_GRAD)
 def resize_gradient_by_kernel(op: Call) -> Any:
     """(dy, x, scales, sizes) -> dx; of x the shape is read."""
     extents = op.extents(1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.engines.torch.families.softmax.translation import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 
 CROSS_ENTROPY = frozenset({SOFTMAX_CROSS_ENTROPY.name, SOFTMAX_CROSS_ENTROPY_GRAD.name})
@@ -25,10 +26,10 @@ def use_cross_entropy_kernels(graph: ir.Graph) -> None:
         assert logits.shape is not None
         assert labels is not None
         gradients = [user for user, _ in node.outputs[2].uses()]
-        settings = {"domain": BURNISH_DOMAIN, "ignored": attribute_value(node, "ignore_index", None)}
+        ignored = attribute_value(node, "ignore_index", None)
         builder = Builder(graph, before=node)
         operands = [builder.tensor(logits), builder.tensor(labels)]
-        results = builder.op("FusedCrossEntropy", *operands, outputs=3, **settings)
+        results = FUSED_CROSS_ENTROPY.emit(*operands, ignored=ignored)
         for result, replaced in zip(results, node.outputs, strict=True):
             result.value.type, result.value.shape = replaced.type, replaced.shape
         results[2].value.shape = ir.Shape([logits.shape[0], 2])
@@ -36,8 +37,8 @@ def use_cross_entropy_kernels(graph: ir.Graph) -> None:
             builder = Builder(graph, before=gradient)
             flow = gradient.inputs[0]
             assert flow is not None
-            given = [*operands, results[2], builder.tensor(flow)]
-            replace_node(gradient, builder.op("FusedCrossEntropyGrad", *given, like=operands[0], **settings))
+            read = [*operands, results[2], builder.tensor(flow)]
+            replace_node(gradient, FUSED_CROSS_ENTROPY_GRAD(*read, builder=builder, like=operands[0], ignored=ignored))
         replace_node(node, results)
 
 

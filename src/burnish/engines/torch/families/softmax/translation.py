@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
 from burnish.ops.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
+
+FUSED_CROSS_ENTROPY = EngineOperator("FusedCrossEntropy", ("logits", "labels"), ("total", "counted", "saved"))
+FUSED_CROSS_ENTROPY_GRAD = EngineOperator("FusedCrossEntropyGrad", ("logits", "labels", "saved", "flow"), ("dlogits",))
 
 
 @translates(SOFTMAX_GRAD)
@@ -21,13 +24,13 @@ def log_softmax_gradient(op: Call) -> Any:
     return torch.ops.aten._log_softmax_backward_data.default(op.tensor(0), op.tensor(1), op.attribute("axis"), op.torch_dtype(1))
 
 
-@translates("FusedCrossEntropy", domain=BURNISH_DOMAIN)
+@translates(FUSED_CROSS_ENTROPY)
 def cross_entropy(op: Call) -> Any:
     results = torch.ops.burnish.cross_entropy.default(op.tensor(0), op.tensor(1), op.attribute("ignored"))
     return tuple(results[index] for index in range(3))
 
 
-@translates("FusedCrossEntropyGrad", domain=BURNISH_DOMAIN)
+@translates(FUSED_CROSS_ENTROPY_GRAD)
 def cross_entropy_gradient(op: Call) -> Any:
     """(logits, labels, saved, cotangent of the total) -> cotangent of the logits."""
     return torch.ops.burnish.cross_entropy_gradient.default(*op.tensors(), op.attribute("ignored"))

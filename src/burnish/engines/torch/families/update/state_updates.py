@@ -18,10 +18,11 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.base import NOTHING
+from burnish.engines.torch.families.elementwise.translation import FUSED_ELEMENTWISE
 from burnish.engines.torch.translate.dtypes import tensor_of
-from burnish.graph import BURNISH_DOMAIN, attribute_value, bodies, constant_array
+from burnish.engines.torch.translate.engine_operator import may_share_memory
+from burnish.graph import attribute_value, bodies, constant_array
 from burnish.ops.collectives import ALL_REDUCE_FINISH, REDUCE_SCATTER_FINISH
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.program.signature import Entry
 
 Tensors = MutableMapping[str, torch.Tensor]
@@ -29,31 +30,6 @@ Tensors = MutableMapping[str, torch.Tensor]
 COUNTERS = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32)
 MOST_COPIED = 1024
 """Elements of a state entry up to which its next value is copied over the present one."""
-
-# Operators whose results always have memory of their own; others may give a view, or what they were given.
-OWN_RESULTS = {
-    BURNISH_DOMAIN: {
-        CONV_INPUT_GRAD.name,
-        "ConvInputGradNarrow",
-        CONV_WEIGHT_GRAD.name,
-        "ConvWeightGradNarrow",
-        "ConvWeightGradProducts",
-        "FusedBatchNorm",
-        "FusedCrossEntropy",
-        "FusedCrossEntropyGrad",
-        "FusedElementwise",
-        "FusedElementwiseSums",
-        "FusedLinear",
-        "FusedLinearGrad",
-        "FusedLinearWeightGrad",
-        "PointwiseConv",
-        "PointwiseConvInputGrad",
-        "WinogradConv",
-        "WinogradConvInputGrad",
-        "WinogradConvWeightGrad",
-    },
-    "": {"Add", "Conv", "MatMul", "Mul", "Sub"},
-}
 
 
 @dataclass(frozen=True)
@@ -247,7 +223,7 @@ def lent(graph: ir.Graph, names: list[str]) -> list[str]:
 
 def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list[str]:
     for node in graph:
-        if node.op_type in OWN_RESULTS.get(node.domain, ()):
+        if not may_share_memory(node):
             continue
         # Bodies read values that are no inputs of their node.
         has_bodies = bool(bodies(node))
@@ -266,7 +242,7 @@ def apart_from(state: Iterable[torch.Tensor], results: Tensors, names: Iterable[
 
 def _entries(node: ir.Node, written: Mapping[ir.Value, str], inputs: Mapping[str, ir.Value]) -> list[str] | None:
     """The state entries that a node computes the next values of, where it reads their present ones and does nothing else."""
-    if node.op_type != "FusedElementwise" or node.domain != BURNISH_DOMAIN:
+    if not FUSED_ELEMENTWISE.is_of(node):
         return None
     entries = []
     for output in node.outputs:

@@ -10,7 +10,6 @@ import torch
 
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.graph import BURNISH_DOMAIN
 
 UNARY: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs,
@@ -161,12 +160,6 @@ def identity(op: Call) -> Any:
 @translates("Cast")
 def cast(op: Call) -> Any:
     return _cast(op, TORCH_DTYPES[ir.DataType(op.attribute("to"))])
-
-
-@translates("CastApart", domain=BURNISH_DOMAIN)
-def cast_apart(op: Call) -> Any:
-    """A cast that stays one: see ``families.precision``."""
-    return op.tensor().to(TORCH_DTYPES[ir.DataType(op.attribute("to"))])
 
 
 @translates("CastLike")

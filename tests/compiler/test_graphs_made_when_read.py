@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 
 import burnish
+from burnish.compiler import draft, executable, lowered_graphs
 from burnish.lowering import Target
 from burnish.models import residual_network
-from burnish.program import draft, executable, lowered_graphs
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import train_in_threads
 

@@ -9,14 +9,14 @@ import pytest
 
 import burnish
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA
+from burnish.compiler import executable, lowered_graphs
+from burnish.compiler.draft import shape_of
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.formats.identity import graph_hashes
 from burnish.formats.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
-from burnish.program import executable, lowered_graphs
-from burnish.program.draft import shape_of
 from oracles.kernel_graphs import kernel_graphs
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}

@@ -12,6 +12,9 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
+from burnish.compiler.draft import settle, shape_of
+from burnish.compiler.lowered_graphs import compute_again
+from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
 from burnish.lowering import Target, check_runs
@@ -20,11 +23,8 @@ from burnish.optim import Optimizer
 from burnish.passes import fold_constants
 from burnish.passes.recompute_request import Recompute
 from burnish.passes.recompute_request import get as recompute_request
-from burnish.program.draft import settle, shape_of
-from burnish.program.lowered_graphs import compute_again
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.program.update import update_graphs
 
 Rewrite = Callable[[ir.Model], None]
 """Changes a lowered graph in place."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.compiler.draft import settle
+from burnish.compiler.update import joined_signature, update_graphs
 from burnish.lowering import Target
 from burnish.ops import semantic_operators
 from burnish.optim import Optimizer
 from burnish.passes import recompute_activations
 from burnish.passes.recompute_request import Recompute
-from burnish.program.draft import settle
 from burnish.program.signature import GraphSignature, Role
-from burnish.program.update import joined_signature, update_graphs
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
 

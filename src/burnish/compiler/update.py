@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.analysis.parameter_roles import parameter_infos
+from burnish.compiler.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import TARGETS, Target
@@ -21,7 +22,6 @@ from burnish.ops.collectives import PARTS_OF
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
-from burnish.program.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 

@@ -1,0 +1,40 @@
+"""A program that trains in the same way with another optimizer: what follows from its gradients is made anew."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from burnish import optim
+from burnish.compiler.frozen_layers import layers_left_moving
+from burnish.compiler.lowered_graphs import updating_graphs
+from burnish.errors import ObjectiveWarning
+from burnish.program import GRAPH_NAMES, Program, Signature
+
+
+def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.Optimizer) -> Program:
+    """Return the program with another optimizer; see ``Program.with_optimizer``, which calls this."""
+    resolved = optim.get(optimizer)
+    moving = layers_left_moving(program.semantic.get("grad"), resolved) if program.options.get("norm") == "auto" else []
+    if moving:
+        warnings.warn(
+            ObjectiveWarning(
+                f"the optimizer freezes the batch normalization '{moving[0]}'"
+                + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
+                + ", whose statistics still move, as the program was compiled for it to train: compile with this optimizer, "
+                "or with norm='frozen', to keep them; norm='train' says that this is meant"
+            ),
+            stacklevel=3,
+        )
+    models, signatures = updating_graphs(
+        program.semantic.get("grad") or program.grad,
+        program.when_read("grad"),
+        program.signature["grad"],
+        (program.predict, program.evaluate),
+        program.completed(resolved),
+        program.target,
+    )
+    ordered = {name: signatures.get(name) or program.signature[name] for name in GRAPH_NAMES}
+    options = {**program.options, "optimizer": resolved.options()}
+    return program.changed(**models, signature=Signature(ordered), options=options)

@@ -1,0 +1,75 @@
+"""Operators of the engine's own: declared once, referred to as objects, translated, and what they say of memory."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import burnish.engines.torch
+from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
+from burnish.engines.torch.families.precision.translation import CAST_APART
+from burnish.engines.torch.translate.engine_operator import EngineOperator, engine_operators, may_share_memory
+from burnish.engines.torch.translate.rules import find_rule
+from burnish.graph import BURNISH_DOMAIN, Builder
+from burnish.ops.activation import RELU_GRAD
+from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
+from burnish.ops.semantic import declared_operators
+
+FOLDER = Path(burnish.engines.torch.__file__).parent
+
+
+def strings(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+SEARCHED = frozenset(FOLDER / "families" / family / "fusion.py" for family in ("attention", "linear"))
+"""Files whose searches give way to what autodiff emits; they spell names until then."""
+
+
+def test_no_file_but_that_of_its_family_spells_the_name_of_an_operator() -> None:
+    names = engine_operators().keys()
+    spelled: dict[str, list[Path]] = {name: [] for name in names}
+    for path in set(FOLDER.parents[1].rglob("*.py")) - SEARCHED:
+        for name in names & set(strings(path)):
+            spelled[name].append(path)
+    assert {name: files for name, files in spelled.items() if len(files) != 1} == {}
+    assert {files[0].relative_to(FOLDER).parts[0] for files in spelled.values()} == {"families"}
+
+
+def test_every_operator_is_translated() -> None:
+    assert {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None} == set()
+
+
+def test_no_operator_has_the_name_of_a_semantic_one() -> None:
+    assert engine_operators().keys() & declared_operators().keys() == set()
+
+
+def test_a_node_is_emitted_and_known_again() -> None:
+    builder = Builder(ir.Graph([], [], nodes=[], opset_imports={"": 20}))
+    x, w = (builder.constant(np.zeros(shape, np.float32)) for shape in ((1, 16, 4, 4), (16, 1, 3, 3)))
+    y = DEPTHWISE_CONV(x, w, None, like=x, stride=1, pads=[1, 1, 1, 1])
+    assert tuple(y.shape or ()) == (1, 16, 4, 4)
+    assert DEPTHWISE_CONV.is_of(y.value.producer())
+    assert not DEPTHWISE_CONV_GRAD.is_of(y.value.producer())
+    assert len(DEPTHWISE_CONV_GRAD.emit(y, x, w, stride=1, pads=[1, 1, 1, 1], input=1, weight=0)) == 2
+
+
+def test_what_may_lie_in_the_memory_of_an_operand() -> None:
+    def shares(name: str, domain: str = BURNISH_DOMAIN) -> bool:
+        return may_share_memory(ir.node(name, [], domain=domain))
+
+    assert [shares(operator.name) for operator in (DEPTHWISE_CONV, CAST_APART)] == [False, True]
+    assert [shares(operator.name) for operator in (RELU_GRAD, BATCH_NORM_TRAINING)] == [False, True]
+    assert [shares(name, "") for name in ("Conv", "Identity", "Reshape")] == [False, True, True]
+    assert shares("Unknown")
+    assert shares("Conv", "another")
+
+
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="the operator DepthwiseConv of the torch engine is declared twice"):
+        EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
