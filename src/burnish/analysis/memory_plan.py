@@ -131,7 +131,7 @@ def _memory_taken_over(
         operator = semantic_operator(task.node)
         index = None if operator is None else operator.shared_input(position)
         return task.inputs[index] if index is not None and task.inputs[index] in block else None
-    if position or task.node.domain not in ("", "ai.onnx"):
+    if position or task.node.domain != "":
         return None
     if task.node.op_type in SHARES_MEMORY:
         return task.inputs[0] if task.inputs[0] in block else None

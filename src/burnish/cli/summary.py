@@ -179,7 +179,7 @@ def _described(value: ir.Value) -> dict[str, Any]:
 
 
 def _operator(node: ir.Node) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    return node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
 
 
 def _differentiable(node: ir.Node, opset: int) -> bool:

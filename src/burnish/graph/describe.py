@@ -10,7 +10,7 @@ SOURCE_METADATA = "burnish.source"
 
 def describe_node(node: ir.Node) -> str:
     """Return ``Conv 'layer1/conv' (output 'layer1_out')``: what a reader needs to find the node in a viewer."""
-    operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    operator = node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
     name = f" '{node.name}'" if node.name else ""
     output = next((value.name for value in node.outputs if value.name), None)
     return f"{operator}{name}" + (f" (output '{output}')" if output else "")

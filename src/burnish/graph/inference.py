@@ -49,7 +49,7 @@ def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
     Raises:
         ModelError: the operator does not take operands of these dtypes or shapes.
     """
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain != "":
         return
     first = node.inputs[0] if node.inputs else None
     output = node.outputs[0]

@@ -44,7 +44,7 @@ def keeps_meaning(node: ir.Node, opset: int, newer: int) -> bool:
 
     An addition is an optional attribute or a trailing optional input. Nodes of other domains are as they are.
     """
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain != "":
         return True
     version = _version(node.op_type, opset)
     if version is None:

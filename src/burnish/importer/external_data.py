@@ -97,6 +97,14 @@ def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: P
     _check(name, location, offset, length, payload_bytes(dtype, list(tensor.dims)), folder)
 
 
+def read_in_place(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    """Read external data into a tensor, where it has some; ``check_external_proto`` has passed it."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
 def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> Path:
     """Return the file that holds the data of a tensor."""
     if folder is None:

@@ -34,7 +34,7 @@ def check_nodes(model: ir.Model) -> None:
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain != "":
             continue
         most = _most_outputs(node.op_type, opset)
         if most is not None and len(node.outputs) > most:
@@ -62,7 +62,7 @@ def check_operands(model: ir.Model) -> None:
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain != "":
             continue
         bound: dict[str, tuple[str, str]] = {}
         formals = _formal_inputs(node.op_type, opset)

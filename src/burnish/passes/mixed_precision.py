@@ -95,7 +95,7 @@ class _Mixing:
         """Decide the dtype of a node, and let it read the versions of its operands that go with it."""
         operands = self._operands(node)
         activations = [value for value in operands.values() if value not in self.fixed]
-        is_standard = node.domain in ("", "ai.onnx")
+        is_standard = node.domain == ""
         if is_standard and self._is_fixed(node):
             self.fixed.update(node.outputs)
             return
@@ -127,7 +127,7 @@ class _Mixing:
 
     def _operands(self, node: ir.Node) -> dict[int, ir.Value]:
         """The floating-point inputs that have the type of the node's first output, by position."""
-        schema = _schema(node.op_type, self.graph.opset_imports[""]) if node.domain in ("", "ai.onnx") else None
+        schema = _schema(node.op_type, self.graph.opset_imports[""]) if node.domain == "" else None
         if schema is None:
             return {}
         kind = schema.outputs[0].type_str
@@ -195,7 +195,7 @@ class _Mixing:
 def _before_cast(value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
     """What a value of float32 was cast from, where that has the narrow dtype already: a frozen weight of a file in float16."""
     producer = value.producer()
-    if producer is None or producer.op_type != "Cast" or producer.domain not in ("", "ai.onnx"):
+    if producer is None or producer.op_type != "Cast" or producer.domain != "":
         return None
     source = producer.inputs[0]
     return source if source is not None and source.dtype == dtype else None

@@ -100,7 +100,7 @@ def refused(op: Operation, kind: Recurrence) -> GradientError:
 
 def is_recurrent(node: ir.Node) -> bool:
     """Whether a node is a recurrent layer of the standard."""
-    return node.domain in ("", "ai.onnx") and node.op_type in ("GRU", "LSTM", "RNN")
+    return node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN")
 
 
 def lacks_kernel(node: ir.Node) -> bool:
