@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from burnish.graph.edits import remove_node
@@ -20,6 +22,21 @@ def is_read(node: ir.Node) -> bool:
 def is_read_once(value: ir.Value) -> bool:
     """Whether a value is read at one place, and is no output of the graph."""
     return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """Return the standard node that makes a value, where it is of one of these operators (of any, where none is named)."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain != "":
+        return None
+    return node if not op_types or node.op_type in op_types else None
+
+
+def origin_of(value: ir.Value, passing: Collection[str]) -> ir.Value:
+    """Return what a value is before nodes of these operators, which pass their first operand on."""
+    while (node := producer_of(value, *passing)) is not None and node.inputs and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> ir.Node | None:

@@ -64,7 +64,6 @@ def replace_embedding_bags(model: ir.Model) -> bool:
 
     A mean of no rows is 0, as PyTorch has it. Loops of any other form stay as they are.
     """
-    model.graph.opset_imports.setdefault("", model.opset_imports[""])
     replaced = False
     for node in list(model.graph):
         if node.op_type == "Loop" and node.domain == "":

@@ -67,14 +67,12 @@ def expand_group_normalization(model: ir.Model) -> bool:
     Raises:
         ModelError: the groups do not divide the channels, or a scale or bias does not hold one number for each group.
     """
-    opset = model.opset_imports[""]
-    if opset not in OPSETS:
+    if model.opset_imports[""] not in OPSETS:
         return False
     expanded = False
     for graph in list(model.graphs()):
         for node in list(graph):
             if node.op_type == "GroupNormalization" and node.domain == "":
-                graph.opset_imports.setdefault("", opset)
                 _expand(graph, node)
                 expanded = True
     return expanded

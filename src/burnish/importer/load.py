@@ -27,7 +27,7 @@ from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.names import name_everything
 from burnish.importer.nodes import check_nodes, check_operands, check_references
 from burnish.importer.open_batch import open_batch
-from burnish.importer.opset import check_opset, upgrade_opset
+from burnish.importer.opset import check_opset, declare_opset, upgrade_opset
 from burnish.importer.reading import read_model
 from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.sequences import resolve_sequences
@@ -100,6 +100,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     check_opset(model)
     check_references(model)
     inline_functions(model)
+    declare_opset(model)
     check_nodes(model)
     bind_gradients(model)
     gather_initializers(model)

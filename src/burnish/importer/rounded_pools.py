@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Builder, attribute_value, describe_node, static_dimension
+from burnish.graph.uses import is_used
 from burnish.importer.shapes import infer_shapes
 
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
@@ -31,8 +32,6 @@ def drop_windows_in_padding(model: ir.Model) -> None:
         node = next((node for node in pools if any(axis.has_dropped for axis in _axes(node))), None)
         if node is None:
             return
-        assert isinstance(node.graph, ir.Graph)
-        node.graph.opset_imports.setdefault("", model.opset_imports[""])
         _write_without(node)
 
 
@@ -98,7 +97,7 @@ def _write_without(node: ir.Node) -> None:
     cropped = {axis: count for axis, count in cropped.items() if count < 0}
     if not cropped:
         return
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+    if len(node.outputs) > 1 and is_used(node.outputs[1]):
         raise UnsupportedOperatorError(
             f"{describe_node(node)} rounds its output size up (ceil_mode=1) where the last window would lie behind the data, and "
             "the places of its maxima are read: export the model with ceil_mode=0"

@@ -20,13 +20,11 @@ def replace_classical_operators(model: ir.Model) -> bool:
         ModelError: a node whose attributes do not fit together, or do not fit its input.
         UnsupportedOperatorError: a node in a form that runtimes give different meanings.
     """
-    opset = model.opset_imports[""]
     linear = LinearModels(model.graph)
     replaced = False
     for graph in list(model.graphs()):
         for node in list(graph):
             if node.domain == CLASSICAL_DOMAIN:
-                graph.opset_imports.setdefault("", opset)
                 replaced |= _replace(graph, node, linear)
     if replaced and not any(node.domain == CLASSICAL_DOMAIN for node in model.graph.all_nodes()):
         for graph in model.graphs():
