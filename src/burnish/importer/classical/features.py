@@ -13,8 +13,11 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Builder, Tensor, describe_node
+from burnish.graph.matching import Node, Variable
+from burnish.graph.uses import producer_of
 from burnish.importer.classical.attributes import integers, numbers, single
 
+_LOGISTIC_PAIR = Node("Sigmoid", Node("Concat", Node("Neg", Variable("score")), Variable("score")))
 _NUMERIC = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32})
 _MOST_RANK = 2
 """Data is [N, F], or one sample [F]; runtimes differ in what they make of more axes."""
@@ -136,18 +139,11 @@ def _fits(x: Tensor, values: np.ndarray) -> bool:
 
 def _sums_to_one(value: ir.Value) -> bool:
     """Whether each row is a softmax, or the logistic function of a score and of its negative."""
-    node = value.producer()
-    if node is None or node.domain != "" or node.inputs[0] is None:
-        return False
-    if node.op_type == "Softmax":
-        return value.shape is not None and node.attributes["axis"].as_int() in (-1, len(value.shape) - 1)
-    pair = node.inputs[0].producer() if node.op_type == "Sigmoid" else None
-    if pair is None or pair.op_type != "Concat" or len(pair.inputs) != 2:
-        return False
-    negative, score = pair.inputs
-    negation = None if negative is None else negative.producer()
-    is_pair = negation is not None and negation.op_type == "Neg" and negation.inputs[0] is score
-    return is_pair and score is not None and score.shape is not None and score.shape.dims[-1] == 1
+    if (softmax := producer_of(value, "Softmax")) is not None:
+        return value.shape is not None and softmax.attributes["axis"].as_int() in (-1, len(value.shape) - 1)
+    match = next(_LOGISTIC_PAIR.match(value), None)
+    score = None if match is None else match["score"]
+    return score is not None and score.shape is not None and score.shape.dims[-1] == 1
 
 
 FEATURES: Mapping[str, Callable[[ir.Node, Builder], Tensor | None]] = {

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ModelError, UnsupportedOperatorError
-from burnish.graph import Builder, Names, Tensor, describe_node
+from burnish.graph import Builder, Names, Tensor, add_initializer, describe_node
+from burnish.graph.uses import is_used
 from burnish.importer.classical.attributes import integers, numbers, single, strings
 from burnish.importer.classical.scores import post_transform, transformed
 
@@ -80,17 +81,13 @@ class LinearModels:
         return scores
 
     def _initializer(self, builder: Builder, name: str, array: np.ndarray) -> Tensor:
-        name = self._names.take(name)
         is_text = array.dtype == np.object_
-        tensor = ir.StringTensor(array, name=name) if is_text else ir.Tensor(np.ascontiguousarray(array), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self._graph.register_initializer(value)
-        return builder.tensor(value)
+        tensor = ir.StringTensor(array) if is_text else ir.Tensor(np.ascontiguousarray(array))
+        return builder.tensor(add_initializer(self._graph, self._names.take(name), tensor))
 
     def _label(self, node: ir.Node, builder: Builder, scores: Tensor, rows: int, labels: np.ndarray) -> Tensor | None:
         """The labels of the classes with the largest scores [N]; None where nothing reads them."""
-        label = node.outputs[0]
-        if not label.uses() and not label.is_graph_output():
+        if not is_used(node.outputs[0]):
             return None
         if rows > 1:
             index = builder.op("ArgMax", scores, axis=1, keepdims=0)
