@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import SIXTEEN_BIT, constant_array, describe_node, replace_uses
+from burnish.graph import SIXTEEN_BIT, attribute_value, constant_array, describe_node, replace_uses
 
 Change = Callable[[ir.Node], None]
 
@@ -191,7 +191,7 @@ def resize_coordinates(node: ir.Node) -> None:
     """
     data, scales = _first(node), node.inputs[1]
     array = constant_array(scales)
-    mode = node.attributes["mode"].value if "mode" in node.attributes else "nearest"
+    mode = attribute_value(node, "mode", "nearest")
     node.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "asymmetric")
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
     _set_input(node, 2, scales)

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from burnish.graph import FLOATING, Builder, constant_array, remove_node, static_shape
+from burnish.graph.evaluation import evaluated
 
 MOVING = frozenset(
     "Concat ConstantOfShape Expand EyeLike Flatten Gather GatherElements GatherND Identity Reshape Shape Size Slice Split "
@@ -84,14 +84,9 @@ def _computed(node: ir.Node, arrays: dict[ir.Value, np.ndarray], opset: int) -> 
         if array is None or (node.op_type == "Cast" and not _casts_alike(array, node)):
             return []
         feeds[value.name or ""] = array
-    try:
-        with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset}).run(None, feeds)
-    except Exception:
-        return []
-    found = [np.asarray(result) for result in results]
+    results = evaluated(node, feeds, opset)
     expected = [(output.dtype, shape) for output, shape in zip(node.outputs, shapes, strict=True)]
-    return found if [(ir.DataType.from_numpy(array.dtype), array.shape) for array in found] == expected else []
+    return results if [(ir.DataType.from_numpy(array.dtype), array.shape) for array in results] == expected else []
 
 
 def _is_exact(node: ir.Node) -> bool:

@@ -63,7 +63,7 @@ class Folding:
             remove_unread_value(self.graph, old)
 
     def new_bias(self, weight: ir.Value | None, array: np.ndarray) -> ir.Value:
-        """Add the bias of a layer without one: ``<layer>.bias`` for a weight ``<layer>.weight``, else by the normalization's name."""
+        """Add the bias of a layer without one: ``<layer>.bias`` beside ``<layer>.weight``, else by the name of the normalization's."""
         bias = self.normalization.inputs[2]
         assert weight is not None
         assert bias is not None
