@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, bodies, has_long_vectors, model_proto
+from burnish.graph import BURNISH_DOMAIN, has_long_vectors, model_proto
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
+from burnish.graph.uses import read_by
 from burnish.ops.semantic import semantic_operator
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -77,15 +78,6 @@ def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | N
         without_recompute=inputs + peak_of(list(_without_recompute(tasks, values)), sizes, outputs),
         unknown=sum(found.get(value) is None for value in values if value.name),
     )
-
-
-def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads, those that only its branches or loop bodies read among them."""
-    yield from (value for value in node.inputs if value is not None)
-    for body in bodies(node):
-        own = {value for inside in body.all_nodes() for value in inside.outputs} | set(body.inputs)
-        read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
-        yield from (value for value in (*read, *body.outputs) if value not in own)
 
 
 def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int]) -> int:

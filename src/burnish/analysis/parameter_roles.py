@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from burnish.graph import attribute_value, bodies, static_shape
+from burnish.graph import attribute_value, static_shape
+from burnish.graph.uses import captured_by
 from burnish.optim import ParameterInfo, ParameterKind
 
 BIAS_OPERANDS: Mapping[str, int] = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "PRelu": 1, "RNN": 3}
@@ -97,8 +98,7 @@ def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:
 def _operands(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The values that a node reads by input, and those that the bodies of its attributes read from around it, as input -1."""
     yield from ((index, value) for index, value in enumerate(node.inputs) if value is not None)
-    for body in bodies(node):
-        yield from ((-1, value) for inner in body.all_nodes() for value in inner.inputs if value is not None)
+    yield from ((-1, value) for value in captured_by(node))
 
 
 def _axes_behind(node: ir.Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
+from burnish.graph.attributes import bodies
 from burnish.graph.edits import remove_node
 
 
@@ -17,6 +18,23 @@ def is_used(value: ir.Value) -> bool:
 def is_read(node: ir.Node) -> bool:
     """Whether anything reads an output of a node, or the graph returns one."""
     return any(map(is_used, node.outputs))
+
+
+def captured_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Give the values of the graphs around a node that its branches and loop bodies read."""
+    for body in bodies(node):
+        graphs = (body, *body.subgraphs())
+        held = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        held.update(output for inside in body.all_nodes() for output in inside.outputs)
+        read = [value for inside in body.all_nodes() for value in inside.inputs if value is not None]
+        read += [value for graph in graphs for value in graph.outputs]
+        yield from (value for value in read if value not in held)
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Give the values that a node reads, those that only its branches or loop bodies read among them."""
+    yield from (value for value in node.inputs if value is not None)
+    yield from captured_by(node)
 
 
 def is_read_once(value: ir.Value) -> bool:

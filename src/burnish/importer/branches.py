@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import Names, constant_array, remove_node, replace_value
+from burnish.graph.uses import is_used
 from burnish.importer.initializers import NAME_IN_BODY
 
 
@@ -65,7 +66,7 @@ def _let_go(branch: ir.Graph) -> None:
     branch.outputs.clear()
     for value in initializers:
         graph = value.graph
-        if not value.uses() and not value.is_graph_output() and graph is not None:
+        if not is_used(value) and graph is not None:
             del graph.initializers[value.name or ""]
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import SIXTEEN_BIT, attribute_value, constant_array, describe_node, replace_uses
+from burnish.graph.uses import is_used
 
 Change = Callable[[ir.Node], None]
 
@@ -101,7 +102,7 @@ def _take_over_uses(old: ir.Value, new: ir.Value, keep: ir.Node | None = None) -
 
 
 def _present(value: ir.Value | None) -> bool:
-    return value is not None and bool(value.uses() or value.is_graph_output())
+    return value is not None and is_used(value)
 
 
 @change(9, "BatchNormalization")

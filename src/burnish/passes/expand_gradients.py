@@ -9,6 +9,7 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
+from burnish.graph.uses import read_by
 from burnish.lowering import lower_semantic_operators
 from burnish.ops import has_gradient
 
@@ -78,24 +79,15 @@ def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool)
     sources, reached = set(named), set(named)
     dependent: list[ir.Node] = []
     for node in graph:
-        if any(value in reached for value in _reads(node)):
+        if any(value in reached for value in read_by(node)):
             dependent.append(node)
             reached.update(node.outputs)
     needed, result = {y}, []
     for node in reversed(dependent):
         if any(output in needed and not (cut and output in sources) for output in node.outputs):
             result.append(node)
-            needed.update(_reads(node))
+            needed.update(read_by(node))
     return dict.fromkeys(reversed(result))
-
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """The values of the graph that a node reads, in its bodies too."""
-    read = [value for value in node.inputs if value is not None]
-    for body in bodies(node):
-        read += [value for node in body.all_nodes() for value in node.inputs if value is not None]
-        read += body.outputs
-    return read
 
 
 def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.Value], y: ir.Value) -> dict[ir.Value, ir.Value]:

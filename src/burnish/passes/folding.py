@@ -38,6 +38,8 @@ class Folding:
         bias = constant_array(present)
         if present is not None and bias is None:
             return False
+        if layer.op_type != "Gemm" and bias is not None and bias.shape != shift.shape:
+            return False
         dtype = dtype_of(layer.inputs[1])
         scaled, shifted = rounded(weight, dtype), rounded(shift if bias is None else factor * wide(bias) + shift, dtype)
         if scaled is None or shifted is None:
@@ -63,7 +65,7 @@ class Folding:
             remove_unread_value(self.graph, old)
 
     def new_bias(self, weight: ir.Value | None, array: np.ndarray) -> ir.Value:
-        """Add the bias of a layer without one: ``<layer>.bias`` beside ``<layer>.weight``, else by the name of the normalization's."""
+        """Add the bias of a layer without one: ``<layer>.bias`` for ``<layer>.weight``, else by the normalization's name."""
         bias = self.normalization.inputs[2]
         assert weight is not None
         assert bias is not None

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, constant_array, replace_node
+from burnish.graph.uses import is_used
 
 Edges = dict[int, int]
 """Operands of a node that are needed along selected indices alone, and the axis of each."""
@@ -95,7 +96,7 @@ def _producers(selection: ir.Node, edges: dict[tuple[ir.Node, int], int], places
 
 def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
     """The one axis along which selected indices of a node's result are all that is read of it, or None."""
-    if not node.outputs or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+    if not node.outputs or any(map(is_used, node.outputs[1:])):
         return None
     output = node.outputs[0]
     axes = {edges.get((usage.node, usage.idx)) for usage in output.uses()}

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, same_dimension, static_shape
 from burnish.graph.matching import Either, Match, Node, Pattern, Variable, find_match
+from burnish.graph.uses import is_used
 from burnish.graph.versions import raise_opset
 from burnish.passes.normalization_patterns import is_valid_epsilon, replace_pieces
 
@@ -75,7 +76,7 @@ def _hold_constant(graph: ir.Graph, node: ir.Node, index: int) -> None:
     if value is None or array is None or not value.is_initializer():
         return
     node.replace_input_with(index, Builder(graph, before=node).constant(array).value)
-    if not value.uses() and not value.is_graph_output():
+    if not is_used(value):
         graph.initializers.pop(value.name or "")
 
 

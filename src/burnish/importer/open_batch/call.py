@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, constant_array, typed_attribute
+from burnish.graph.uses import is_used
 from burnish.importer.open_batch.opening import Opening, new_axis
 from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, sample_shape
 
@@ -79,10 +80,7 @@ class Call:
 
     def is_read(self, index: int) -> bool:
         """Whether there is a result of this number that is read."""
-        if index >= len(self.node.outputs):
-            return False
-        output = self.node.outputs[index]
-        return bool(output.uses()) or output.is_graph_output()
+        return index < len(self.node.outputs) and is_used(self.node.outputs[index])
 
     def one_result(self) -> None:
         """Raise Refused where a result after the first is read."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, attribute_value, zeros_like
+from burnish.graph.uses import is_used
 from burnish.ops.positions import extent, joined
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Inference, Operands, OutputType
@@ -129,7 +130,7 @@ def recurrent_layer(
     outputs: list[Tensor | None] = []
     batch_first = bool(op.attribute("layout", 0))
     for index, output in enumerate(op.outputs):
-        if not (output.value.uses() or output.value.is_graph_output()):
+        if not is_used(output.value):
             outputs.append(None)
             continue
         parts = [result[index] for result in results]
