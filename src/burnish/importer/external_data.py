@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.importer.file_tensors import FileTensor, SourceFile
+from burnish.importer.file_tensors import Elements, FileTensor, SourceFile
 from burnish.importer.lightweight import payload_bytes
 from burnish.importer.payloads import LARGE
 
@@ -44,7 +44,7 @@ class ExternalData:
         file = self._open(path)
         rereadable = file is not None and tensor.dtype.bitwidth % 8 == 0 and sys.byteorder == "little"
         if file is not None and rereadable and size >= LARGE:
-            return FileTensor(None, tuple(tensor.shape.numpy()), tensor.dtype, name, file, offset)
+            return FileTensor(Elements(None, tuple(tensor.shape.numpy()), tensor.dtype, name, file, offset))
         content = bytearray(size)
         if file is None:
             with path.open("rb") as opened:

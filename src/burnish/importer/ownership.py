@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.importer.external_data import ExternalData
-from burnish.importer.file_tensors import FileTensor, SourceFile
+from burnish.importer.file_tensors import Elements, FileTensor, SourceFile
 from burnish.importer.payloads import Payload
 
 _Own = Callable[[ir.TensorProtocol, str], ir.TensorProtocol]
@@ -119,4 +119,4 @@ def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None
     array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())
     if file is None or sys.byteorder == "big":
         return ir.Tensor(array, tensor.dtype, name=tensor.name)
-    return FileTensor(array, array.shape, tensor.dtype, tensor.name, file, payload.offset)
+    return FileTensor(Elements(array, array.shape, tensor.dtype, tensor.name, file, payload.offset))

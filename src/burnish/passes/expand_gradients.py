@@ -10,6 +10,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
 from burnish.graph.uses import read_by
+from burnish.importer.gradients import is_gradient
 from burnish.lowering import lower_semantic_operators
 from burnish.ops import has_gradient
 
@@ -29,7 +30,7 @@ def expand_gradients(model: ir.Model) -> ir.Model:
         GradientError: a value that is not floating-point, or an operator between xs and y without a gradient.
         UnsupportedOperatorError: a node with a branch or loop body would have to be evaluated at other values.
     """
-    nodes = [node for node in model.graph if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient"]
+    nodes = [node for node in model.graph if is_gradient(node)]
     for position, node in enumerate(nodes):
         if position:
             _lower_what_has_no_gradient(model)

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, attribute_value, constant_array, replace_node
+from burnish.graph import Builder, attribute_value, constant_array, replace_node, same_dimension
 from burnish.graph.uses import is_used
 
 Edges = dict[int, int]
@@ -175,7 +175,7 @@ def _broadcast_operands(node: ir.Node, axis: int) -> Edges | None:
         position = axis - len(shape) + len(value.shape)
         if position < 0 or value.shape[position] == 1:
             continue
-        if not _same(value.shape[position], shape[axis]):
+        if not same_dimension(value.shape[position], shape[axis]):
             return None
         found[index] = position
     return found or None
@@ -238,16 +238,11 @@ def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
         or attribute_value(node, "allowzero", 0)
     ):
         return None
-    if not all(_same(source.shape[position], output[position]) for position in range(axis + 1)):
+    if not all(same_dimension(source.shape[position], output[position]) for position in range(axis + 1)):
         return None
     kept = [extent for extent in (*source.shape.dims[axis + 1 :], *output.dims[axis + 1 :]) if not isinstance(extent, int)]
     behind = [extent for extent in output.dims[axis + 1 :] if isinstance(extent, int)]
     return None if kept or prod(behind) == 0 else {0: axis}
-
-
-def _same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
-    """Whether two extents are known to be equal."""
-    return one == other and (isinstance(one, int) or one.value is not None)
 
 
 _RULES: dict[str, Callable[[ir.Node, int], Edges | None]] = {

@@ -55,14 +55,10 @@ def fitting(forward: Forward, fits: Callable[[Plan], bool]) -> tuple[Plan | None
         return plans[0], plans[0]
     order = _by_bytes_saved_per_cost(forward)
     counts = sorted({max(1, round(len(order) * share / PREFIXES)) for share in range(1, PREFIXES + 1)} if order else set())
-    plans += [plan(forward, _without_kept(forward, set(forward.saved) - set(order[:count]))) for count in counts]
+    plans += [plan(forward, forward.droppable - (set(forward.saved) - set(order[:count]))) for count in counts]
     plans += [plan(forward, dropped) for dropped in _segmentations(forward)]
     least = min(plans, key=lambda p: (p.peak, p.cost))
     return min((p for p in plans if fits(p)), key=lambda p: p.cost, default=None), least
-
-
-def _without_kept(forward: Forward, kept: set[int]) -> set[int]:
-    return forward.droppable - kept
 
 
 def _by_bytes_saved_per_cost(forward: Forward) -> list[int]:
@@ -105,7 +101,7 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
         last = chosen[-1].position if chosen else 0
         # What follows the last checkpoint is needed at once: dropping it saves nothing.
         kept.update(value for value in forward.saved if forward.producer[value] >= last)
-        dropped = frozenset(_without_kept(forward, kept))
+        dropped = frozenset(forward.droppable - kept)
         if dropped not in seen:
             seen.add(dropped)
             yield set(dropped)

@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ModelError, UnsupportedOperatorError
-from burnish.graph import Builder, Names, Tensor, add_initializer, describe_node
+from burnish.graph import Builder, Names, Tensor, add_initializer, attribute_value, describe_node
 from burnish.graph.uses import is_used
-from burnish.importer.classical.attributes import integers, numbers, single, strings
+from burnish.importer.classical.attributes import integers, numbers, strings
 from burnish.importer.classical.scores import post_transform, transformed
 
 _AGAIN = "Export the model again"
@@ -31,7 +31,7 @@ class LinearModels:
         Raises:
             ModelError: the coefficients or intercepts are not as many as the targets ask for.
         """
-        targets = int(single(node, "targets", 1))
+        targets = int(attribute_value(node, "targets", 1))
         coefficients, intercepts = numbers(node, "coefficients"), numbers(node, "intercepts")
         if targets < 1 or intercepts.size not in (0, targets):
             raise ModelError(f"{describe_node(node)} has {targets} targets and {intercepts.size} intercepts. {_AGAIN}")

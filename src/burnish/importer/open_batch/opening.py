@@ -14,7 +14,7 @@ from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample
 
 
 class Count(Enum):
-    """Stands among the elements of a shape for the number of samples."""
+    """Stands for the samples: among the elements of a shape for their number, among axes for theirs."""
 
     SAMPLES = "samples"
 
@@ -192,10 +192,10 @@ class Opening:
         if operand.batch is None:
             return Operand(self.emit("Unsqueeze", operand.value, self.integers(sorted(axes))), shape)
         old_axes = [axis for axis in range(rank) if axis not in axes]
-        order: list[int | str] = [
+        order: list[int | Count] = [
             old_axes[axis] if isinstance(axis, int) else axis for axis in _order(operand.rank, operand.batch, 0)
         ]
-        at = order.index(SAMPLES)
+        at = order.index(Count.SAMPLES)
         if operand.batch.is_extra:
             following = order[at + 1] if at + 1 < len(order) else rank
             assert isinstance(following, int)
@@ -214,18 +214,15 @@ class Opening:
         order = _order(operand.rank, operand.batch, 0)
         gone = [index for index, axis in enumerate(order) if axis in axes]
         value = self.emit("Squeeze", operand.value, self.integers(gone)) if gone else operand.value
-        at = order.index(SAMPLES)
+        at = order.index(Count.SAMPLES)
         axis = sum(index not in gone for index in range(at))
         return Operand(value, shape, Batch(axis, operand.batch.is_extra or operand.batch.axis in axes))
 
 
-SAMPLES = "samples"
-
-
-def _order(rank: int, batch: Batch, offset: int) -> list[int | str]:
+def _order(rank: int, batch: Batch, offset: int) -> list[int | Count]:
     """The axes of a value with its samples, by the number that they have for one sample, and where the samples are among them."""
-    order: list[int | str] = [axis + offset for axis in range(rank)]
-    order[batch.axis : batch.axis + (not batch.is_extra)] = [SAMPLES]
+    order: list[int | Count] = [axis + offset for axis in range(rank)]
+    order[batch.axis : batch.axis + (not batch.is_extra)] = [Count.SAMPLES]
     return order
 
 

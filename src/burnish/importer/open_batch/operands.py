@@ -27,6 +27,12 @@ class Batch:
     is_extra: bool
 
 
+FIRST = Batch(0, is_extra=True)
+"""Samples along a first axis that a sample does not have."""
+STACKED = Batch(0, is_extra=False)
+"""Samples along the first axis, in the place of a sample's own."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """A value of the opened graph.

@@ -13,10 +13,10 @@ from math import ceil, log, prod
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ModelError, UnsupportedOperatorError
+from burnish.errors import ModelError
 from burnish.graph import Tensor
 from burnish.ops.normalization.statistics import blocked_sum
-from burnish.ops.positions import count_like, extents
+from burnish.ops.positions import count_like, extents, known_rank
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Inference, Operands, OutputType, SemanticOperator, like
 
@@ -78,15 +78,6 @@ def root_mean_square_normalize(x: Tensor, axis: int, epsilon: float) -> tuple[Te
 def staged(x: Tensor) -> Tensor:
     """``x`` in the precision of its statistics: float32 for the 16-bit types, else its own."""
     return x if x.dtype == ir.DataType.DOUBLE else x.builder.cast(x, ir.DataType.FLOAT)
-
-
-def known_rank(op: Operation, x: Tensor) -> int:
-    """The rank of ``x``; raises UnsupportedOperatorError where it is not known."""
-    if x.rank is None:
-        raise UnsupportedOperatorError(
-            f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
-        )
-    return x.rank
 
 
 def negative_axis(op: Operation, x: Tensor, axis: int) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens
-from burnish.importer.open_batch.operands import Batch, Extent, Operand, Refused
+from burnish.importer.open_batch.operands import FIRST, Extent, Operand, Refused
 from burnish.importer.open_batch.rules.images import stacked, unstacked
 
 MASK, LENGTHS = 3, 6
-FIRST = Batch(0, is_extra=True)
 
 
 @opens("Attention")

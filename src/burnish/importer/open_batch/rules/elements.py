@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens
 from burnish.importer.open_batch.opening import Opening
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, broadcast_extents
+from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, Shape, broadcast_extents
 
 UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitCast BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu "
@@ -54,7 +54,7 @@ def prelu(call: Call) -> Result:
     x, slopes = call.operand(0), call.operand(1)
     check_shape_stays(x, slopes)
     if x.batch is None:
-        batch = Batch(0, is_extra=True)
+        batch = FIRST
         x = Operand(call.opening.spread(x, batch), x.shape, batch)
     values, batch, _ = aligned(call.opening, [x, slopes])
     return call.again(*values)[0], batch

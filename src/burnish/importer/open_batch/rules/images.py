@@ -9,10 +9,7 @@ import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens
 from burnish.importer.open_batch.opening import Count, Element, Opening
-from burnish.importer.open_batch.operands import Batch, Extent, Operand, Refused, Shape
-
-STACKED = Batch(0, is_extra=False)
-FIRST = Batch(0, is_extra=True)
+from burnish.importer.open_batch.operands import FIRST, STACKED, Extent, Operand, Refused, Shape
 
 
 @opens(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from burnish.importer.open_batch.call import Call, Result, opens, outcome
-from burnish.importer.open_batch.operands import Batch, Operand, Refused
-
-FIRST = Batch(0, is_extra=True)
+from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused
 
 
 @opens("Gather")
@@ -89,7 +87,7 @@ def one_hot(call: Call) -> Result:
 
 @opens("GridSample")
 def sampled_grid(call: Call) -> Result:
-    x, grid, stack = call.operand(0), call.operand(1), Batch(0, is_extra=False)
+    x, grid, stack = call.operand(0), call.operand(1), STACKED
     if x.shape[0] != 1 or grid.shape[0] != 1:
         raise Refused("samples several images of one sample")
     return call.again(call.opening.spread(x, stack), call.opening.spread(grid, stack))[0], stack

@@ -7,9 +7,8 @@ import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens, outcome
 from burnish.importer.open_batch.opening import Count, Element, new_axis
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, elements
+from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused, Shape, elements
 
-FIRST = Batch(0, is_extra=True)
 LARGEST = 2**31 - 1
 """A bound of a slice from here on means "to the end"."""
 
@@ -72,14 +71,14 @@ def flatten(call: Call) -> Result:
     axis = axis + x.rank if axis < 0 else axis
     rows, columns = elements(x.shape[:axis]), elements(x.shape[axis:])
     if rows == (1, {}) and axis > 0:
-        stacked = opening.placed(x, Batch(0, is_extra=False))
-        return call.again(stacked, axis=axis)[0], Batch(0, is_extra=False)
+        stacked = opening.placed(x, STACKED)
+        return call.again(stacked, axis=axis)[0], STACKED
     known = [None if count is None or count[1] else count[0] for count in (rows, columns)]
     if known == [None, None]:
         raise Refused("flattens axes of unknown extents on both sides")
     parts: list[Element] = [-1 if count is None else count for count in known]
     if rows == (1, {}):
-        return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts[1:]]), Batch(0, is_extra=False)
+        return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts[1:]]), STACKED
     return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts]), FIRST
 
 
@@ -288,7 +287,7 @@ def reversed_sequence(call: Call) -> Result:
     x, lengths, opening = call.operand(0), call.operand(1), call.opening
     along = Batch(call.axis(x.rank, 1, "batch_axis"), is_extra=False)
     if x.shape[along.axis] == 1:
-        return call.again(opening.spread(x, along), opening.spread(lengths, Batch(0, is_extra=False)))[0], along
+        return call.again(opening.spread(x, along), opening.spread(lengths, STACKED))[0], along
     if lengths.batch is not None:
         raise Refused("reverses several sequences of a sample, each by a length of the sample's own")
     last = Batch(x.rank, is_extra=True)

@@ -6,10 +6,8 @@ from itertools import chain
 
 from burnish.importer.open_batch.call import Call, Result, opens, outcome
 from burnish.importer.open_batch.opening import Opening
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, broadcast_extents
+from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused, Shape, broadcast_extents
 from burnish.importer.open_batch.rules.elements import combined
-
-FIRST = Batch(0, is_extra=True)
 
 
 @opens("MatMul")
@@ -70,7 +68,7 @@ def gemm(call: Call) -> Result:
     row = Batch(int(transposed[0]), is_extra=False)
     c = call.operand(2) if call.has(2) else None
     if a.batch == row and b.batch is None and (c is None or c.batch is None):
-        return call.again(*call.with_rest())[0], Batch(0, is_extra=False)
+        return call.again(*call.with_rest())[0], STACKED
     a, b = (
         _transposed(opening, operand) if is_transposed else operand
         for operand, is_transposed in zip((a, b), transposed, strict=True)
