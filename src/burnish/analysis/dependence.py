@@ -130,13 +130,13 @@ def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[st
         graph: the main graph.
         kinds: of its initializers.
     """
-    found = {}
+    weights = {}
     for name, kind in kinds.items():
         value = graph.initializers[name]
         is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
         if kind is InitializerKind.CONSTANT and is_tensor and not _is_setting(value):
-            found[name] = value
-    return found
+            weights[name] = value
+    return weights
 
 
 def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], targets: Collection[ir.Value]) -> dict[str, str]:

@@ -64,8 +64,8 @@ def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | N
     graph = model.graph
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     number = {value: index for index, value in enumerate(values)}
-    found = value_bytes(model, batch, extents)
-    sizes = [found.get(value, 0) or 0 for value in values]
+    bytes_of = value_bytes(model, batch, extents)
+    sizes = [bytes_of.get(value, 0) or 0 for value in values]
     outputs = {number[value] for value in graph.outputs if value in number}
     tasks = [
         Task(node, tuple(number[value] for value in read_by(node) if value in number), tuple(number[v] for v in node.outputs))
@@ -76,7 +76,7 @@ def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | N
         bytes=inputs + peak_of(tasks, sizes, outputs),
         inputs=inputs,
         without_recompute=inputs + peak_of(list(_without_recompute(tasks, values)), sizes, outputs),
-        unknown=sum(found.get(value) is None for value in values if value.name),
+        unknown=sum(bytes_of.get(value) is None for value in values if value.name),
     )
 
 
@@ -177,14 +177,14 @@ def value_bytes(model: ir.Model, batch: int, extents: Mapping[str, int] | None =
     return sizes
 
 
-def _known_extents(graph: ir.Graph, batch: int, given: Mapping[str, int]) -> dict[str | None, int]:
+def _known_extents(graph: ir.Graph, batch: int, extents: Mapping[str, int]) -> dict[str | None, int]:
     known: dict[str | None, int] = {}
     for value in graph.inputs:
         for axis, dimension in enumerate(() if value.shape is None else value.shape.dims):
             if not isinstance(dimension, int) and dimension.value is not None:
                 extent = batch if axis == 0 else 1
                 known[dimension.value] = max(extent, known.get(dimension.value, 1))
-    known.update(given)
+    known.update(extents)
     return known
 
 

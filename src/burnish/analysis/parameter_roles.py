@@ -79,7 +79,7 @@ def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:
             origins[value] = ((name, tuple(range(len(shapes[name])))),)
         elif family != "stat":
             depths[value] = 0
-    found: dict[str, _Meeting] = {}
+    meetings: dict[str, _Meeting] = {}
     for node in graph:
         operands = list(_operands(node))
         data = [depths[value] for _, value in operands if value in depths]
@@ -87,12 +87,12 @@ def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:
         if data:
             depth = max(data) + any(_makes_layer(node, index, shapes[name]) for index, (name, _) in read)
             for index, (name, axes) in read:
-                found.setdefault(name, _Meeting(node, index, axes, depth))
+                meetings.setdefault(name, _Meeting(node, index, axes, depth))
             depths |= dict.fromkeys(node.outputs, depth)
         else:
             passed = tuple((name, _axes_behind(node, axes)) for _, (name, axes) in read)
             origins |= dict.fromkeys(node.outputs, passed)
-    return found
+    return meetings
 
 
 def _operands(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:

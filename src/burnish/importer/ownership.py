@@ -93,10 +93,10 @@ def _tensors_of(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
     return (attribute.as_tensor(),) if attribute.type == ir.AttributeType.TENSOR else ()
 
 
-def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, own: _Own) -> None:
+def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, copied: _Own) -> None:
     """Own the tensors among attributes; ``name`` is that of a tensor that has none."""
     for key, attribute in list(attributes.items()):
-        tensors = [own(tensor, name) for tensor in _tensors_of(attribute)]
+        tensors = [copied(tensor, name) for tensor in _tensors_of(attribute)]
         if tensors:
             is_list = attribute.type == ir.AttributeType.TENSORS
             owned = ir.AttrTensors(key, tensors) if is_list else ir.AttrTensor(key, tensors[0])

@@ -138,8 +138,8 @@ def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
             dx = builder.op("Pad", dy, -pads, None, axes, like=x)
     dvalue = None
     if op.wants(2):
-        kept = builder.op("Pad", dy, builder.op("Min", -pads, builder.integers([0])), None, axes)
-        dvalue = builder.op("ReduceSum", dy, keepdims=0) - builder.op("ReduceSum", kept, keepdims=0)
+        inside = builder.op("Pad", dy, builder.op("Min", -pads, builder.integers([0])), None, axes)
+        dvalue = builder.op("ReduceSum", dy, keepdims=0) - builder.op("ReduceSum", inside, keepdims=0)
         dvalue = reshape_as(dvalue, op.required(2))
     return dx, None, dvalue
 

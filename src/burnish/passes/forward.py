@@ -151,10 +151,10 @@ class Forward:
         """
         drawn = set(keys)
         for node, read, written in zip(self.nodes, self.reads, self.writes, strict=True):
-            own = [value for value in read if value in drawn]
-            if not own or any(value in of_data for value in read):
+            draws = [value for value in read if value in drawn]
+            if not draws or any(value in of_data for value in read):
                 continue
-            of_masks = all(self.values[value].dtype == ir.DataType.BOOL for value in own)
+            of_masks = all(self.values[value].dtype == ir.DataType.BOOL for value in draws)
             if not of_masks or node.outputs[0].dtype == ir.DataType.BOOL:
                 drawn.update(written)
         return drawn
@@ -194,9 +194,9 @@ def _before_exchange(loss: ir.Value) -> ir.Value:
     producer = loss.producer()
     while ALL_REDUCE.is_of(producer):
         assert producer is not None
-        own = producer.inputs[list(producer.outputs).index(loss)]
-        assert own is not None
-        loss, producer = own, own.producer()
+        part = producer.inputs[list(producer.outputs).index(loss)]
+        assert part is not None
+        loss, producer = part, part.producer()
     return loss
 
 

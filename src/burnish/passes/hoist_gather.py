@@ -54,8 +54,8 @@ def _places(graph: ir.Graph) -> dict[ir.Node, int]:
 
 def _move(graph: ir.Graph, selection: ir.Node, places: dict[ir.Node, int]) -> bool:
     """Move one selection to before the products that it saves, and return whether there are any."""
-    source, given = selection.inputs[:2]
-    indices = None if given is None else constant_array(given)
+    source, index_operand = selection.inputs[:2]
+    indices = None if index_operand is None else constant_array(index_operand)
     if source is None or source.shape is None or indices is None or indices.ndim > 1:
         return False
     axis = int(attribute_value(selection, "axis", 0)) % len(source.shape)
@@ -135,12 +135,12 @@ def _rewrite(
             behind = [int(extent) for extent in output.shape.dims[axis + 1 :] if isinstance(extent, int)]
             node.replace_input_with(1, builder.integers([*[0] * axis, indices.size, *behind]).value)
         output.shape = _with_extent(output, axis, indices.size)
-    result, given = selection.inputs[:2]
+    result, index_operand = selection.inputs[:2]
     assert result is not None
-    assert given is not None
+    assert index_operand is not None
     builder = Builder(graph, before=selection)
     rows = builder.tensor(result)
-    is_one = given.shape is not None and len(given.shape) == 0
+    is_one = index_operand.shape is not None and len(index_operand.shape) == 0
     replace_node(
         selection,
         builder.op("Squeeze", rows, builder.integers([edges[selection, 0]])) if is_one else builder.op("Identity", rows),
@@ -168,7 +168,7 @@ def _operands(node: ir.Node, axis: int) -> Edges | None:
 def _broadcast_operands(node: ir.Node, axis: int) -> Edges | None:
     shape = node.outputs[0].shape
     assert shape is not None
-    found: Edges = {}
+    edges: Edges = {}
     for index, value in enumerate(node.inputs):
         if value is None or value.shape is None:
             return None
@@ -177,8 +177,8 @@ def _broadcast_operands(node: ir.Node, axis: int) -> Edges | None:
             continue
         if not same_dimension(value.shape[position], shape[axis]):
             return None
-        found[index] = position
-    return found or None
+        edges[index] = position
+    return edges or None
 
 
 def _matmul_operands(node: ir.Node, axis: int) -> Edges | None:
@@ -240,9 +240,9 @@ def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
         return None
     if not all(same_dimension(source.shape[position], output[position]) for position in range(axis + 1)):
         return None
-    kept = [extent for extent in (*source.shape.dims[axis + 1 :], *output.dims[axis + 1 :]) if not isinstance(extent, int)]
+    unknown = [extent for extent in (*source.shape.dims[axis + 1 :], *output.dims[axis + 1 :]) if not isinstance(extent, int)]
     behind = [extent for extent in output.dims[axis + 1 :] if isinstance(extent, int)]
-    return None if kept or prod(behind) == 0 else {0: axis}
+    return None if unknown or prod(behind) == 0 else {0: axis}
 
 
 _RULES: dict[str, Callable[[ir.Node, int], Edges | None]] = {

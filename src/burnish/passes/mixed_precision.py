@@ -60,12 +60,12 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
     Raises:
         ConfigurationError: a pattern matches no layer, or no operator is left to be computed in ``dtype``.
     """
-    kept = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
+    excluded = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
     if dtype == ir.DataType.BFLOAT16:
         raise_opset(model, OPSET_OF_BFLOAT16)
     mixing = _Mixing(model.graph, dtype, weights)
     for node in list(model.graph):
-        mixing.place(node, node in kept)
+        mixing.place(node, node in excluded)
     mixing.restore_outputs()
     if not mixing.computed:
         name = dtype.name.lower()
@@ -202,15 +202,15 @@ def _before_cast(value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
 
 def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[str]) -> set[ir.Node]:
     names = {node: _names(node, weights) for node in graph}
-    kept: set[ir.Node] = set()
+    excluded: set[ir.Node] = set()
     for pattern in keep:
-        matched = {node for node, given in names.items() if any(matches_pattern(name, pattern) for name in given)}
+        matched = {node for node, aliases in names.items() if any(matches_pattern(name, pattern) for name in aliases)}
         if not matched:
-            known = sorted({name for given in names.values() for name in given})
+            known = sorted({name for aliases in names.values() for name in aliases})
             hint = nearest(pattern, known)
             raise ConfigurationError(f"precision: keep: '{pattern}' matches no layer of the model; did you mean {hint}?")
-        kept |= matched
-    return kept
+        excluded |= matched
+    return excluded
 
 
 def _names(node: ir.Node, weights: Collection[ir.Value]) -> set[str]:

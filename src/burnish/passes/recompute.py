@@ -115,13 +115,13 @@ def _chosen(model: ir.Model, forward: Forward, request: Recompute, strict: bool)
     inputs = planned_peak(model, batch).inputs
     chosen, least = fitting(forward, lambda plan: inputs + plan.peak <= budget)
     if chosen is None:
-        found = (
+        excess = (
             f"does not fit {budget:,} bytes at batch {batch}; the least that recomputation reaches is {inputs + least.peak:,} "
             f"bytes, of which state and batch take {inputs:,}"
         )
         if strict:
-            raise ConfigurationError(f"recompute: the {model.graph.name} graph {found}: give a larger budget or a smaller batch")
-        _log.warning("burnish: recompute: the %s graph as the engine runs it %s, which is taken", model.graph.name, found)
+            raise ConfigurationError(f"recompute: the {model.graph.name} graph {excess}: give a larger budget or a smaller batch")
+        _log.warning("burnish: recompute: the %s graph as the engine runs it %s, which is taken", model.graph.name, excess)
     return (chosen or least).dropped
 
 
@@ -132,9 +132,9 @@ def _matched(forward: Forward, patterns: tuple[str, ...], strict: bool) -> set[i
         matched = matching_nodes(nodes, pattern)
         values = {value for index in matched for value in forward.writes[index] if value in forward.droppable}
         if not values and strict:
-            found = "matches only what is never computed twice" if matched else "matches no node or value"
+            reason = "matches only what is never computed twice" if matched else "matches no node or value"
             raise ConfigurationError(
-                f"recompute: pattern '{pattern}' {found} of the forward pass; give names or patterns of nodes as a viewer shows "
+                f"recompute: pattern '{pattern}' {reason} of the forward pass; give names or patterns of nodes as a viewer shows "
                 "them, such as 'layer1*'"
             )
         dropped |= values

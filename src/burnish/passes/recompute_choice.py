@@ -66,23 +66,23 @@ def _by_bytes_saved_per_cost(forward: Forward) -> list[int]:
 
     The work of giving a value again grows when what it was to be computed from is dropped before it.
     """
-    kept = set(forward.saved)
+    held = set(forward.saved)
     order: list[int] = []
-    ratios = {value: _ratio(forward, value, kept) for value in kept}
+    ratios = {value: _ratio(forward, value, held) for value in held}
     while ratios:
         best = max(ratios, key=lambda value: (ratios[value], -value))
-        current = _ratio(forward, best, kept)
+        current = _ratio(forward, best, held)
         if current < ratios[best]:
             ratios[best] = current
             continue
         del ratios[best]
-        kept.discard(best)
+        held.discard(best)
         order.append(best)
     return order
 
 
-def _ratio(forward: Forward, value: int, kept: set[int]) -> float:
-    dropped = forward.droppable - (kept - {value})
+def _ratio(forward: Forward, value: int, held: set[int]) -> float:
+    dropped = forward.droppable - (held - {value})
     cost = sum(forward.cost(index) for index in forward.repeated_for(value, dropped))
     return forward.sizes[value] / max(cost, 1.0)
 
@@ -97,11 +97,11 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
         chosen = _fewest_checkpoint_bytes(cuts, saved_before, total / step)
         if chosen is None:
             return
-        kept = {value for cut in chosen for value in cut.values}
+        held = {value for cut in chosen for value in cut.values}
         last = chosen[-1].position if chosen else 0
         # What follows the last checkpoint is needed at once: dropping it saves nothing.
-        kept.update(value for value in forward.saved if forward.producer[value] >= last)
-        dropped = frozenset(forward.droppable - kept)
+        held.update(value for value in forward.saved if forward.producer[value] >= last)
+        dropped = frozenset(forward.droppable - held)
         if dropped not in seen:
             seen.add(dropped)
             yield set(dropped)

@@ -160,10 +160,10 @@ def _broadcast_samples(axis: Axis, fixed: Axis) -> Axis:
 
 def _alike(one: Axis, other: Axis) -> bool:
     """Whether samples stand at the same places of two axes of the same extent: as many factors are slower in both, or faster."""
-    found = [sides(axis) for axis in (one, other)]
-    if any(len(times) != 1 for times in found):
+    both = [sides(axis) for axis in (one, other)]
+    if any(len(times) != 1 for times in both):
         return False
-    (slower, faster), (others_slower, others_faster) = found[0][0], found[1][0]
+    (slower, faster), (others_slower, others_faster) = both[0][0], both[1][0]
     return Number.of(slower) == Number.of(others_slower) or Number.of(faster) == Number.of(others_faster)
 
 

@@ -86,10 +86,10 @@ class Call:
         return index < len(self.operands) and self.operands[index] is not None
 
     def layout(self, index: int) -> Layout:
-        found = self.operands[index]
-        if found is None:
+        operand = self.operands[index]
+        if operand is None:
             raise Untold(f"{describe_node(self.node)} lacks an operand")
-        return found
+        return operand
 
     def axes(self, index: int = 0) -> Axes:
         """The axes of an operand.
@@ -97,10 +97,10 @@ class Call:
         Raises:
             Untold: they are not known.
         """
-        found = self.layout(index)
-        if found.axes is None:
-            raise Untold(found.reason)
-        return found.axes
+        operand = self.layout(index)
+        if operand.axes is None:
+            raise Untold(operand.reason)
+        return operand.axes
 
     def rank(self, index: int = 0) -> int:
         return len(self.axes(index))
@@ -111,15 +111,15 @@ class Call:
         Raises:
             Untold: it is not.
         """
-        found = self.layout(index)
-        if found.numbers is not None:
-            return found.numbers
-        length = Number.of(found.axes[0]).integer if found.axes is not None and len(found.axes) == 1 else None
-        if found.axes == ():
+        operand = self.layout(index)
+        if operand.numbers is not None:
+            return operand.numbers
+        length = Number.of(operand.axes[0]).integer if operand.axes is not None and len(operand.axes) == 1 else None
+        if operand.axes == ():
             length = 1
         if length is None or length > LONGEST:
             raise Untold(f"{describe_node(self.node)} has an operand that is known only when it runs")
-        return tuple(self.unknown(f"{index}:{place}", found.is_constant) for place in range(length))
+        return tuple(self.unknown(f"{index}:{place}", operand.is_constant) for place in range(length))
 
     def integers(self, index: int) -> list[int] | None:
         """The elements of a list of integers, where all are known."""

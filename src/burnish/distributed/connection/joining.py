@@ -102,10 +102,10 @@ def _own_device(device: str, local_rank: int) -> str:
     name, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     if name != "cuda" or (index and not index.isdecimal()):
         raise EngineError(f"device={device!r}: workers exchange tensors on cpu or cuda")
-    own = int(index) if index else local_rank
-    if own >= torch.cuda.device_count():
+    number = int(index) if index else local_rank
+    if number >= torch.cuda.device_count():
         raise EngineError(
             f"device={device!r}: this worker is number {local_rank} of its machine, which has {torch.cuda.device_count()} GPUs: "
             "start as many workers on it as it has GPUs, or train on cpu"
         )
-    return f"cuda:{own}"
+    return f"cuda:{number}"

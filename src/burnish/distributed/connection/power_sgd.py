@@ -208,11 +208,11 @@ class _Approximated:
             torch.linalg.qr(product.view(matrix.rows, -1)).Q
             for matrix, product in zip(self._bucket.matrices, products, strict=True)
         ]
-        own = [matrix.of(self._buffer).T @ basis for matrix, basis in zip(self._bucket.matrices, bases, strict=True)]
-        wire, pending = self._second.summed([part.flatten() for part in own])
+        projections = [matrix.of(self._buffer).T @ basis for matrix, basis in zip(self._bucket.matrices, bases, strict=True)]
+        wire, pending = self._second.summed([part.flatten() for part in projections])
         pending.wait()
-        sums = torch.split(wire, [part.numel() for part in own])
-        for matrix, basis, part, total in zip(self._bucket.matrices, bases, own, sums, strict=True):
+        sums = torch.split(wire, [part.numel() for part in projections])
+        for matrix, basis, part, total in zip(self._bucket.matrices, bases, projections, sums, strict=True):
             view = matrix.of(self._buffer)
             matrix.error = view - basis @ part.T
             matrix.basis = total.view(part.shape).clone()

@@ -142,9 +142,9 @@ class ProcessGroup:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
         import torch
 
-        given = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
-        received = tensor.new_empty((self.world_size, *given[self.rank].shape))
-        return received, self._begin(lambda way: way.all_to_all(received.unbind(), given), f"all-to-all of {name}", tensor)
+        parts = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
+        received = tensor.new_empty((self.world_size, *parts[self.rank].shape))
+        return received, self._begin(lambda way: way.all_to_all(received.unbind(), parts), f"all-to-all of {name}", tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""

@@ -178,15 +178,15 @@ class Meeting:
             OSError: one has not come, or is not reached.
         """
         until = time.monotonic() + seconds
-        own = members.index(self.place.rank)
+        place = members.index(self.place.rank)
         connections: dict[int, Connection] = {}
         try:
             for index, rank in enumerate(members):
-                if index < own:
+                if index < place:
                     connections[index] = self._dialled(rank, until, look_up)
                     connections[index].send(["exchange", self._number, group, self.place.rank])
             for index, rank in enumerate(members):
-                if index > own:
+                if index > place:
                     connections[index] = self._listener.taken(self._number, group, rank, until, look_up)
         except BaseException as error:
             for connection in connections.values():
@@ -194,7 +194,7 @@ class Meeting:
             if isinstance(error, OSError):
                 raise OSError(f"{ranks([rank])}: {first_line(error)}") from error
             raise
-        self._exchanges.append(Exchange(own, {index: connection.stream for index, connection in connections.items()}))
+        self._exchanges.append(Exchange(place, {index: connection.stream for index, connection in connections.items()}))
         return self._exchanges[-1]
 
     def close(self) -> None:
@@ -242,10 +242,10 @@ def meet(place: Place, first_contact: float) -> Meeting:
         try:
             store = _arrived(place, store_address, listener, until)
             while store is not None:
-                found = store.ask("members", place.rank, until=until + HANDSHAKE_SECONDS)
-                _check_taken(place, found)
-                if not (missing := found["missing"]):
-                    return Meeting(place, _meetings, listener, store, [_reached(place, *each) for each in found["addresses"]])
+                answer = store.ask("members", place.rank, until=until + HANDSHAKE_SECONDS)
+                _check_taken(place, answer)
+                if not (missing := answer["missing"]):
+                    return Meeting(place, _meetings, listener, store, [_reached(place, *each) for each in answer["addresses"]])
                 if time.monotonic() > until:
                     raise _not_met(place, first_contact, missing, None)
                 time.sleep(_POLL_SECONDS)
@@ -268,8 +268,8 @@ def _arrived(place: Place, address: Address, listener: Listener, until: float) -
     connection = dial(address, place.secret, 0, max(until, time.monotonic() + _RETRY_SECONDS))
     connection.send(["store", _meetings])
     store = Store(connection)
-    own = listener.address if isinstance(listener.address, str) else listener.address[1]
-    answer = store.ask("arrive", place.rank, place.world_size, own, until=until + HANDSHAKE_SECONDS)
+    reached_at = listener.address if isinstance(listener.address, str) else listener.address[1]
+    answer = store.ask("arrive", place.rank, place.world_size, reached_at, until=until + HANDSHAKE_SECONDS)
     _check_taken(place, answer)
     return None if "later" in answer else store
 
@@ -329,11 +329,11 @@ def _path(place: Place, rank: int) -> str:
     return str(Path(place.folder) / str(rank))
 
 
-def _reached(place: Place, host: str | None, own: str | int) -> Address:
+def _reached(place: Place, host: str | None, address: str | int) -> Address:
     """Where a worker is reached from here: as the store sees it, or, on the store's machine, as the store is reached."""
     if place.folder:
-        return str(own)
-    return (host or place.host, int(own))
+        return str(address)
+    return (host or place.host, int(address))
 
 
 def _text(name: str) -> str:

@@ -79,14 +79,14 @@ class Files:
 
         None, on all of them, where one of them cannot.
         """
-        own, offer = _offered(size) if group.shares_memory else (None, None)
+        file, offer = _offered(size) if group.shares_memory else (None, None)
         try:
             offers = group.all_gather_json(offer, name="offers to share memory")
-            mapped = None if own is None or not _are_of_one_place(offers) else _mapped(offers, own, group.rank, size)
+            mapped = None if file is None or not _are_of_one_place(offers) else _mapped(offers, file, group.rank, size)
             usable = group.all_gather_json(mapped is not None, name="whether memory is shared")
         finally:
-            if own is not None:
-                os.close(own)
+            if file is not None:
+                os.close(file)
         return cls(group, *mapped) if mapped is not None and all(usable) else None
 
     def tensors(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
@@ -397,18 +397,19 @@ def _are_of_one_place(offers: Sequence[dict[str, Any] | None]) -> bool:
     return len(places) == 1 and None not in places
 
 
-def _mapped(offers: Sequence[Any], own: int, rank: int, size: int) -> tuple[list[mmap.mmap], Processes] | None:
+def _mapped(offers: Sequence[Any], own_file: int, rank: int, size: int) -> tuple[list[mmap.mmap], Processes] | None:
     """The files that are offered, and who offers them; None where one is not to be had."""
     maps = []
     try:
         processes = Processes({other: offer["process"] for other, offer in enumerate(offers) if other != rank})
         for other, offer in enumerate(offers):
-            file = own if other == rank else os.open(f"/proc/{offer['process']}/fd/{offer['file']}", os.O_RDWR | os.O_CLOEXEC)
+            path = f"/proc/{offer['process']}/fd/{offer['file']}"
+            file = own_file if other == rank else os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                found = os.fstat(file)
-                if found.st_size != _HEADER + size or found.st_uid != os.geteuid():
+                status = os.fstat(file)
+                if status.st_size != _HEADER + size or status.st_uid != os.geteuid():
                     return None
-                maps.append(mmap.mmap(file, found.st_size))
+                maps.append(mmap.mmap(file, status.st_size))
             finally:
                 if other != rank:
                     os.close(file)

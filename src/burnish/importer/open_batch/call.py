@@ -30,10 +30,10 @@ class Call:
         return index < len(self.operands) and self.operands[index] is not None
 
     def operand(self, index: int = 0) -> Operand:
-        found = self.operands[index] if index < len(self.operands) else None
-        if found is None:
+        operand = self.operands[index] if index < len(self.operands) else None
+        if operand is None:
             raise Refused(f"lacks its operand {index}")
-        return found
+        return operand
 
     @property
     def present(self) -> list[Operand]:
@@ -73,10 +73,10 @@ class Call:
 
     def result_shape(self, index: int = 0) -> Shape:
         """The shape of a result for one sample."""
-        found = sample_shape(self.node.outputs[index])
-        if found is None:
+        shape = sample_shape(self.node.outputs[index])
+        if shape is None:
             raise Refused("has a result whose rank is not known")
-        return found
+        return shape
 
     def is_read(self, index: int) -> bool:
         """Whether there is a result of this number that is read."""
@@ -92,13 +92,13 @@ class Call:
 
     def again(self, *operands: ir.Value | None, **attributes: Any) -> list[ir.Value]:
         """The same node over other operands, with some of its attributes changed; one that is None is left out."""
-        given = list(operands)
-        while given and given[-1] is None:
-            given.pop()
+        inputs = list(operands)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
         changed = {name: value for name, value in self.node.attributes.items() if name not in attributes}
         changed |= {name: typed_attribute(name, value) for name, value in attributes.items() if value is not None}
         node = ir.node(
-            self.node.op_type, given, changed, domain=self.node.domain, num_outputs=len(self.node.outputs), name=self.node.name
+            self.node.op_type, inputs, changed, domain=self.node.domain, num_outputs=len(self.node.outputs), name=self.node.name
         )
         node.metadata_props.update(self.node.metadata_props)
         self.opening.insert(node)

@@ -44,8 +44,8 @@ class Opening:
 
     def operand(self, value: ir.Value) -> Operand:
         """What stands for a value of the model."""
-        found = self.results.get(value)
-        return Operand(value, sample_shape(value)) if found is None else found
+        result = self.results.get(value)
+        return Operand(value, sample_shape(value)) if result is None else result
 
     def settle(self, value: ir.Value, result: ir.Value, batch: Batch | None) -> None:
         """Let a result stand for a value of the model, under its name."""
@@ -153,16 +153,16 @@ class Opening:
 
     def _moved(self, operand: Operand, batch: Batch, rank: int) -> ir.Value:
         assert operand.batch is not None
-        present, wanted = _order(operand.rank, operand.batch, rank - operand.rank), _order(rank, batch, 0)
+        present, target = _order(operand.rank, operand.batch, rank - operand.rank), _order(rank, batch, 0)
         value = operand.value
-        superfluous = [index for index, axis in enumerate(present) if axis not in wanted]
+        superfluous = [index for index, axis in enumerate(present) if axis not in target]
         if superfluous:
             value = self.emit("Squeeze", value, self.integers(superfluous))
-        present = [axis for axis in present if axis in wanted]
-        permutation = [present.index(axis) for axis in wanted if axis in present]
+        present = [axis for axis in present if axis in target]
+        permutation = [present.index(axis) for axis in target if axis in present]
         if permutation != sorted(permutation):
             value = self.emit("Transpose", value, perm=permutation)
-        added = [index for index, axis in enumerate(wanted) if axis not in present]
+        added = [index for index, axis in enumerate(target) if axis not in present]
         return self.emit("Unsqueeze", value, self.integers(added)) if added else value
 
     def unsqueezed(self, value: ir.Value, axis: int) -> ir.Value:
@@ -202,8 +202,8 @@ class Opening:
             batch = Batch(following, is_extra=True)
         else:
             batch = Batch(old_axes[operand.batch.axis], is_extra=False)
-        wanted = _order(rank, batch, 0)
-        added = [index for index, axis in enumerate(wanted) if axis in axes]
+        target = _order(rank, batch, 0)
+        added = [index for index, axis in enumerate(target) if axis in axes]
         return Operand(self.emit("Unsqueeze", operand.value, self.integers(added)), shape, batch)
 
     def removed(self, operand: Operand, axes: Sequence[int]) -> Operand:

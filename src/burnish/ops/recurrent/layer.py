@@ -159,8 +159,8 @@ def _activations(op: Operation, kind: Recurrence) -> tuple[str, ...]:
 
 
 def _hidden_size(op: Operation) -> int | None:
-    given = op.attribute("hidden_size")
-    return op.required(2).dimension(2) if given is None else int(given)
+    declared = op.attribute("hidden_size")
+    return op.required(2).dimension(2) if declared is None else int(declared)
 
 
 def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
@@ -203,8 +203,8 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
             z = z + of_input
         z.value.shape = _shape(x, kind.gates * hidden)
         initial = tuple(_zeros(x, hidden) if (given := state[index]) is None else given for state in states)
-        own = activations[index * len(kind.default) : (index + 1) * len(kind.default)]
-        directions.append(Direction(z, r, recurrent_bias, initial, peepholes[index], live, reverse, own, hidden))
+        chosen = activations[index * len(kind.default) : (index + 1) * len(kind.default)]
+        directions.append(Direction(z, r, recurrent_bias, initial, peepholes[index], live, reverse, chosen, hidden))
     return directions
 
 
@@ -295,9 +295,9 @@ def weight_gradient(dz: Tensor, h: Tensor, like: Tensor | None = None) -> Tensor
     return builder.op("Gemm", builder.op("Flatten", dz, axis=2), builder.op("Flatten", h, axis=2), transA=1, like=like)
 
 
-def given_or_zeros(given: Tensor | None, like: Tensor) -> Tensor:
+def given_or_zeros(cotangent: Tensor | None, like: Tensor) -> Tensor:
     """A cotangent, zeros where nothing depends on its value."""
-    return zeros_like(like) if given is None else given
+    return zeros_like(like) if cotangent is None else cotangent
 
 
 def dead(live: Tensor, like: Tensor) -> Tensor:

@@ -55,14 +55,14 @@ def dropout(call: Call) -> list[Axes | None]:
 @gives_axes(*(f"Reduce{name}" for name in REDUCTIONS))
 def reduction(call: Call) -> Axes:
     rank = call.rank()
-    given: Sequence[int] | None = call.attribute("axes") if not call.has(1) else call.integers(1)
-    if given is None and call.has(1):
+    named: Sequence[int] | None = call.attribute("axes") if not call.has(1) else call.integers(1)
+    if named is None and call.has(1):
         raise Untold(call.reason)
-    if not given:
+    if not named:
         if call.attribute("noop_with_empty_axes", 0):
             return call.axes()
-        given = range(rank)
-    return _without(call, {axis % rank for axis in given})
+        named = range(rank)
+    return _without(call, {axis % rank for axis in named})
 
 
 @gives_axes("ArgMax", "ArgMin")

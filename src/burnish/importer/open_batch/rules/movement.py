@@ -99,20 +99,20 @@ def transpose(call: Call) -> Result:
 @opens("Squeeze")
 def squeeze(call: Call) -> Result:
     x = call.operand()
-    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
-    if given is None:
+    axes = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    if axes is None:
         if not all(isinstance(extent, int) for extent in x.shape):
             raise Refused("does not say which axes it removes, and not all extents are known")
-        given = [axis for axis, extent in enumerate(x.shape) if extent == 1]
-    return outcome(call.opening.removed(x, sorted({axis % x.rank for axis in given})))
+        axes = [axis for axis, extent in enumerate(x.shape) if extent == 1]
+    return outcome(call.opening.removed(x, sorted({axis % x.rank for axis in axes})))
 
 
 @opens("Unsqueeze")
 def unsqueeze(call: Call) -> Result:
     x = call.operand()
-    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
-    rank = x.rank + len(given)
-    return outcome(call.opening.inserted(x, sorted({axis % rank for axis in given})))
+    axes = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    rank = x.rank + len(axes)
+    return outcome(call.opening.inserted(x, sorted({axis % rank for axis in axes})))
 
 
 @opens("Expand")
@@ -180,21 +180,21 @@ def slice_(call: Call) -> Result:
         raise Refused("computes how many axes it slices")
     axes = call.integers(3, "its axes") if call.has(3) else list(range(count))
     axes = [axis % x.rank for axis in axes]
-    kept = [index for index, axis in enumerate(axes) if x.batch.is_extra or axis != x.batch.axis]
-    if len(kept) < len(axes) and call.result_shape()[x.batch.axis] != 1:
+    remaining = [index for index, axis in enumerate(axes) if x.batch.is_extra or axis != x.batch.axis]
+    if len(remaining) < len(axes) and call.result_shape()[x.batch.axis] != 1:
         raise Refused("takes nothing of a sample")
-    if not kept:
+    if not remaining:
         return opening.emit("Identity", x.value), x.batch
     bounds = []
     for index in (1, 2, 4):
         if index == 4 and not call.has(4):
             continue
-        if len(kept) == len(axes):
+        if len(remaining) == len(axes):
             bounds.append(call.operand(index).value)
         else:
             numbers = call.integers(index, "its bounds")
-            bounds.append(opening.integers([numbers[position] for position in kept]))
-    new = opening.integers([call.new_axis(axes[position]) for position in kept])
+            bounds.append(opening.integers([numbers[position] for position in remaining]))
+    new = opening.integers([call.new_axis(axes[position]) for position in remaining])
     return opening.emit("Slice", x.value, bounds[0], bounds[1], _like(call, new, bounds[0]), *bounds[2:]), x.batch
 
 
@@ -232,8 +232,8 @@ def center_crop_pad(call: Call) -> Result:
     """To so many places along axes, that of the samples not among them."""
     call.same_for_all(0)
     x = call.operand()
-    given = call.attribute("axes")
-    axes = list(range(x.rank)) if given is None else [axis % x.rank for axis in given]
+    named = call.attribute("axes")
+    axes = list(range(x.rank)) if named is None else [axis % x.rank for axis in named]
     sizes = dict(zip(axes, call.integers(1, "its sizes"), strict=True))
     if x.batch is not None and not x.batch.is_extra and sizes.pop(x.batch.axis, 1) != 1:
         raise Refused("pads along the axis of the samples")

@@ -46,8 +46,8 @@ def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None
     if x.batch.is_extra:
         is_last = x.batch.axis > x.rank - 2 + rows
         return None if is_last or other.rank > 2 else x.batch
-    kept = rank - 2 if rows else rank - 1
-    return Batch(at, is_extra=False) if at == kept or (at < rank - 2 and shape[at] == 1) else None
+    place = rank - 2 if rows else rank - 1
+    return Batch(at, is_extra=False) if at == place or (at < rank - 2 and shape[at] == 1) else None
 
 
 def _shared(a: Operand, b: Operand, shape: Shape) -> Batch | None:
@@ -110,9 +110,9 @@ def einsum(call: Call) -> Result:
     if len(terms) != len(operands):
         raise Refused(f"has {len(operands)} operands for the equation '{equation}'")
     _check_letters(terms, operands)
-    kept = _kept_letter(terms, result, operands)
-    if kept is not None:
-        return call.again(*(operand.value for operand in operands))[0], Batch(result.index(kept), is_extra=False)
+    letter_of_samples = _kept_letter(terms, result, operands)
+    if letter_of_samples is not None:
+        return call.again(*(operand.value for operand in operands))[0], Batch(result.index(letter_of_samples), is_extra=False)
     letter = next(
         (letter for letter in "bBnNzZabcdefghijklmnopqrstuvwxyzACDEFGHIJKLMOPQRSTUVWXY" if letter not in equation), None
     )

@@ -22,13 +22,13 @@ def reduction(call: Call) -> Result:
     call.same_for_all(0)
     x = call.operand()
     assert x.batch is not None
-    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    named = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
     keeps = bool(call.attribute("keepdims", 1))
-    if not given:
+    if not named:
         if call.attribute("noop_with_empty_axes", 0):
             return call.again(*call.with_rest(x.value))[0], x.batch
-        given = range(x.rank)
-    axes = sorted({axis % x.rank for axis in given})
+        named = range(x.rank)
+    axes = sorted({axis % x.rank for axis in named})
     value = x.value
     if x.rank == 0:
         value, along, keeps = call.opening.unsqueezed(value, 1), [1], False
