@@ -17,7 +17,7 @@ def describe_node(node: ir.Node) -> str:
 
 
 def describe_place(node: ir.Node) -> str:
-    """Return how a node of a program is named, and behind it the node of the model that it computes a part of."""
+    """Return how a node of a program is named, and after it the node of the model that it computes a part of."""
     return place(describe_node(node), source_of(node))
 
 

@@ -20,7 +20,7 @@ def _has(attribute: str, value: Any) -> Callable[[ir.Node], bool]:
 WITHOUT_INFINITY = (ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ)
 
 CHANGED: dict[tuple[str, int], Callable[[ir.Node], bool]] = {
-    # Windows that start in the padding behind the data were counted before.
+    # Windows that start in the padding after the data were counted before.
     ("AveragePool", 19): _has("ceil_mode", 1),
     # Scale and bias were per group, and are per channel.
     ("GroupNormalization", 21): lambda node: True,

@@ -134,7 +134,7 @@ def _write(node: ir.Node, bag: _Bag) -> None:
     rows, offsets = bag.rows.write(builder), builder.cast(builder.tensor(bag.offsets), _INDEX)
     one, first, last = (builder.integers([number]) for number in (1, 0, -1))
     count = builder.op("Shape", rows, start=0, end=1)
-    # A row is of the last bag that starts at it or before. What lies behind the last offset is of one bag more, and left out.
+    # A row is of the last bag that starts at it or before. What follows the last offset is of one bag more, and left out.
     starts = builder.op("ConstantOfShape", count + one, value=ir.tensor(np.zeros(1, np.int64)), dtype=_INDEX)
     ones = builder.op("Expand", one, builder.op("Shape", offsets))
     places = builder.op("CumSum", scatter_add(starts, offsets, ones, axis=0), builder.scalar(0, _INDEX)) - 1
@@ -225,7 +225,7 @@ def _cut(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, ir.Value] |
 
 
 def _element(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, int] | None:
-    """The vector that a value is one element of, and how far behind ``index`` it lies there."""
+    """The vector that a value is one element of, and how far after ``index`` it lies there."""
     node = _producer(value)
     if node is None or not node.inputs or node.inputs[0] is None:
         return None

@@ -34,7 +34,7 @@ def inline_functions(model: ir.Model) -> None:
     expansion = _Expansion(model)
     pending = [model.graph]
     while pending:
-        for node in pending.pop():  # also what is put behind the node on the way
+        for node in pending.pop():  # also what is put after the node on the way
             if node.op_identifier() in model.functions:
                 expansion.expand(node)
             else:
@@ -100,7 +100,7 @@ class _Expansion:
         self._node_names = Names(node.name for node in graph.all_nodes())
 
     def expand(self, call: ir.Node) -> None:
-        """Put the nodes of a function behind a call of it, and remove the call."""
+        """Put the nodes of a function after a call of it, and remove the call."""
         function = self._model.functions[call.op_identifier()]
         self._check(call, function)
         copy = function.clone()

@@ -40,7 +40,7 @@ def bind_gradients(model: ir.Model) -> None:
         _bind(node, values)
     graph.opset_imports[BURNISH_DOMAIN] = 1
     try:
-        # Nothing in the standard puts the node behind the value that it names.
+        # Nothing in the standard puts the node after the value that it names.
         graph.sort()
     except ValueError as error:
         raise ModelError(

@@ -29,7 +29,7 @@ def gather_initializers(model: ir.Model) -> None:
     layer does not have stay constants: they were never weights.
 
     Weights of either form in branches and loop bodies are lifted under their names too, and are read from there. Where several
-    have one name, the first keeps it and the others have a number behind it.
+    have one name, the first keeps it and a number follows it in the others.
     """
     graph = model.graph
     weights = set(graph.initializers.values())

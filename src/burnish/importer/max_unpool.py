@@ -70,7 +70,7 @@ def _place(node: ir.Node, builder: Builder) -> bool:
 
 
 def _padded_to(tensor: Tensor, output_shape: Tensor, counted: Extents, target: Extents) -> Tensor:
-    """Zeros behind the data along every spatial axis, up to the output shape."""
+    """Zeros after the data along every spatial axis, up to the output shape."""
     builder, rank = tensor.builder, len(counted)
     missing = [None if a is None or b is None else b - a for a, b in zip(counted, target, strict=True)]
     if None not in missing:

@@ -1,7 +1,7 @@
 """Matrices of a batch that are transposed with all leading axes taken for one: a transposition of the last two axes alone.
 
 PyTorch's exporter writes so what transposes the keys of ``scaled_dot_product_attention``: Reshape to [samples * heads, keys,
-extent], Transpose, and Reshape back. As one Transpose it is read in place by the product behind it, the samples keep their name,
+extent], Transpose, and Reshape back. The product after it reads one Transpose in place, the samples keep their name,
 and attention is recognized.
 """
 

@@ -26,7 +26,7 @@ def scan(
         name: what the names inside the body begin with: they must differ from those of the graph around it.
 
     Returns:
-        The states behind the last iteration; and what was kept of every slice, stacked along axis 0.
+        The states after the last iteration; and what was kept of every slice, stacked along axis 0.
     """
     body = ir.Graph([], [], nodes=[], name=f"{name}/step", opset_imports=dict(builder.graph.opset_imports))
     inner = Builder(body)

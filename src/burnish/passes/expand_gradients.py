@@ -20,7 +20,7 @@ def expand_gradients(model: ir.Model) -> ir.Model:
 
     A Gradient is the derivative of y as a function of xs and zs alone: it does not flow on to what they are computed from.
     Where y has more than one element it is that of their sum. Nodes may differentiate what others compute: each is expanded
-    before those behind it.
+    before those after it.
 
     Args:
         model: a canonical model; its nodes are in the order of what they read. Other nodes must be differentiable as they are
@@ -76,7 +76,7 @@ def _depend_on_each_other(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Valu
 
 
 def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool) -> dict[ir.Node | None, None]:
-    """The nodes between ``named`` and ``y``, in order; with ``cut`` not those behind which all goes through another of them."""
+    """The nodes between ``named`` and ``y``, in order; with ``cut`` not those after which all goes through another of them."""
     sources, reached = set(named), set(named)
     dependent: list[ir.Node] = []
     for node in graph:

@@ -25,7 +25,7 @@ def fold_batch_normalization(model: ir.Model) -> ir.Model:
     """Fold, in place, inference-mode BatchNormalization into a Conv, ConvTranspose, Gemm or MatMul with Add before it.
 
     A layer is folded when the normalization is the only reader of its output and every operand is an initializer or
-    constant. What cannot be folded so is folded into the Conv, Gemm or MatMul behind it, where that is its only reader and the
+    constant. What cannot be folded so is folded into the Conv, Gemm or MatMul after it, where that is its only reader and the
     outputs stay the same up to rounding: a Conv without padding, unless the normalization shifts nothing.
 
     Computed in float64 and rounded once to the weight's dtype. Weights keep their names; one that other nodes read too is

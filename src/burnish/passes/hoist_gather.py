@@ -1,7 +1,7 @@
 """Selection before computation: where a model reads a few rows of a tensor alone, as a classifier reads the first token's, only
 these rows are computed.
 
-A Gather with constant indices moves from behind the operators that treat every row alike to before them: normalization over
+A Gather with constant indices moves from after the operators that treat every row alike to before them: normalization over
 other axes, elementwise arithmetic, products with a weight, the queries of an attention. It stops at a value that something else
 reads whole.
 """

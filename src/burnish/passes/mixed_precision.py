@@ -33,7 +33,7 @@ WIDENED = frozenset(
     "LayerNormalization LpNormalization MeanVarianceNormalization Mish RMSNormalization Resize Selu Sigmoid Softplus Softsign "
     "Swish Tanh".split()
 )
-"""Computed in float32, with a result that operators behind read in sixteen bits where they read what comes in that way."""
+"""Computed in float32, with a result that later operators read in sixteen bits where they read what comes in that way."""
 
 OPSET_OF_BFLOAT16 = 22
 """The opset in which convolutions and pooling take bfloat16."""

@@ -7,7 +7,7 @@ its sums, but ONNX Runtime's kernel rounds the inverse deviation of its inferenc
 
 A runtime is free to run a copy of a node as soon as its operands are there, and to merge it with the node that it is a copy of.
 Both are prevented by the data: a copy reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, and the
-zero is computed from the gradient that arrives from the layer behind it, and from the gradients of weights that were finished
+zero is computed from the gradient that arrives from the layer after it, and from the gradients of weights that were finished
 since the copies before. It is not known before those gradients are, whatever the order of execution, constant folding or static
 shapes: one segment is done with, and its memory free, when the next is computed again. The Reshape moves no data.
 """
@@ -249,7 +249,7 @@ class _Rewriting:
         return self.depth[number] >= 0
 
     def _gradients_before(self, group: list[Task], passed: list[int]) -> list[int]:
-        """What copies wait for: the last gradient from values behind them, and gradients of weights finished since then."""
+        """What copies wait for: the last gradient from values after them, and gradients of weights finished since then."""
         copied = max(self.forward.producer[number - self.count] for task in group for number in task.outputs)
         known = [number for number in reversed(passed) if self._is_gradient(number)]
         whole = [number for number in known if self.depth[number] >= self.last > copied]

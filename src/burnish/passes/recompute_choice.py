@@ -109,7 +109,7 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A place between two forward nodes: the values that have to be kept for the work behind it, and their bytes."""
+    """A place between two forward nodes: the values that have to be kept for the work after it, and their bytes."""
 
     position: int
     values: tuple[int, ...]

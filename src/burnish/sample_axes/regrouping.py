@@ -1,6 +1,6 @@
 """The axes of a Reshape: the factors of the operand's, cut anew.
 
-Elements keep their order, so that the factors of all axes, one behind the other, are those of the result. They are cut where the
+Elements keep their order, so that the factors of all axes, one after the other, are those of the result. They are cut where the
 numbers of the target say, from both ends; what is left in between is told where it is one axis, or where no samples are in it.
 """
 

@@ -143,7 +143,7 @@ class EncodedBuffer:
     """Numbers of this worker that are exchanged through memory which the workers share, in the form in which they travel.
 
     Args:
-        terms: what the workers give: for each of them its part of this worker's numbers, one behind the other.
+        terms: what the workers give: for each of them its part of this worker's numbers, one after the other.
         sums: of each worker's part.
         rank, workers: of this worker, and how many there are.
         dtype, count: of the numbers.
@@ -240,7 +240,7 @@ def _parts(buffer: torch.Tensor, workers: int) -> torch.Tensor:
 
 
 def _wire(buffer: torch.Tensor, sizes: Sequence[int], encoding: Encoding) -> tuple[torch.Tensor, list[int]]:
-    """What travels of parts of a buffer, one behind the other, and how many elements of each."""
+    """What travels of parts of a buffer, one after the other, and how many elements of each."""
     import torch
 
     if type(encoding) is Encoding:

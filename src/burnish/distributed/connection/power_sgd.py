@@ -84,7 +84,7 @@ class _Wire:
         self._shared = communicator.shared_buffer(like.dtype, count, channel=GRADIENTS) if is_on_cpu and count else None
 
     def summed(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
-        """Begin to add up vectors, which come one behind the other; where the sums will be."""
+        """Begin to add up vectors, which come one after the other; where the sums will be."""
         import torch
 
         if self._shared is None:
@@ -141,7 +141,7 @@ class PowerSGD:
 
         Args:
             buffer: floating-point; not to be touched before the exchange is done.
-            shapes: of the tensors that lie in it one behind the other.
+            shapes: of the tensors that lie in it one after the other.
             bucket: what tells it from others: the same at each step.
         """
         if bucket not in self._buckets:

@@ -131,7 +131,7 @@ class ProcessGroup:
 
         Args:
             tensor: [workers, ...], of which each worker gets a row; with ``sizes`` a vector.
-            sizes: of the parts, which lie one behind the other, by rank; the same on all workers.
+            sizes: of the parts, which lie one after the other, by rank; the same on all workers.
             name: what is exchanged, for messages.
 
         Returns:

@@ -140,7 +140,7 @@ class Lane:
     """Exchanges of small values, one after the other: each worker gives its own, and takes what all gave.
 
     An exchange is taken at the latest when the next one begins. So two places for each worker are enough: who gives to an
-    exchange has taken from the one before, to which every other gave behind taking from the one before that.
+    exchange has taken from the one before, to which every other gave after it had taken from the one before that.
 
     Args:
         group: the workers.
@@ -280,7 +280,7 @@ class SharedBuffer(_Shared):
         """Begin to replace this worker's section of the numbers by their sums; ``wait`` ends it. Other sections stay.
 
         Args:
-            sizes: of the sections, which lie one behind the other, by rank.
+            sizes: of the sections, which lie one after the other, by rank.
         """
         first = sum(sizes[: self._rank])
         return self._begin((first, first + sizes[self._rank]))

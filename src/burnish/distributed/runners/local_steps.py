@@ -74,7 +74,7 @@ def check_local_steps(program: Program) -> None:
 class LocalSteps(SpreadRunner):
     """A runner whose worker steps alone, and is made one with the others at the end of each round.
 
-    A round ends behind every so many steps, and where the state is asked for. An empty part counts as a step in which the worker
+    A round ends after every so many steps, and where the state is asked for. An empty part counts as a step in which the worker
     does nothing; what is reported of it is NaN.
 
     Args:

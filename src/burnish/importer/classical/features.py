@@ -47,7 +47,7 @@ def scaler(node: ir.Node, builder: Builder) -> Tensor | None:
 def normalizer(node: ir.Node, builder: Builder) -> Tensor | None:
     """Each row over its largest element (MAX), or its norm (L1, L2), in float32; rows of zeros stay.
 
-    L1 of rows that sum to 1 already, as classifiers write it behind a softmax, is left out.
+    L1 of rows that sum to 1 already, as classifiers write it after a softmax, is left out.
     """
     x = _operand(node, builder)
     norm = attribute_value(node, "norm", "MAX")

@@ -64,7 +64,7 @@ class Operand:
 
 
 class Refused(Exception):
-    """A node that cannot take a batch of any size: the clause that goes behind its description, and what to do about it.
+    """A node that cannot take a batch of any size: the clause that follows its description, and what to do about it.
 
     Args:
         reason: what stands in the way.

@@ -142,7 +142,7 @@ def _rows(x: Tensor, num_groups: int) -> tuple[Tensor, int]:
 
 def by_group(x: Tensor, groups: int) -> tuple[Tensor, int]:
     """``x`` [N, C, ...] as [N, groups, elements], images of unknown extents as [N, groups, others, height, width]; and the first
-    axis behind the groups, counted from the end.
+    axis after the groups, counted from the end.
     """
     builder = x.builder
     batch = None if x.shape is None else x.shape.dims[0]

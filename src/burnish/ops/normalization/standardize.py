@@ -97,7 +97,7 @@ def check_not_empty(op: Operation, x: Tensor, axis: int) -> None:
 
 
 def rows_over(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int] | None]:
-    """``x`` with ``axes`` (not negative) moved behind the others, and the permutation that moves them back (None: unmoved)."""
+    """``x`` with ``axes`` (not negative) moved after the others, and the permutation that moves them back (None: unmoved)."""
     rank = x.rank or 0
     order = [axis for axis in range(rank) if axis not in axes] + sorted(axes)
     if order == list(range(rank)):

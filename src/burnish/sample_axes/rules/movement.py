@@ -64,7 +64,7 @@ def transpose(call: Call) -> Axes:
 
 @gives_axes("Concat")
 def concat(call: Call) -> Axes:
-    """Along an axis of samples, those of one operand come behind all of another: a worker's are not side by side."""
+    """Along an axis of samples, those of one operand come after all of another: a worker's are not side by side."""
     at = call.axis()
     parts = [call.axes(index) for index in range(len(call))]
     if len(parts) == 1:
@@ -132,7 +132,7 @@ def expand(call: Call) -> Axes:
 
 @gives_axes("Tile")
 def tile(call: Call) -> Axes:
-    """Copies of a whole axis stand one behind the other: their number is the slowest factor."""
+    """Copies of a whole axis stand one after the other: their number is the slowest factor."""
     axes = []
     for at, (axis, number) in enumerate(zip(call.axes(), call.numbers(1), strict=True)):
         copies = axis_of(number, f"{call.key}:copies {at}", call.reason)

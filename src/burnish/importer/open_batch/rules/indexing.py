@@ -27,7 +27,7 @@ def gather(call: Call) -> Result:
 
 
 def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
-    """Each sample's own indices into what it has: with the axis that is indexed behind that of samples."""
+    """Each sample's own indices into what it has: the axis that is indexed comes after that of samples."""
     opening = call.opening
     value = opening.placed(x, FIRST)
     if axis:
