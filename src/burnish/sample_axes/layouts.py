@@ -129,6 +129,20 @@ class Call:
         known = [number.integer for number in numbers or ()]
         return None if numbers is None or None in known else [integer for integer in known if integer is not None]
 
+    def named_axes(self) -> Sequence[int] | None:
+        """The axes that the second operand names, or the attribute; None where neither is there.
+
+        Raises:
+            Untold: the operand is computed.
+        """
+        if not self.has(1):
+            named: Sequence[int] | None = self.attribute("axes")
+            return named
+        axes = self.integers(1)
+        if axes is None:
+            raise Untold(self.reason)
+        return axes
+
     def unknown(self, name: str, constant: bool) -> Number:
         """A number that only the running graph knows."""
         key = f"{self.key}:{name}"

@@ -112,6 +112,14 @@ class Call:
         rest = [None if operand is None else operand.value for operand in self.operands[len(first) :]]
         return [*first, *rest]
 
+    def over(self, x: Operand, **attributes: Any) -> list[Result | None]:
+        """The same node over another first operand, along whose samples the results have theirs; other operands stay."""
+        return [(value, x.batch) for value in self.again(*self.with_rest(x.value), **attributes)]
+
+    def named_axes(self) -> list[int] | None:
+        """The axes that the second operand names, or the attribute; None where neither is there."""
+        return self.integers(1, "the axes") if self.has(1) else self.attribute("axes")
+
     def new_axis(self, axis: int, index: int = 0) -> int:
         """Where an axis that an operand has for one sample is with all of them.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 
 from burnish.sample_axes.extents import Axes, Axis, broadcast, is_fixed
-from burnish.sample_axes.layouts import Call, Untold, gives_axes
+from burnish.sample_axes.layouts import Call, gives_axes
 
 ELEMENTWISE = (
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh Div "
@@ -55,9 +55,7 @@ def dropout(call: Call) -> list[Axes | None]:
 @gives_axes(*(f"Reduce{name}" for name in REDUCTIONS))
 def reduction(call: Call) -> Axes:
     rank = call.rank()
-    named: Sequence[int] | None = call.attribute("axes") if not call.has(1) else call.integers(1)
-    if named is None and call.has(1):
-        raise Untold(call.reason)
+    named = call.named_axes()
     if not named:
         if call.attribute("noop_with_empty_axes", 0):
             return call.axes()

@@ -33,9 +33,7 @@ def flatten(call: Call) -> Axes:
 @gives_axes("Squeeze")
 def squeeze(call: Call) -> Axes:
     axes = call.axes()
-    named = call.integers(1) if call.has(1) else call.attribute("axes")
-    if named is None and call.has(1):
-        raise Untold(call.reason)
+    named = call.named_axes()
     if named is None:
         extents = [Number.of(axis).integer for axis in axes]
         if None in extents:
@@ -48,7 +46,7 @@ def squeeze(call: Call) -> Axes:
 
 @gives_axes("Unsqueeze")
 def unsqueeze(call: Call) -> Axes:
-    named = call.integers(1) if call.has(1) else call.attribute("axes")
+    named = call.named_axes()
     if named is None:
         raise Untold(call.reason)
     rank = call.rank() + len(named)

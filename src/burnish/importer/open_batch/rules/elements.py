@@ -22,24 +22,10 @@ BROADCAST = (
 ).split()
 
 
-@opens(*UNARY)
-def unary(call: Call) -> Result:
-    x = call.operand()
-    return call.again(x.value)[0], x.batch
-
-
-@opens("Clip")
-def clip(call: Call) -> Result:
+@opens(*UNARY, "Clip", "Dropout")
+def unary(call: Call) -> list[Result | None]:
     call.same_for_all(0)
-    x = call.operand()
-    return call.again(*call.with_rest(x.value))[0], x.batch
-
-
-@opens("Dropout")
-def dropout(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    return [(value, x.batch) if value.name != "" else None for value in call.again(*call.with_rest(x.value))]
+    return call.over(call.operand())
 
 
 @opens(*BROADCAST)
@@ -105,12 +91,9 @@ def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
 
 
 @opens("QuantizeLinear", "DequantizeLinear")
-def quantization(call: Call) -> Result:
+def quantization(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x, scale = call.operand(0), call.operand(1)
-    if scale.rank == 0:
-        return call.again(*call.with_rest(x.value))[0], x.batch
     if scale.rank > 1:
         raise Refused("quantizes in blocks")
-    axis = call.new_axis(call.axis(x.rank, 1))
-    return call.again(*call.with_rest(x.value), axis=axis)[0], x.batch
+    return call.over(x) if scale.rank == 0 else call.over(x, axis=call.new_axis(call.axis(x.rank, 1)))

@@ -99,7 +99,7 @@ def transpose(call: Call) -> Result:
 @opens("Squeeze")
 def squeeze(call: Call) -> Result:
     x = call.operand()
-    axes = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    axes = call.named_axes()
     if axes is None:
         if not all(isinstance(extent, int) for extent in x.shape):
             raise Refused("does not say which axes it removes, and not all extents are known")
@@ -110,7 +110,7 @@ def squeeze(call: Call) -> Result:
 @opens("Unsqueeze")
 def unsqueeze(call: Call) -> Result:
     x = call.operand()
-    axes = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    axes = call.named_axes() or []
     rank = x.rank + len(axes)
     return outcome(call.opening.inserted(x, sorted({axis % rank for axis in axes})))
 
@@ -129,24 +129,25 @@ def expand(call: Call) -> Result:
         return call.again(x.value, target.value)[0], Batch(at, is_extra=False)
     value = opening.placed(x, FIRST, len(shape))
     ones = [1] * (len(shape) - length + 1)
-    return call.again(value, opening.vector([*ones, *_elements(call, 1, length)]))[0], FIRST
+    return call.again(value, opening.vector([*ones, *_elements(call)]))[0], FIRST
 
 
-def _elements(call: Call, index: int, length: int) -> list[Element]:
-    known = call.array(index)
-    return [call.operand(index).value] if known is None else [int(number) for number in known]
+def _elements(call: Call) -> list[Element]:
+    """The elements of the second operand, or the operand where they are not known."""
+    known = call.array(1)
+    return [call.operand(1).value] if known is None else [int(number) for number in known]
 
 
 @opens("Tile")
-def tile(call: Call) -> Result:
+def tile(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x, opening = call.operand(), call.opening
     assert x.batch is not None
     known = call.array(1)
     if not x.batch.is_extra and known is not None and known[x.batch.axis] == 1:
-        return call.again(*call.with_rest(x.value))[0], x.batch
+        return call.over(x)
     value = opening.placed(x, FIRST)
-    return call.again(value, opening.vector([1, *_elements(call, 1, x.rank)]))[0], FIRST
+    return [(call.again(value, opening.vector([1, *_elements(call)]))[0], FIRST)]
 
 
 @opens("Concat")
@@ -165,8 +166,7 @@ def concat(call: Call) -> Result:
 def split(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
-    axis = call.new_axis(call.axis(x.rank))
-    return [(value, x.batch) for value in call.again(*call.with_rest(x.value), axis=axis)]
+    return call.over(x, axis=call.new_axis(call.axis(x.rank)))
 
 
 @opens("Slice")
@@ -258,26 +258,15 @@ def fourier_transform(call: Call) -> Result:
     return call.again(x.value, length, opening.constant(np.asarray(new, np.int64)))[0], x.batch
 
 
-@opens("Trilu")
-def triangle(call: Call) -> Result:
+@opens("Trilu", "Det")
+def matrices(call: Call) -> list[Result | None]:
+    """Of matrices along the last two axes, which samples stand in front of."""
     call.same_for_all(0)
-    x = stack_of_matrices(call)
-    return call.again(*call.with_rest(x.value))[0], x.batch
-
-
-@opens("Det")
-def determinant(call: Call) -> Result:
-    x = stack_of_matrices(call)
-    return call.again(x.value)[0], x.batch
-
-
-def stack_of_matrices(call: Call) -> Operand:
-    """The first operand with its samples in front of its last two axes."""
     x = call.operand()
     assert x.batch is not None
-    if x.batch.axis < x.rank - 2 + x.batch.is_extra:
-        return x
-    return Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
+    if x.batch.axis >= x.rank - 2 + x.batch.is_extra:
+        x = Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
+    return call.over(x)
 
 
 @opens("ReverseSequence")

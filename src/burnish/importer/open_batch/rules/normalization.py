@@ -23,7 +23,7 @@ def last_axes(call: Call) -> list[Result | None]:
         assert x.batch is not None
     weights = [_beside(call, operand, x) for operand in call.operands[1:]]
     axis = first - x.rank
-    return [(value, x.batch) if value.name != "" else None for value in call.again(x.value, *weights, axis=axis)]
+    return [(value, x.batch) for value in call.again(x.value, *weights, axis=axis)]
 
 
 @opens("MeanVarianceNormalization")
