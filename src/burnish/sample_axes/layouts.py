@@ -186,13 +186,13 @@ class Call:
         rank = self.rank() if rank is None else rank
         return int(self.attribute(name, default)) % max(1, rank)
 
-    def declared(self, output: int = 0) -> list[int | None]:
-        """The extents of an output that shape inference found.
+    def declared(self) -> list[int | None]:
+        """The extents of the first output that shape inference found.
 
         Raises:
             Untold: it found no rank.
         """
-        return self._declared(output, None)
+        return self._declared(0, None)
 
     def _declared(self, output: int, rank: int | None) -> list[int | None]:
         shape = self.node.outputs[output].shape

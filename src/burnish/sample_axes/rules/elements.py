@@ -25,14 +25,14 @@ LIKE_FIRST = (
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
 
 
-def broadcast_axes(call: Call, operands: Iterable[Axes], name: str = "") -> Axes:
+def broadcast_axes(call: Call, operands: Iterable[Axes]) -> Axes:
     """The axes that operands come to which are broadcast against each other."""
 
     def two(one: Axes, other: Axes) -> Axes:
         rank = max(len(one), len(other))
         padded: list[Axes] = [((),) * (rank - len(axes)) + axes for axes in (one, other)]
         pairs = enumerate(zip(*padded, strict=True))
-        return tuple(broadcast(a, b, f"{call.key}:{name}{axis - rank}", call.reason) for axis, (a, b) in pairs)
+        return tuple(broadcast(a, b, f"{call.key}:{axis - rank}", call.reason) for axis, (a, b) in pairs)
 
     return reduce(two, operands)
 
