@@ -23,8 +23,8 @@ SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
 
 RECOMPUTES_METADATA = "burnish.recomputes"
-"""Where a node says whose outputs its own outputs are once more: the names of those values, one per line; none where it only
-serves to hold such nodes back."""
+"""The metadata of a node that computes values again: the names of those values, one per line. A node that only holds others back
+names none."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Inputs that are fixed to a value, such as a sampling rate that chooses a network or a recurrent state that starts at zero, and
 open dimensions that are fixed to an extent.
 
-What hangs on them alone is known when the model is read: ``fold_shape_constants`` computes it, and
+What depends on them alone is known when the model is read: ``fold_shape_constants`` computes it, and
 ``take_decided_branches`` puts a branch in the place of an If that it decides.
 """
 
@@ -22,10 +22,10 @@ from burnish.settings import is_whole, suggestion
 Bind: TypeAlias = Mapping[str, ArrayLike] | None
 
 BATCH_AXES = (0, 1)
-"""Where the states of recurrent layers have their samples: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
+"""The axes along which states of recurrent layers have their samples: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
 
 SHOWN = 64
-"""Elements up to which a value is written out where it is described."""
+"""The most elements of a value that a description writes out."""
 
 
 def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:

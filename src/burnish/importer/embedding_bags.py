@@ -61,7 +61,7 @@ class _Bag:
 
 
 def replace_embedding_bags(model: ir.Model) -> bool:
-    """Replace, in place, every Loop over bags of embeddings in the main graph, for sums and means; whether any was.
+    """Replace, in place, every Loop over bags of embeddings in the main graph, for sums and means; return whether any was.
 
     A mean of no rows is 0, as PyTorch has it. Loops of any other form stay as they are.
     """

@@ -40,7 +40,7 @@ def _has_implicit_pads(node: ir.Node) -> bool:
 
 
 def _write(node: ir.Node) -> bool:
-    """Write the pads of a node; whether they are known."""
+    """Write the pads of a node; return whether they are known."""
     kernel = _kernel(node)
     if kernel is None:
         return False

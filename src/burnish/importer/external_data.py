@@ -16,7 +16,7 @@ from burnish.importer.payloads import LARGE
 
 NAMELESS = "(of a Constant node)"
 OPEN_FILES = 64
-"""Files of one model that stay open; some exporters write one for each weight, and a process can hold about a thousand."""
+"""How many files of one model stay open. Some exporters write one for each weight, and a process can open about a thousand."""
 
 
 class ExternalData:

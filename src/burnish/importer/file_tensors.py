@@ -49,7 +49,7 @@ class SourceFile:
         return self._state() == self._opened_as
 
     def read_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill a buffer of bytes from a place in the file on; tells whether they are those that the file was opened with."""
+        """Fill a buffer of bytes from a place in the file on; return whether they are those that the file was opened with."""
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if count == 0:

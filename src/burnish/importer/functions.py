@@ -12,9 +12,9 @@ from burnish.errors import ModelError
 from burnish.graph import Names, bodies, describe_node, remove_node, replace_value
 
 EXPANSION = 100
-"""How many nodes each node that a model is written with may become. What exporters write stays below ten."""
+"""How many nodes a written node may become on average. Models of exporters stay below ten."""
 SMALL_EXPANSION = 50_000
-"""Nodes that any model may become: one layer of a network, called for each."""
+"""How many nodes any model may become, however few it is written with."""
 
 _REMEDY = "Inline them when the model is exported"
 

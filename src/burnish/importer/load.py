@@ -63,9 +63,9 @@ def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.M
             for all samples. What the model computes of a sample does not depend on the others beside it, except that batch
             normalization in training takes statistics of all.
         bind: {input: value}: inputs that are fixed to a value, a number or an array that broadcasts to the input's shape, and
-            that the model then no longer has: ``{"sr": 16000, "state": 0}``. What hangs on them alone is computed, and an If that
-            they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run time.
-            An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
+            that the model then no longer has: ``{"sr": 16000, "state": 0}``. What depends on them alone is computed, and an If
+            that they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run
+            time. An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
 
     Raises:
         ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; or ``bind`` does not fit the inputs.

@@ -21,7 +21,7 @@ Extents = list[int | None]
 
 
 def place_unpooled(model: ir.Model) -> bool:
-    """Rewrite, in place, each MaxUnpool whose indices do not count positions of its output; whether there was one.
+    """Rewrite, in place, each MaxUnpool whose indices do not count positions of its output; return whether there was one.
 
     For a model whose shapes are inferred.
 
@@ -37,7 +37,7 @@ def place_unpooled(model: ir.Model) -> bool:
 
 
 def _place(node: ir.Node, builder: Builder) -> bool:
-    """Rewrite a node where that is needed; whether it was."""
+    """Rewrite a node where that is needed; return whether it was."""
     output_shape = node.inputs[2] if len(node.inputs) > 2 else None
     pooled = _pooled(node)
     natural = _natural_extents(node)

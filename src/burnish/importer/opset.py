@@ -1,4 +1,4 @@
-"""From the opset a model was written in to one that burnish works with. What changed is in ``opset_changes``."""
+"""Brings a model from the opset that it was written in to one that burnish works with, change by change (``opset_changes``)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 LARGE = 1 << 16
-"""Bytes of raw data from which on they are taken apart."""
+"""From this many bytes on, raw data is read apart from the rest."""
 
 # Numbers of fields in onnx.proto.
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 8, 9, 13, 14

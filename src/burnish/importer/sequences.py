@@ -19,7 +19,7 @@ _MADE = frozenset({"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "Sequ
 
 
 def resolve_sequences(model: ir.Model) -> bool:
-    """Replace, in place, what reads a sequence of known elements in the main graph; whether anything was.
+    """Replace, in place, what reads a sequence of known elements in the main graph; return whether anything was.
 
     A position has to be a constant. Where it is not, or a sequence comes from elsewhere, nodes stay as they are.
     """

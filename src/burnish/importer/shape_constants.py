@@ -48,7 +48,7 @@ INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
 def fold_shape_constants(model: ir.Model) -> bool:
-    """Replace, in place, shape arithmetic of the main graph by constants where shapes decide it; whether any was."""
+    """Replace, in place, shape arithmetic of the main graph by constants where shapes decide it; return whether any was."""
     graph = model.graph
     known: dict[ir.Value, np.ndarray] = {}
     elements: dict[ir.Value, np.ndarray] = {}
@@ -181,7 +181,7 @@ def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
 
 
 def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
-    """Give a Reshape a constant target where its input's shape tells all of it; whether it did."""
+    """Give a Reshape a constant target where its input's shape tells all of it; return whether it did."""
     data = node.inputs[0]
     if data is None or data.shape is None or target.ndim != 1:
         return False

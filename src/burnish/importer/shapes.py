@@ -21,14 +21,14 @@ NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""
 
 MOST_ELEMENTS = 2**63 - 1
-"""Of a tensor: the standard counts them in int64."""
+"""The most elements of a tensor, which the standard counts in int64."""
 
 NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
 
 
 UNNAMED_AXES = "burnish.unnamed_axes"
-"""What says of an input which of its axes had open dimensions without a name."""
+"""The entry of an input's metadata that lists its axes with open dimensions without a name."""
 
 
 def name_input_dimensions(model: ir.Model) -> None:

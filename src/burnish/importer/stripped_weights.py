@@ -54,7 +54,7 @@ def _hold_scale_or_shift(graph: ir.Graph, node: ir.Node, scaled: set[ir.Value]) 
 
 
 def _hold(graph: ir.Graph, value: ir.Value | None) -> bool:
-    """Make an initializer of what a value is, behind nodes that only pass it on, where that is a fill; whether it is one now."""
+    """Turn what a value is passed on from into an initializer, if it is a fill; return whether an initializer is there now."""
     if value is None:
         return False
     value = origin_of(value, PASSED_ON)

@@ -25,7 +25,7 @@ _JOINED = Node(
 
 
 def join_transpositions(model: ir.Model) -> bool:
-    """Replace, in place, every such Reshape, Transpose and Reshape in the main graph by a Transpose; whether any was.
+    """Replace, in place, every such Reshape, Transpose and Reshape in the main graph by a Transpose; return whether any was.
 
     For a model whose shapes are inferred; where extents are not known to be the same, nodes stay as they are.
     """

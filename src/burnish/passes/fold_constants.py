@@ -1,4 +1,4 @@
-"""What hangs on constants alone is computed once, before an engine sees it, instead of in every step.
+"""What depends on constants alone is computed once, before an engine sees it, and not in every step.
 
 Only operators whose result has one right value to the last bit are computed here: those that move, compare or count, and those
 that round once, as IEEE 754 says. Exponentials, sines and sums have another last digit in each runtime, and draws are drawn anew:
@@ -29,9 +29,9 @@ KNOWN_DTYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.UINT8}
 )
 SMALL = 1 << 10
-"""Elements that a result may have, whatever it is computed of; above, no more than its operands have together."""
+"""The most elements of a result, whatever it is computed from; a larger one may have no more than its operands together."""
 LARGEST = 1 << 20
-"""Elements that are computed at most: programs hold what is computed here, and memory does."""
+"""The most elements that are computed at all: programs keep them, in files and in memory."""
 
 
 def fold_constants(model: ir.Model) -> ir.Model:

@@ -93,7 +93,7 @@ def _gemm(folding: Folding, layer: ir.Node) -> bool:
 
 
 def _matmul(folding: Folding, layer: ir.Node) -> bool:
-    """Of [N, C], the only case where the channels are the axis that is summed over."""
+    """The input must be [N, C]: only there are the channels the axis that is summed over."""
     weight = constant_array(layer.inputs[1])
     x = layer.inputs[0]
     if weight is None or weight.ndim != 2 or x is None or x.shape is None or len(x.shape) != 2:

@@ -228,7 +228,7 @@ def _transpose_operands(node: ir.Node, axis: int) -> Edges | None:
 
 
 def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
-    """Where the axis and all before it stay as they are, and the others are known."""
+    """The axis and all before it must stay as they are, and the extents of the others must be known."""
     source, output = node.inputs[0], node.outputs[0].shape
     if (
         source is None

@@ -11,7 +11,7 @@ from burnish.passes.forward import Forward
 SEGMENT_SIZES = 24
 PREFIXES = 24
 NEARLY_LEAST = 1.05
-"""Of plans whose peaks lie within this factor of the least, the cheapest is taken."""
+"""The cheapest plan is taken among those whose peaks lie within this factor of the least."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def lost(key: str, reason: str) -> Factor:
 
 
 def axis_of(number: Number, key: str, reason: str) -> Axis:
-    """The axis of so many places, all alike; lost where samples are among several factors, whose order nobody said."""
+    """The axis of ``number`` places, all alike; lost where samples are among several factors, whose order is not known."""
     factors: Axis = normal((number.coefficient, *(replace(factor, is_uniform=True) for factor in number.factors)))
     if len(factors) < 2 or is_fixed(factors):
         return factors

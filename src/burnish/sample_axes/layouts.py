@@ -156,7 +156,7 @@ class Call:
         return (lost(f"{self.key}:{name}", self.reason),)
 
     def places(self, count: int) -> Axis:
-        """An axis of so many places."""
+        """An axis of ``count`` places."""
         return () if count == 1 else (count,)
 
     def rest(self, output: int, start: int, rank: int | None = None) -> Axes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 16 * 2**10
 """Up to here a message goes to all workers, and into the system at once: there is always room for so much."""
 PIECE_ELEMENTS = 2**15 - 1
-"""Of a sum, what is added at once: few enough that PyTorch starts no threads for it beside those that compute."""
+"""How many elements are added at once: so few that PyTorch starts no threads beside those that compute."""
 END_SECONDS = 5.0
 _HEADER = struct.Struct("<QIQ")
 
@@ -44,7 +44,7 @@ class Task:
         self._done = threading.Event()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it is done, within so many seconds.
+        """Wait for at most ``seconds``; return whether it is done.
 
         Raises:
             OSError: a connection broke.

@@ -177,7 +177,7 @@ class PowerSGD:
 
 
 class _Approximated:
-    """A sum under way, of which the first of two exchanges has begun when this is made."""
+    """A sum under way: making it begins the first of two exchanges."""
 
     def __init__(self, first: _Wire, second: _Wire, buffer: torch.Tensor, bucket: _Bucket):
         self._second, self._buffer, self._bucket = second, buffer, bucket

@@ -31,9 +31,9 @@ from burnish.errors import ConfigurationError, EngineError, WorkerError
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
 FOLDER = "BURNISH_MEETING"
-"""In the environment of workers of one machine: the folder that they meet in."""
+"""The environment variable with the folder in which workers of one machine meet."""
 SECRET = "BURNISH_SECRET"
-"""In the environment of workers of several machines: what strangers do not know."""
+"""The environment variable with the secret that workers of several machines share."""
 SECRET_CHARACTERS = 16
 _RETRY_SECONDS = 0.1
 _POLL_SECONDS = 0.05
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Where the store is, for messages."""
+        """The address of the store, for messages."""
         return self.folder or f"{self.host}:{self.port}"
 
     @classmethod
@@ -151,7 +151,7 @@ class Meeting:
         return Store(connection)
 
     def connect_all(self, seconds: float) -> Exchange:
-        """Connect all workers with each other, which may take so many seconds.
+        """Connect all workers with each other within ``seconds``.
 
         Raises:
             WorkerError: one is not reached.
@@ -307,7 +307,7 @@ def _not_met(place: Place, seconds: float, missing: Sequence[int], failure: OSEr
 
 
 def _listener(place: Place) -> Listener:
-    """Where this process listens in this run; opened at its first meeting."""
+    """Return the listener of this process in this run; its first meeting opens it."""
     key = (place.folder or place.host, place.port, place.rank)
     if key in _listeners:
         return _listeners[key]
@@ -330,7 +330,7 @@ def _path(place: Place, rank: int) -> str:
 
 
 def _reached(place: Place, host: str | None, address: str | int) -> Address:
-    """Where a worker is reached from here: as the store sees it, or, on the store's machine, as the store is reached."""
+    """Return the address at which this process reaches a worker: as the store sees it, or the store's own on its machine."""
     if place.folder:
         return str(address)
     return (host or place.host, int(address))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_BYTES = 2**18
-"""What a worker gives in an exchange up to here goes through places that are there for all exchanges of a group."""
+"""Up to this size, what a worker gives to an exchange goes through places that all exchanges of a group share."""
 SWITCH = "BURNISH_SHARED_MEMORY"
 OPERATIONS = ("sum", "min", "max", "gather")
 LOOK_UP_SECONDS = 0.5
@@ -115,7 +115,7 @@ class Files:
 
 
 class Processes:
-    """The processes of other workers, to be asked whether they still run.
+    """The processes of other workers: which of them still run.
 
     Args:
         numbers: of the processes, by rank.
@@ -364,7 +364,7 @@ def prepare() -> bool:
 
 
 def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
-    """A file with room for so many bytes, and what others need to know to map it; None where this worker shares no memory."""
+    """A file with room for ``size`` bytes, and what others need to know to map it; None where this worker shares no memory."""
     if not prepare():
         return None, None
     import fcntl

@@ -41,7 +41,7 @@ Address = str | tuple[str, int]
 
 
 class StrangerError(ConnectionError):
-    """At the other end is no process of this run."""
+    """The process at the other end is not of this run."""
 
 
 class SecretError(StrangerError):
@@ -167,7 +167,7 @@ def _proof(secret: bytes, what: str, rank: int, challenge: bytes, answer: bytes)
 
 
 def read(stream: socket.socket, count: int, until: float | None) -> bytes:
-    """Return so many bytes, whatever pieces they come in.
+    """Return ``count`` bytes, in whatever pieces they come.
 
     Raises:
         OSError: the other end is gone before, or they have not come in time.

@@ -11,7 +11,7 @@ from burnish.importer.classical.linear import LinearModels
 
 
 def replace_classical_operators(model: ir.Model) -> bool:
-    """Replace, in place, the operators of ``ai.onnx.ml`` that standard operators can say; whether there was any.
+    """Replace, in place, the operators of ``ai.onnx.ml`` that standard operators can say; return whether there was any.
 
     For a model of opset 18 or newer whose dtypes and shapes are inferred and whose nodes have names. Graphs inside of nodes are
     looked through too.

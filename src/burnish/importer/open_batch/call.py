@@ -66,7 +66,7 @@ class Call:
         return [int(number) for number in array.reshape(-1)]
 
     def same_for_all(self, *indices: int) -> None:
-        """Raise Refused where an operand differs from sample to sample, all but these."""
+        """Raise Refused where an operand other than these differs from sample to sample."""
         for index, operand in enumerate(self.operands):
             if operand is not None and operand.batch is not None and index not in indices:
                 raise Refused(f"reads '{operand.value.name}' as operand {index}, which would have to be the same for all samples")
@@ -91,7 +91,7 @@ class Call:
                 )
 
     def again(self, *operands: ir.Value | None, **attributes: Any) -> list[ir.Value]:
-        """The same node over other operands, with some of its attributes changed; one that is None is left out."""
+        """Emit the same node over other operands, with some attributes changed; an attribute that is None is left out."""
         inputs = list(operands)
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -108,7 +108,7 @@ class Call:
         return list(node.outputs)
 
     def with_rest(self, *first: ir.Value | None) -> list[ir.Value | None]:
-        """Operands of which the first are others, and the rest as they are."""
+        """Other first operands, followed by the remaining ones as they are."""
         rest = [None if operand is None else operand.value for operand in self.operands[len(first) :]]
         return [*first, *rest]
 
@@ -121,10 +121,10 @@ class Call:
         return self.integers(1, "the axes") if self.has(1) else self.attribute("axes")
 
     def new_axis(self, axis: int, index: int = 0) -> int:
-        """Where an axis that an operand has for one sample is with all of them.
+        """Return the number that an axis of an operand, of one sample, has beside the samples.
 
         Raises:
-            Refused: samples stand in its place.
+            Refused: the samples stand in place of this axis.
         """
         return new_axis(self.operand(index), axis)
 

@@ -89,7 +89,7 @@ def _written(value: ir.Value) -> str:
 
 
 def _open_node(node: ir.Node, opening: Opening) -> bool:
-    """Let something stand for the results of a node, where samples reach it; whether they do."""
+    """Let something stand for the results of a node, where samples reach it; return whether they do."""
     opening.before = node
     operands = [opening.operand(value) for value in node.inputs if value is not None]
     try:

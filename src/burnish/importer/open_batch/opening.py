@@ -227,10 +227,10 @@ def _order(rank: int, batch: Batch, offset: int) -> list[int | Count]:
 
 
 def new_axis(operand: Operand, axis: int) -> int:
-    """Where an axis that an operand has for one sample is with all of them: another than that in whose place they stand.
+    """Return the number that an axis of one sample has beside the samples.
 
     Raises:
-        Refused: they stand in its place.
+        Refused: the samples stand in place of this axis.
     """
     batch = operand.batch
     if batch is None:

@@ -1,4 +1,4 @@
-"""Where the samples of a batch stand in a value whose model was made for one sample."""
+"""Values of a model that was made for one sample, and where the samples of a batch stand in them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def sample_shape(value: ir.Value) -> Shape | None:
 
 
 def elements(extents: Sequence[Extent]) -> tuple[int, Counter[str]] | None:
-    """How many elements so many extents hold: an integer and the names it is multiplied by; None where one is unknown."""
+    """The product of extents: an integer, and the names that it is multiplied by; None where an extent is unknown."""
     if None in extents:
         return None
     integers = math.prod(extent for extent in extents if isinstance(extent, int))

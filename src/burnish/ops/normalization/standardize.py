@@ -31,7 +31,7 @@ SHORT_ROW = 16
 
 
 def _with_statistics(number: int) -> Inference:
-    """An output like x, and so many statistics, with the normalized axes as 1."""
+    """One output like x, and ``number`` statistics, with the normalized axes as 1."""
 
     def infer(operands: Operands) -> list[OutputType]:
         x, axis = operands["x"], operands.attributes["axis"]

@@ -40,7 +40,7 @@ def _mask(call: Call, mask: Operand, count: Extent) -> ir.Value:
 
 @opens("RotaryEmbedding")
 def rotary_embedding(call: Call) -> Result:
-    """With positions, tables of all of them are the same for all samples; without, they hold a row for each sample."""
+    """With positions, the tables are the same for all samples; without, they have a row for each sample."""
     has_positions = call.has(3)
     if has_positions:
         call.same_for_all(0, 3)

@@ -76,7 +76,7 @@ def check_shape_stays(x: Operand, beside: Operand) -> None:
 
 
 def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
-    """Where samples stand in a result: in the place of an axis along which every operand has a single place, else in one more."""
+    """Return where samples stand in a result: in place of an axis of extent 1 in all operands, or else along one of their own."""
     batches = [
         Batch(operand.batch.axis + len(shape) - operand.rank, operand.batch.is_extra)
         for operand in operands

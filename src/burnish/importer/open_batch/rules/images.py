@@ -103,7 +103,7 @@ def max_unpool(call: Call) -> Result:
 
 
 def _counted_before(opening: Opening, shape: Shape, rank: int) -> ir.Value:
-    """How many elements the samples before each hold, along the first of so many axes."""
+    """For each sample, how many elements the samples before it hold; along the first of ``rank`` axes."""
     if not all(isinstance(extent, int) for extent in shape):
         raise Refused("counts positions of images whose extents are not known")
     size = math.prod(extent for extent in shape if isinstance(extent, int))

@@ -63,7 +63,7 @@ def gather_nd(call: Call) -> Result:
 
 @opens("ScatterND")
 def scatter_nd(call: Call) -> Result:
-    """With samples along the last axis, which indices that are the same for all leave whole."""
+    """Samples go along the last axis: indices that are the same for all samples leave it whole."""
     call.same_for_all(0, 2)
     opening, indices = call.opening, call.operand(1)
     data, updates = call.operand(0), call.operand(2)

@@ -229,7 +229,7 @@ def pad(call: Call) -> Result:
 
 @opens("CenterCropPad")
 def center_crop_pad(call: Call) -> Result:
-    """To so many places along axes, that of the samples not among them."""
+    """The sizes are those of some axes; the axis of the samples is left out of them."""
     call.same_for_all(0)
     x = call.operand()
     named = call.attribute("axes")
@@ -260,7 +260,7 @@ def fourier_transform(call: Call) -> Result:
 
 @opens("Trilu", "Det")
 def matrices(call: Call) -> list[Result | None]:
-    """Of matrices along the last two axes, which samples stand in front of."""
+    """These work on the matrices of the last two axes, so samples go in front."""
     call.same_for_all(0)
     x = call.operand()
     assert x.batch is not None

@@ -38,7 +38,7 @@ def _matrices(opening: Opening, a: Operand, b: Operand) -> Operand:
 
 
 def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None:
-    """Where samples of the only operand that has some stand in the product, where they can stay."""
+    """Return where the samples of the only operand with samples stand in the product; None where they must move first."""
     if x.batch is None or other.batch is not None:
         return None
     rank = len(shape)

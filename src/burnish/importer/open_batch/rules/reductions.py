@@ -44,7 +44,7 @@ def reduction(call: Call) -> list[Result | None]:
 
 
 def reduced(x: Operand, axes: list[int]) -> list[int]:
-    """Where axes that are reduced are with all samples."""
+    """Return the numbers that reduced axes of one sample have beside the samples."""
     assert x.batch is not None
     if not x.batch.is_extra and x.batch.axis in axes:
         raise Refused(OVER_SAMPLES.format(axis=x.batch.axis), LOSS_REMEDY)
