@@ -9,6 +9,7 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
+from burnish.graph.edits import copy_of
 from burnish.graph.uses import read_by
 from burnish.importer.gradients import is_gradient
 from burnish.lowering import lower_semantic_operators
@@ -104,15 +105,8 @@ def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.V
                 "values than those of the graph. Give the Gradient the values that it names as its inputs, none computed from "
                 "another"
             )
-        copy = ir.node(
-            node.op_type,
-            [None if value is None else copies.get(value, value) for value in node.inputs],
-            domain=node.domain,
-            num_outputs=len(node.outputs),
-        )
-        copy.attributes.update(node.attributes)
+        copy = copy_of(node, [None if value is None else copies.get(value, value) for value in node.inputs])
         builder.graph.insert_before(gradient, copy)
         for output, copied in zip(node.outputs, copy.outputs, strict=True):
-            copied.type, copied.shape = output.type, None if output.shape is None else ir.Shape(output.shape.dims)
             copies.setdefault(output, copied)
     return copies

@@ -32,6 +32,7 @@ from burnish.graph import (
     replace_node,
     source_of,
 )
+from burnish.graph.edits import copy_of
 from burnish.passes.forward import Forward
 from burnish.passes.recompute_choice import fitting, layers
 from burnish.passes.recompute_request import Recompute, forget_origins, matching_nodes
@@ -238,8 +239,6 @@ class _Rewriting:
             copy = _copy(task, operands)
             builder.graph.insert_before(before, copy)
             for number, output in zip(task.outputs, copy.outputs, strict=True):
-                original = self.forward.values[number - self.count]
-                output.type, output.shape = original.type, original.shape
                 self.again[number - self.count] = output
             originals = (self.forward.values[number - self.count].name or "" for number in task.outputs)
             copy.metadata_props[RECOMPUTES_METADATA] = "\n".join(originals)
@@ -311,10 +310,8 @@ class _Behind:
 
 
 def _copy(task: Task, operands: Mapping[ir.Value, ir.Value]) -> ir.Node:
-    node = task.node
-    inputs = [None if value is None else operands.get(value, value) for value in node.inputs]
-    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
-    if (source := source_of(node)) is not None:
+    copy = copy_of(task.node, [None if value is None else operands.get(value, value) for value in task.node.inputs])
+    if (source := source_of(task.node)) is not None:
         copy.metadata_props[SOURCE_METADATA] = source
     return copy
 
