@@ -16,19 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, constant_array, replace_node, same_dimension
+from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.graph.uses import is_used
 
 Edges = dict[int, int]
 """Operands of a node that are needed along selected indices alone, and the axis of each."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm"})
-UNARY = frozenset(
-    "Abs Cast Ceil Celu Clip Cos Dropout Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not "
-    "Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tanh ThresholdedRelu".split()
-)
-BROADCASTING = frozenset(
-    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where".split()
-)
 
 
 def hoist_gather(model: ir.Model) -> ir.Model:
@@ -157,7 +151,7 @@ def _operands(node: ir.Node, axis: int) -> Edges | None:
     """What of a node's operands is needed for selected indices of its result along an axis; None where all may be."""
     if node.domain != "":
         return None
-    if node.op_type in UNARY:
+    if node.op_type in UNARY or node.op_type in ("Cast", "Clip", "Dropout"):
         return {0: axis}
     if node.op_type in BROADCASTING:
         return _broadcast_operands(node, axis)

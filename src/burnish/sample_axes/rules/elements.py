@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
+from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.sample_axes.extents import Axes, Axis, broadcast, is_fixed
 from burnish.sample_axes.layouts import Call, gives_axes
-
-ELEMENTWISE = (
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh Div "
-    "Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual "
-    "Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus "
-    "Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor"
-).split()
 
 LIKE_FIRST = (
     "BatchNormalization Bernoulli Cast CastLike Clip CumProd CumSum DequantizeLinear DynamicQuantizeLinear EyeLike "
@@ -37,7 +31,7 @@ def broadcast_axes(call: Call, operands: Iterable[Axes]) -> Axes:
     return reduce(two, operands)
 
 
-@gives_axes(*ELEMENTWISE)
+@gives_axes(*UNARY, *BROADCASTING)
 def elementwise(call: Call) -> Axes:
     return broadcast_axes(call, [call.axes(index) for index in range(len(call)) if call.has(index)])
 

@@ -6,29 +6,19 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.importer.open_batch.call import Call, Result, opens
 from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, Shape, broadcast_extents
 
-UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitCast BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu "
-    "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not RandomNormalLike RandomUniformLike Reciprocal "
-    "Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
-).split()
 
-BROADCAST = (
-    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod "
-    "Mul Or Pow Sub Sum Where Xor"
-).split()
-
-
-@opens(*UNARY, "Clip", "Dropout")
+@opens(*UNARY, "Bernoulli", "BitCast", "Cast", "Clip", "Dropout", "RandomNormalLike", "RandomUniformLike")
 def unary(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     return call.over(call.operand())
 
 
-@opens(*BROADCAST)
+@opens(*BROADCASTING - {"PRelu"})
 def broadcast(call: Call) -> Result:
     values, batch, _ = aligned(call.opening, call.present)
     return call.again(*values)[0], batch
