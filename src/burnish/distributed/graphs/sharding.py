@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
-from burnish.distributed.graphs.replication import read_by
 from burnish.graph import (
     BURNISH_DOMAIN,
     Builder,
@@ -25,6 +24,7 @@ from burnish.graph import (
     remove_node,
     static_shape,
 )
+from burnish.graph.uses import read_by
 from burnish.ops.collectives import (
     ALL_REDUCE_FINISH,
     GATHER_OWNED,
@@ -268,7 +268,7 @@ class _Plan:
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
         for node in self._graph:
             by = self._wanted_of(node, self._wanted)
-            read = read_by(node)
+            read = list(dict.fromkeys(read_by(node)))
             placed = [value for value in read if value in self._places and value not in gathered]
             ranks = {self._places[value] for value in placed}
             level = max((gathered.get(value, levels.get(value, 0)) for value in read), default=0)
@@ -310,7 +310,7 @@ class _Condition:
         self._needed = set(graph.outputs)
         for node in reversed(graph):
             if not self._needed.isdisjoint(node.outputs):
-                self._needed.update(read_by(node)[2:] if self._decides(node) else read_by(node))
+                self._needed.update(list(dict.fromkeys(read_by(node)))[2 * self._decides(node) :])
 
     def leaves(self, value: ir.Value) -> bool:
         """Whether a value is one that workers need not be given where the scalar is false."""
