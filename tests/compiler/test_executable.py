@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
+from burnish.compiler.executable import Executable, executable_of, lower
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN
@@ -16,7 +17,6 @@ from burnish.lowering import TARGETS, Target
 from burnish.models import residual_network
 from burnish.ops.activation import RELU_GRAD
 from burnish.ops.convolution import CONV_WEIGHT_GRAD
-from burnish.program.executable import Executable, executable_of, lower
 from oracles.tiny_program import LR, tiny_batch, tiny_program
 
 STANDARD = TARGETS["onnxruntime"]
