@@ -41,7 +41,7 @@ from burnish.optim.transforms import (
     clip_by_norm,
     clip_by_value,
 )
-from burnish.optim.wrappers import wrapper_makers
+from burnish.optim.wrappers import WRAPPERS
 
 OPTIMIZERS |= {
     "adadelta": adadelta,
@@ -62,7 +62,7 @@ OPTIMIZERS |= {
     "rprop": rprop,
     "sgd": sgd,
 }
-OPTIMIZERS.unlisted = wrapper_makers(get)
+OPTIMIZERS.unlisted = WRAPPERS
 
 
 __all__ = [
