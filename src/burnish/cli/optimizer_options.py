@@ -196,4 +196,6 @@ def accumulated(options: dict[str, Any]) -> int:
 
 def kept_average(program: Program) -> str | None:
     """Return ``average``, as evaluation and export take it, for a program whose optimizer keeps one; else None."""
-    return AVERAGE if any(entry.name.startswith(f"opt/{AVERAGE}/") for entry in program.signature.state) else None
+    from burnish.optim.slots import slot_of
+
+    return AVERAGE if any(slot_of(entry.name) == AVERAGE for entry in program.signature.state) else None

@@ -61,7 +61,7 @@ def fold_shape_constants(model: ir.Model) -> bool:
             target = elements.get(node.inputs[1], _small_integers(node.inputs[1]))
             changed |= target is not None and _settle_target(graph, node, target)
     if changed:
-        _remove_unread(graph)
+        _remove_unread_arithmetic(graph)
     return changed
 
 
@@ -234,7 +234,7 @@ def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Va
     return output
 
 
-def _remove_unread(graph: ir.Graph) -> None:
+def _remove_unread_arithmetic(graph: ir.Graph) -> None:
     """Remove the arithmetic that nothing reads any more."""
     arithmetic = {"Shape", "Size", "Constant", *MOVES, *COMPUTES}
     for node in reversed(list(graph)):

@@ -32,7 +32,7 @@ from burnish.ops.collectives import (
     REDUCE_SCATTER_START,
     gather_owned,
 )
-from burnish.optim.average import AVERAGE
+from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.passes import remove_unused
 from burnish.program.signature import Entry, Role, Signature
 
@@ -63,27 +63,30 @@ class Shares:
         return frozenset(self.slots) - self.of(rank)
 
 
-def shares_of(signature: Signature, workers: int, whole: Collection[str] = (AVERAGE,)) -> Shares:
+def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: Collection[str] = ()) -> Shares:
     """Divide the parameters that train among workers, so that each has about as many bytes of gradients and optimizer state.
 
     Args:
         signature: of the program.
         workers: how many there are.
-        whole: slots that stay on all workers, as averages of parameters do, which are evaluated with.
+        slots: what the optimizer declares; averages of parameters, which are evaluated with, stay on all workers.
+        parts: state entries of which each worker has its own part.
     """
     trained = {name for name in signature["step"].updates if name.startswith("param/")}
-    slots: dict[str, str] = {}
+    shared: dict[str, str] = {}
     size = {entry.name: bytes_of(entry) for entry in signature.state if entry.name in trained}
     for entry in signature.state:
-        kind, _, name = entry.name.removeprefix("opt/").partition("/")
-        if entry.role is Role.OPTIMIZER and kind not in whole and f"param/{name}" in trained:
-            slots[entry.name] = f"param/{name}"
-            size[f"param/{name}"] += bytes_of(entry)
+        parameter = f"param/{parameter_of(entry.name)}"
+        if entry.role is not Role.OPTIMIZER or parameter not in trained or entry.name in parts:
+            continue
+        if not slot_of(entry.name, slots).is_average:
+            shared[entry.name] = parameter
+            size[parameter] += bytes_of(entry)
     owners, load = {}, [0] * workers
     for name in sorted(size, key=lambda name: (-size[name], name)):
         owners[name] = load.index(min(load))
         load[owners[name]] += max(1, size[name])
-    return Shares(workers, owners, slots)
+    return Shares(workers, owners, shared)
 
 
 def bytes_of(entry: Entry) -> int:
@@ -348,7 +351,7 @@ def _is_of_state(value: ir.Value) -> bool:
     while pending:
         current = pending.pop()
         producer = current.producer()
-        if current.is_graph_input() and not (current.name or "").startswith("opt/"):
+        if current.is_graph_input() and not (current.name or "").startswith(STATE):
             return False
         if current not in seen and producer is not None:
             pending.extend(read_by(producer))

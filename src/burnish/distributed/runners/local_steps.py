@@ -94,7 +94,7 @@ class LocalSteps(SpreadRunner):
         self._outer = outer_of(program)
         self._updated = set(signature.updates)
         held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
-        self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", f"opt/{AVERAGE}/{name}")}
+        self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", AVERAGE.entry(name))}
         self._step_entry = next((entry.name for entry in signature.inputs_of(Role.STEP)), None)
         self._key = next((entry.name for entry in signature.inputs_of(Role.KEY)), None)
         self._counted = sample_inputs({entry.name: entry.extents for entry in signature.inputs_of(Role.DATA)})[0]
@@ -196,7 +196,7 @@ class LocalSteps(SpreadRunner):
     def _outer_entries(self) -> dict[str, str]:
         """For each parameter that takes an outer step, the state entry of its momentum."""
         names = [name.removeprefix("param/") for name in self._start if name.startswith("param/")]
-        slots = {f"param/{name}": f"opt/{OUTER_MOMENTUM}/{name}" for name in names}
+        slots = {f"param/{name}": OUTER_MOMENTUM.entry(name) for name in names}
         return {name: slot for name, slot in slots.items() if self._outer is not None and slot in self._start}
 
 
