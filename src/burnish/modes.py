@@ -13,6 +13,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_node, replace_node, replace_uses, replace_value
+from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.uses import is_used
 from burnish.norms import Auto, BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
 from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
@@ -24,12 +26,6 @@ from burnish.sample_axes import Analysis, numbered
 # Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
 # thousand standard deviations no digit of it is left.
 EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-
-
-# Dropout and the other operators that draw at random, and read nothing but a shape or probabilities.
-DRAWING = frozenset(
-    {"Dropout", "RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"}
-)
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
@@ -62,7 +58,7 @@ def bind_training(
         ModelError: a layer whose operands do not hold one value per channel.
     """
     statistics = RunningStatistics(running_variance, policies, step)
-    drawing = _nodes(graph, DRAWING)
+    drawing = _nodes(graph, RANDOM_OPERATORS)
     analysis = Analysis(graph, data) if drawing else None
     places = {} if analysis is None else {node: numbered(analysis, node.outputs[0]) for node in drawing}
     for node in batch_normalizations(graph):
@@ -151,7 +147,7 @@ def _nodes(graph: ir.Graph, op_types: Container[str]) -> list[ir.Node]:
 
 def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int, places: Numbered) -> None:
     builder = Builder(graph, before=node)
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+    if len(node.outputs) > 1 and is_used(node.outputs[1]):
         raise ConfigurationError(
             f"{describe_node(node)}: its mask is read by the model, and a mask drawn from a key has no such output; "
             "remove the use of the mask from the model"
@@ -201,7 +197,7 @@ def _remove_dropout(node: ir.Node) -> None:
     assert isinstance(graph, ir.Graph)
     data = node.inputs[0]
     assert data is not None
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+    if len(node.outputs) > 1 and is_used(node.outputs[1]):
         builder = Builder(graph, before=node)
         everything = builder.op("Expand", builder.constant(np.asarray(True)), builder.op("Shape", builder.tensor(data)))
         replace_value(node.outputs[1], everything.value)

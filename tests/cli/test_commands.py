@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 import burnish
+from burnish.cli.console import output
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.optim import schedules
@@ -431,3 +432,8 @@ def test_the_option_tables_name_every_option_once(run):
     text = run("train", "--help").stdout
     for option in "data eval-data loss optimizer lr momentum weight-decay epochs batch-size trainable norm metrics seed".split():
         assert len(re.findall(rf"--{option}\b(?!-)", text)) >= 1, option
+
+
+def test_names_are_printed_as_they_are(capsys):
+    output().print("a:x:b [red]c")
+    assert capsys.readouterr().out == "a:x:b [red]c\n"

@@ -157,5 +157,4 @@ def test_a_schedule_of_fixed_rates_and_a_group_with_a_rate_of_its_own(run):
 
 
 def test_nothing_around_it_is_the_optimizer_itself():
-    optimizer = optim.sgd()
-    assert OptimizerOptions().built() == optimizer
+    assert OptimizerOptions().built() == optim.sgd(momentum=0.9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -67,6 +68,27 @@ def test_another_optimizer_lowers_what_it_changes(lowered):
     assert program.grad is derived.grad
     assert derived.step is not program.step
     assert lowered == AT_ONCE | {"init": 2, "apply": 2, "grad": 1, "step": 2}
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime", "reference"])
+def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
+    program = small_program()
+    made: list[str] = []
+    settled = draft.settle
+
+    def noted(model: ir.Model, target: Target) -> None:
+        made.append(model.graph.name or "")
+        settled(model, target)
+
+    for module in (draft, lowered_graphs, executable):
+        monkeypatch.setattr(module, "settle", noted)
+    session = burnish.Session(program, engine=engine)
+    x = np.zeros((2, 1, 8, 8), np.float32)
+    session.predict({"x": x})
+    session.evaluate({"x": x, "labels": np.zeros(2, np.int64)})
+    assert made == (["predict", "evaluate"] if engine == "torch" else [])
+    session.step({"x": x, "labels": np.zeros(2, np.int64)})
+    assert made[-2:] == ["grad", "step"]
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=["whole", "sharded"])

@@ -23,9 +23,8 @@ PLACE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_POR
 def _exchanges(rank):
     with join(timeout=30, first_contact=60) as group:
         summed = group.all_reduce(torch.tensor([rank, 2.0], dtype=torch.float64))
-        gathered, pending = group.begin_all_gather(torch.full((2,), rank))
+        gathered = group.all_gather(torch.full((2,), rank))
         largest = group.all_reduce(torch.tensor(float(rank)), "max")
-        pending.wait()
         told = group.all_gather_json({"rank": rank, "list": [1] * rank})
         content = group.all_gather_bytes(b"\0" * rank)
         source = group.broadcast(torch.tensor([rank]), source=1)

@@ -11,13 +11,11 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.distributed.connection.ordered_sums import scattered
-from burnish.distributed.graphs.accumulation import accumulates
+from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.sharding import bytes_of, shares_of
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
-from burnish.optim.accumulate import ACCUMULATED
-from burnish.optim.average import AVERAGE
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
 from oracles.small_networks import CLASSES, perceptron
@@ -89,7 +87,7 @@ def test_processes_and_images(pool, tmp_path):
 
 
 def test_a_worker_holds_its_share(program):
-    shares = shares_of(program.signature, 3)
+    shares = shares_of(program.signature, 3, optim.slots_by_options(program.options["optimizer"]))
     entries = {entry.name: entry for entry in program.signature.state}
     sizes = [sum(bytes_of(entries[name]) for name in shares.of(rank)) for rank in range(3)]
     largest = max(sum(bytes_of(entries[slot]) for slot in shares.slots if shares.slots[slot] == name) for name in shares.owners)
@@ -220,7 +218,7 @@ def sent(program, batches, workers, **options):
 def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     clipped = program.with_optimizer(OPTIMIZERS["adam, clipped"])
     owned = [[] for _ in range(workers)]
-    for name, owner in shares_of(clipped.signature, workers).owners.items():
+    for name, owner in shares_of(clipped.signature, workers, optim.slots_by_options(clipped.options["optimizer"])).owners.items():
         owned[owner].append(program.weights[name].nbytes)
     gradients = sum(map(sum, owned))
     whole, sharded = sent(clipped, batches, workers), sent(clipped, batches, workers, shard_optimizer=True)
@@ -247,9 +245,10 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
 def test_between_updates_no_parameters_travel(program, batches, optimizer, figures):
     """Nor do the figures that an update alone is computed of."""
     changed, workers = program.with_optimizer(optimizer), 3
-    whole_slots = (AVERAGE, ACCUMULATED) if accumulates(changed) else (AVERAGE,)
+    slots = optim.slots_by_options(changed.options["optimizer"])
+    parts = accumulated_entries(changed) if accumulates(changed) else ()
     owned = [[] for _ in range(workers)]
-    for name, owner in shares_of(changed.signature, workers, whole_slots).owners.items():
+    for name, owner in shares_of(changed.signature, workers, slots, parts).owners.items():
         owned[owner].append(program.weights[name].nbytes)
     parameters = max(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) for sizes in owned)
     squares = figures * max(len(sizes) * ALIGNMENT for sizes in owned)

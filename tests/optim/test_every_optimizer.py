@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
@@ -21,9 +22,12 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Builder, Tensor
+from burnish.optim.loss_scale import LossScaled
 from burnish.optim.schedules import exponential
+from burnish.optim.slots import parameter_of, slot_of, slots_of
 from burnish.program import Program, Role
 from oracles.optimizers import LR, SHAPES, Arrays, UpdateGraph, next_state, parabola, random_problem, rosenbrock, run_steps
+from oracles.small_graphs import SmallGraph
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
 
@@ -129,6 +133,39 @@ def test_is_public_under_its_name_and_described(name: str) -> None:
     assert {name, type(optimizer).__name__} <= set(optim.__all__)
     assert optim.get(name) == optimizer
     assert f"| `{name}` |" in PAGE.read_text(encoding="utf-8")
+
+
+AROUND = [
+    lambda inside: inside,
+    lambda inside: optim.accumulate(inside, 2),
+    optim.diloco,
+    lambda inside: optim.chain(optim.clip_by_norm(1.0), inside),
+    lambda inside: optim.groups(inside, {"b*": {"lr_scale": 0.5}}),
+    lambda inside: optim.groups(inside, {"b*": optim.rmsprop(momentum=0.9), "s*": "frozen"}),
+    lambda inside: LossScaled(inside, 1.0, 2.0, 0.5, 10),
+    lambda inside: optim.sgd(lr=optim.schedules.warmup(optim.schedules.plateau(0.1), 3)),
+]
+AVERAGED = [
+    optim.ema,
+    lambda inside: optim.ema(inside, bias_correction=False),
+    lambda inside: optim.swa(optim.accumulate(inside, 2)),
+]
+
+
+@every_optimizer
+def test_it_declares_what_it_keeps(optimizer: optim.Optimizer) -> None:
+    shapes = {"w": (4, 3, 2, 2), "matrix": (4, 3), "bias": (4,), "offset": (3,), "scalar": ()}
+    infos = {name: optim.ParameterInfo(name, shape, ir.DataType.FLOAT) for name, shape in shapes.items()}
+    for wrap in AROUND if any(slot.is_average for slot in slots_of(optimizer)) else (*AROUND, *AVERAGED):
+        whole = optim.bind(wrap(optimizer), infos)
+        graph = SmallGraph({name: ("float32", shape) for name, shape in shapes.items()})
+        kept = whole.init(graph.builder, {name: graph[name] for name in shapes})
+        declared = slots_of(whole)
+        assert {slot_of(f"opt/{name}") for name in kept} == set(declared)
+        for name in kept:
+            slot = slot_of(f"opt/{name}", declared)
+            assert slot.per_parameter == ("/" in name), name
+            assert slot.entry(parameter_of(f"opt/{name}") or "") == f"opt/{name}" or ":" in name
 
 
 @every_optimizer

@@ -329,7 +329,7 @@ def test_patterns_read_names_of_nodes_outputs_and_weights(pattern):
         (0, "recompute=0 is no choice"),
         (True, "recompute=True is no choice"),
         ([], r"recompute=\[\] is no choice"),
-        ("layers:size=3", "unknown setting 'size=3' in 'layers:size=3'; behind the colon stands batch=<size>"),
+        ("layers:size=3", "recompute 'layers' has no option 'size'; it takes batch"),
     ],
 )
 def test_what_is_no_choice_is_refused(requested, message):

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, describe_node
+from burnish.graph.uses import captured_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
-from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
+from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, constant_operands
 
 SHOWN = 3
 
@@ -92,7 +93,7 @@ class Obstacles:
         node, index = min(stops, key=lambda stop: (stop[1] is not None, self._place[stop[0]]))
         if index is None:
             return _read_in_body(node)
-        if node.inputs[index] is value and index in _constant_operands(node):
+        if node.inputs[index] is value and index in constant_operands(node):
             return f"{describe_node(node)} takes it as a constant"
         return f"{describe_node(node)} lets no gradient through"
 
@@ -115,7 +116,7 @@ class Obstacles:
                     continue
                 if bodies(node) and current.dtype in FLOATING:
                     stops.append((self._around.get(node, node), None))
-                elif index in _constant_operands(node) or _is_cut(node) or not go_on(node.outputs):
+                elif index in constant_operands(node) or _is_cut(node) or not go_on(node.outputs):
                     stops.append((node, index))
             stops += [(self._around.get(owner, owner), None) for owner in self._returned_by.get(current, ())]
         return stops
@@ -129,13 +130,13 @@ def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[st
         graph: the main graph.
         kinds: of its initializers.
     """
-    found = {}
+    weights = {}
     for name, kind in kinds.items():
         value = graph.initializers[name]
         is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
         if kind is InitializerKind.CONSTANT and is_tensor and not _is_setting(value):
-            found[name] = value
-    return found
+            weights[name] = value
+    return weights
 
 
 def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], targets: Collection[ir.Value]) -> dict[str, str]:
@@ -179,7 +180,7 @@ def held_in_bodies(graph: ir.Graph, targets: Collection[ir.Value], weights: Coll
     known = set(weights)
     fed = {value for value in graph.inputs if value not in known}
     for node in graph:
-        if any(value in fed for value in (*node.inputs, *captured(node))):
+        if any(value in fed for value in (*node.inputs, *captured_by(node))):
             fed.update(node.outputs)
     read: set[ir.Value] = set()
     for node in owners:
@@ -224,20 +225,6 @@ def _is_setting(value: ir.Value) -> bool:
 
 def _is_cut(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type in NOT_DIFFERENTIABLE
-
-
-def _constant_operands(node: ir.Node) -> tuple[int, ...]:
-    if node.domain != "":
-        return ()
-    return (*CONFIGURATION_OPERANDS.get(node.op_type, ()), *STATISTIC_OPERANDS.get(node.op_type, ()))
-
-
-def captured(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield what the bodies of a node read, of the graph around them among others."""
-    for body in bodies(node):
-        for inner in body.all_nodes():
-            yield from (value for value in inner.inputs if value is not None)
-        yield from body.outputs
 
 
 def _read_in_body(node: ir.Node) -> str:

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, bodies, has_long_vectors, model_proto
+from burnish.graph import BURNISH_DOMAIN, has_long_vectors, model_proto
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
+from burnish.graph.uses import read_by
 from burnish.ops.semantic import semantic_operator
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
 
 RECOMPUTES_METADATA = "burnish.recomputes"
-"""Where a node says whose outputs its own outputs are once more: the names of those values, one per line; none where it only
-serves to hold such nodes back."""
+"""The metadata of a node that computes values again: the names of those values, one per line. A node that only holds others back
+names none."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | N
     graph = model.graph
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     number = {value: index for index, value in enumerate(values)}
-    found = value_bytes(model, batch, extents)
-    sizes = [found.get(value, 0) or 0 for value in values]
+    bytes_of = value_bytes(model, batch, extents)
+    sizes = [bytes_of.get(value, 0) or 0 for value in values]
     outputs = {number[value] for value in graph.outputs if value in number}
     tasks = [
         Task(node, tuple(number[value] for value in read_by(node) if value in number), tuple(number[v] for v in node.outputs))
@@ -75,17 +76,8 @@ def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | N
         bytes=inputs + peak_of(tasks, sizes, outputs),
         inputs=inputs,
         without_recompute=inputs + peak_of(list(_without_recompute(tasks, values)), sizes, outputs),
-        unknown=sum(found.get(value) is None for value in values if value.name),
+        unknown=sum(bytes_of.get(value) is None for value in values if value.name),
     )
-
-
-def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads, those that only its branches or loop bodies read among them."""
-    yield from (value for value in node.inputs if value is not None)
-    for body in bodies(node):
-        own = {value for inside in body.all_nodes() for value in inside.outputs} | set(body.inputs)
-        read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
-        yield from (value for value in (*read, *body.outputs) if value not in own)
 
 
 def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int]) -> int:
@@ -131,7 +123,7 @@ def _memory_taken_over(
         operator = semantic_operator(task.node)
         index = None if operator is None else operator.shared_input(position)
         return task.inputs[index] if index is not None and task.inputs[index] in block else None
-    if position or task.node.domain not in ("", "ai.onnx"):
+    if position or task.node.domain != "":
         return None
     if task.node.op_type in SHARES_MEMORY:
         return task.inputs[0] if task.inputs[0] in block else None
@@ -185,14 +177,14 @@ def value_bytes(model: ir.Model, batch: int, extents: Mapping[str, int] | None =
     return sizes
 
 
-def _known_extents(graph: ir.Graph, batch: int, given: Mapping[str, int]) -> dict[str | None, int]:
+def _known_extents(graph: ir.Graph, batch: int, extents: Mapping[str, int]) -> dict[str | None, int]:
     known: dict[str | None, int] = {}
     for value in graph.inputs:
         for axis, dimension in enumerate(() if value.shape is None else value.shape.dims):
             if not isinstance(dimension, int) and dimension.value is not None:
                 extent = batch if axis == 0 else 1
                 known[dimension.value] = max(extent, known.get(dimension.value, 1))
-    known.update(given)
+    known.update(extents)
     return known
 
 

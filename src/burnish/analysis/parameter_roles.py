@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from burnish.graph import attribute_value, bodies, static_shape
+from burnish.graph import attribute_value, static_shape
+from burnish.graph.uses import captured_by
 from burnish.optim import ParameterInfo, ParameterKind
 
 BIAS_OPERANDS: Mapping[str, int] = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "PRelu": 1, "RNN": 3}
@@ -78,7 +79,7 @@ def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:
             origins[value] = ((name, tuple(range(len(shapes[name])))),)
         elif family != "stat":
             depths[value] = 0
-    found: dict[str, _Meeting] = {}
+    meetings: dict[str, _Meeting] = {}
     for node in graph:
         operands = list(_operands(node))
         data = [depths[value] for _, value in operands if value in depths]
@@ -86,19 +87,18 @@ def _meetings(graph: ir.Graph) -> dict[str, _Meeting]:
         if data:
             depth = max(data) + any(_makes_layer(node, index, shapes[name]) for index, (name, _) in read)
             for index, (name, axes) in read:
-                found.setdefault(name, _Meeting(node, index, axes, depth))
+                meetings.setdefault(name, _Meeting(node, index, axes, depth))
             depths |= dict.fromkeys(node.outputs, depth)
         else:
             passed = tuple((name, _axes_behind(node, axes)) for _, (name, axes) in read)
             origins |= dict.fromkeys(node.outputs, passed)
-    return found
+    return meetings
 
 
 def _operands(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The values that a node reads by input, and those that the bodies of its attributes read from around it, as input -1."""
     yield from ((index, value) for index, value in enumerate(node.inputs) if value is not None)
-    for body in bodies(node):
-        yield from ((-1, value) for inner in body.all_nodes() for value in inner.inputs if value is not None)
+    yield from ((-1, value) for value in captured_by(node))
 
 
 def _axes_behind(node: ir.Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -31,49 +31,31 @@ SHOWN = 12
 class Steps(OptionGroup):
     """Which steps the engines run, and how far they may differ."""
 
-    steps: Annotated[int, typer.Option("--steps", min=1, rich_help_panel=COMPARISON)] = 24
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="As train takes it; by default random numbers that fit.", rich_help_panel=COMPARISON),
-    ] = None
-    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=COMPARISON)] = None
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COMPARISON)] = 4
+    panel: ClassVar = COMPARISON
+    steps: Annotated[int, typer.Option("--steps", min=1)] = 24
+    data: Annotated[str | None, typer.Option("--data", help="As train takes it; by default random numbers that fit.")] = None
+    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.")] = None
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 4
     extent: Annotated[
         list[str] | None,
         typer.Option(
             "--extent",
             metavar="NAME=N",
             help="Extent of another symbolic dimension of random data, 8 by default; may be given again.",
-            rich_help_panel=COMPARISON,
         ),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COMPARISON)] = 0
-    rtol: Annotated[
-        float | None, typer.Option("--rtol", help="By default by dtype: 1.2e-4 of float32.", rich_help_panel=COMPARISON)
-    ] = None
-    atol: Annotated[
-        float, typer.Option("--atol", help="What an entry may differ by beside that.", rich_help_panel=COMPARISON)
-    ] = 0.0
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0
+    rtol: Annotated[float | None, typer.Option("--rtol", help="By default by dtype: 1.2e-4 of float32.")] = None
+    atol: Annotated[float, typer.Option("--atol", help="What an entry may differ by beside that.")] = 0.0
     against_float64: Annotated[
-        bool,
-        typer.Option(
-            "--float64", help="Also tell how far each engine is from float64, which is slow.", rich_help_panel=COMPARISON
-        ),
+        bool, typer.Option("--float64", help="Also tell how far each engine is from float64, which is slow.")
     ] = False
     own_state: Annotated[
         bool,
-        typer.Option(
-            "--own-state",
-            help="Let every engine go on from its own state, not each step from the first engine's.",
-            rich_help_panel=COMPARISON,
-        ),
+        typer.Option("--own-state", help="Let every engine go on from its own state, not each step from the first engine's."),
     ] = False
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="By default each engine's choice.", rich_help_panel=COMPARISON)
-    ] = None
-    report: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.", rich_help_panel=COMPARISON)
-    ] = None
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="By default each engine's choice.")] = None
+    report: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None
 
 
 @takes_options("schedule", "warmup", "recompute")

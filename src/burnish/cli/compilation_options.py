@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -62,13 +62,13 @@ BindOption = Annotated[
 class Compilation(OptionGroup):
     """How a model is compiled."""
 
+    panel: ClassVar = COMPILATION
     loss: Annotated[
         str,
         typer.Option(
             "--loss",
             help="Such as cross_entropy, mse or bce_with_logits; settings behind a colon (huber:delta=0.5); an .onnx file with "
             "the loss; or output:output=NAME where the model computes it.",
-            rich_help_panel=COMPILATION,
         ),
     ] = "cross_entropy"
     optimizer: OptimizerOptions = OptimizerOptions()  # noqa: RUF009  # it is frozen
@@ -78,20 +78,15 @@ class Compilation(OptionGroup):
             "--schedule",
             help="Learning rate over the steps, computed in the program: constant, cosine, linear, one_cycle or another name of "
             "docs/schedules.md; settings behind a colon (step:every=100).",
-            rich_help_panel=COMPILATION,
         ),
     ] = CONSTANT
-    warmup: Annotated[
-        int,
-        typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.", rich_help_panel=COMPILATION),
-    ] = 0
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.")] = 0
     trainable: Annotated[
         list[str] | None,
         typer.Option(
             "--trainable",
             metavar="PATTERN",
             help="Train only weights of this name or pattern, such as 'classifier.*'; may be given again.",
-            rich_help_panel=COMPILATION,
         ),
     ] = None
     hold_rows: Annotated[
@@ -101,7 +96,6 @@ class Compilation(OptionGroup):
             metavar="NAME=ROWS",
             help="Leave rows of a weight as they are, such as that of padding in an embedding: 'emb.weight=0', or with commas "
             "between; may be given again.",
-            rich_help_panel=COMPILATION,
         ),
     ] = None
     norm: Annotated[
@@ -111,14 +105,10 @@ class Compilation(OptionGroup):
             metavar="POLICY",
             help="Batch normalization: auto (train, but frozen where none of a layer's parameters trains), train, frozen, "
             "frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some layers; may be given again.",
-            rich_help_panel=COMPILATION,
         ),
     ] = None
     metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metrics", help="Such as accuracy,top_5 or f1:macro; by default what fits the loss.", rich_help_panel=COMPILATION
-        ),
+        list[str] | None, typer.Option("--metrics", help="Such as accuracy,top_5 or f1:macro; by default what fits the loss.")
     ] = None
     outputs: Annotated[
         str | None,
@@ -126,15 +116,12 @@ class Compilation(OptionGroup):
             "--outputs",
             metavar="NAME",
             help="The output that the loss reads, or several with commas between; by default the only one.",
-            rich_help_panel=COMPILATION,
         ),
     ] = None
     precision: Annotated[
         str,
         typer.Option(
-            "--precision",
-            help="float32, or mixed precision: float16, or bfloat16 where the engine has kernels for it.",
-            rich_help_panel=COMPILATION,
+            "--precision", help="float32, or mixed precision: float16, or bfloat16 where the engine has kernels for it."
         ),
     ] = "float32"
     recompute: Annotated[
@@ -144,7 +131,6 @@ class Compilation(OptionGroup):
             metavar="WHAT",
             help="Compute activations again in the backward to save memory: layers, or a budget such as 1.5GB, either also for a "
             "batch, as in 1.5GB:batch=16 (by default the run's, else 1); or a pattern of node names, which may be given again.",
-            rich_help_panel=COMPILATION,
         ),
     ] = None
     batch: BatchOption = None

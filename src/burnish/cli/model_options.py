@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -38,22 +38,19 @@ BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Sampl
 class SavedModel(OptionGroup):
     """Which weights of a model are read, and what computes it."""
 
+    panel: ClassVar = MODEL
     program: Annotated[
-        Path | None,
-        typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.", rich_help_panel=MODEL),
+        Path | None, typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.")
     ] = None
-    best: Annotated[
-        bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.", rich_help_panel=MODEL)
-    ] = False
+    best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False
     average: Annotated[
         bool | None,
         typer.Option(
             "--average/--no-average",
             help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
-            rich_help_panel=MODEL,
         ),
     ] = None
-    engine: Annotated[str, typer.Option("--engine", rich_help_panel=MODEL)] = "auto"
+    engine: Annotated[str, typer.Option("--engine")] = "auto"
 
     def open(self, model: Path, **objective: Any) -> TrainedModel:
         """Open a model to predict and to evaluate with; ``objective`` is what ``open_model`` takes besides.

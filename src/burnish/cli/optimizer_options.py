@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from burnish.optim.groups import Overrides
     from burnish.program import Program
 
-PANEL = "Optimizer"
-
 AVERAGE = "average"
 """What evaluation and export call the average that an optimizer keeps."""
 
@@ -25,31 +23,25 @@ AVERAGE = "average"
 class OptimizerOptions(OptionGroup):
     """The optimizer, and what goes around it."""
 
+    panel: ClassVar = "Optimizer"
     optimizer: Annotated[
         str,
         typer.Option(
             "--optimizer",
             help="sgd, adamw or another name of docs/optimizers.md; settings behind a colon (rmsprop:centered=true).",
-            rich_help_panel=PANEL,
         ),
     ] = "sgd"
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.", rich_help_panel=PANEL)
-    ] = None
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.")] = None
     momentum: Annotated[
-        float | None,
-        typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.", rich_help_panel=PANEL),
+        float | None, typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.")
     ] = None
-    weight_decay: Annotated[
-        float | None, typer.Option("--weight-decay", help="By default the optimizer's.", rich_help_panel=PANEL)
-    ] = None
+    weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="By default the optimizer's.")] = None
     decay_on: Annotated[
         str,
         typer.Option(
             "--decay-on",
             metavar="WHICH",
             help="all, or weights: no weight decay on biases and the parameters of normalization layers.",
-            rich_help_panel=PANEL,
         ),
     ] = "all"
     transform: Annotated[
@@ -58,7 +50,6 @@ class OptimizerOptions(OptionGroup):
             "--transform",
             metavar="NAME:SETTINGS",
             help="Of the gradients, such as clip_by_global_norm:max_norm=1; may be given again, and they act in that order.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     group: Annotated[
@@ -68,7 +59,6 @@ class OptimizerOptions(OptionGroup):
             metavar="PATTERN=SETTINGS",
             help="Settings for the parameters of a name or pattern: 'stem*=lr_scale=0.1', 'head*=lr=0.01,weight_decay=0', "
             "'stem*=frozen', or another optimizer, 'embed*=adamw:lr=0.001'; may be given again, and the last that matches holds.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     freeze: Annotated[
@@ -77,7 +67,6 @@ class OptimizerOptions(OptionGroup):
             "--freeze",
             metavar="PATTERN",
             help="Leave parameters of this name or pattern as they are, such as 'stem*'; may be given again.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     layer_decay: Annotated[
@@ -86,7 +75,6 @@ class OptimizerOptions(OptionGroup):
             "--layer-decay",
             metavar="FACTOR",
             help="Multiply the learning rate by this from each layer to the one before it, such as 0.9.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     accumulate: Annotated[
@@ -96,7 +84,6 @@ class OptimizerOptions(OptionGroup):
             min=1,
             metavar="STEPS",
             help="Update once in so many steps, by the mean of their gradients; --warmup and --schedule then count updates.",
-            rich_help_panel=PANEL,
         ),
     ] = 1
     average: Annotated[
@@ -105,7 +92,6 @@ class OptimizerOptions(OptionGroup):
             "--average",
             metavar="NAME",
             help="Keep an average of the weights, which is evaluated and exported: ema, swa, or with settings (ema:decay=0.99).",
-            rich_help_panel=PANEL,
         ),
     ] = None
 
@@ -210,4 +196,6 @@ def accumulated(options: dict[str, Any]) -> int:
 
 def kept_average(program: Program) -> str | None:
     """Return ``average``, as evaluation and export take it, for a program whose optimizer keeps one; else None."""
-    return AVERAGE if any(entry.name.startswith(f"opt/{AVERAGE}/") for entry in program.signature.state) else None
+    from burnish.optim.slots import slot_of
+
+    return AVERAGE if any(slot_of(entry.name) == AVERAGE for entry in program.signature.state) else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, get_args
 
 import typer
 
@@ -16,9 +17,11 @@ class OptionGroup:
     """Options of one topic. Each field of a subclass is an option of the commands that take it, or a group (``takes_options``).
 
     Attributes:
+        panel: where the help lists these options.
         named: the options that the command line names; it leaves the others at their defaults.
     """
 
+    panel: ClassVar[str | None] = None
     named: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
@@ -76,8 +79,15 @@ def _options_of(group: type[OptionGroup]) -> list[inspect.Parameter]:
     return [
         option
         for parameter in _fields_of(group).values()
-        for option in (_options_of(parameter.annotation) if _is_group(parameter) else (parameter,))
+        for option in (_options_of(parameter.annotation) if _is_group(parameter) else (_in_panel(parameter, group.panel),))
     ]
+
+
+def _in_panel(option: inspect.Parameter, panel: str | None) -> inspect.Parameter:
+    kind, info = get_args(option.annotation)
+    info = copy.copy(info)
+    info.rich_help_panel = info.rich_help_panel or panel
+    return option.replace(annotation=Annotated[kind, info])
 
 
 def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[str]) -> OptionGroup:

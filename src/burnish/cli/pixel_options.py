@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from burnish.data import DataSpec
     from burnish.data.model_metadata import DataDescription
 
-PIXELS = "Pixels of images, and of arrays of bytes"
-
 
 @dataclass(frozen=True)
 class Pixels(OptionGroup):
     """What is done to the pixels of images and of arrays of bytes."""
 
+    panel: ClassVar = "Pixels of images, and of arrays of bytes"
     pixels: Annotated[
         str | None,
         typer.Option(
@@ -29,32 +28,20 @@ class Pixels(OptionGroup):
             help="What becomes of 0 to 255: unit (0 to 1), raw, -1..1, imagenet (as torchvision's models read them) or caffe; by "
             "default what the model's metadata says, else unit.",
             show_default=False,
-            rich_help_panel=PIXELS,
         ),
     ] = None
     pixel_scale: Annotated[
-        str | None,
-        typer.Option("--pixel-scale", metavar="NUMBER", help="Multiply pixels, such as by 1/255.", rich_help_panel=PIXELS),
+        str | None, typer.Option("--pixel-scale", metavar="NUMBER", help="Multiply pixels, such as by 1/255.")
     ] = None
     pixel_mean: Annotated[
-        str | None,
-        typer.Option(
-            "--pixel-mean", metavar="NUMBERS", help="Then take off: one number, or 0.485,0.456,0.406.", rich_help_panel=PIXELS
-        ),
+        str | None, typer.Option("--pixel-mean", metavar="NUMBERS", help="Then take off: one number, or 0.485,0.456,0.406.")
     ] = None
     pixel_std: Annotated[
-        str | None,
-        typer.Option(
-            "--pixel-std", metavar="NUMBERS", help="Then divide by: one number, or one for each channel.", rich_help_panel=PIXELS
-        ),
+        str | None, typer.Option("--pixel-std", metavar="NUMBERS", help="Then divide by: one number, or one for each channel.")
     ] = None
     interpolation: Annotated[
         str | None,
-        typer.Option(
-            "--interpolation",
-            help="How images are resized: nearest, bilinear, bicubic, box, hamming or lanczos.",
-            rich_help_panel=PIXELS,
-        ),
+        typer.Option("--interpolation", help="How images are resized: nearest, bilinear, bicubic, box, hamming or lanczos."),
     ] = None
     resize: Annotated[
         str | None,
@@ -62,16 +49,10 @@ class Pixels(OptionGroup):
             "--resize",
             help="stretch to the model's size, or crop: resize the shorter side (crop:256; by default 8/7 of the size), and cut "
             "the size out of the centre.",
-            rich_help_panel=PIXELS,
         ),
     ] = None
-    channels: Annotated[
-        str | None, typer.Option("--channels", help="Of the model's input: rgb, bgr or gray.", rich_help_panel=PIXELS)
-    ] = None
-    layout: Annotated[
-        str | None,
-        typer.Option("--layout", help="NCHW or NHWC, where the model's input leaves it open.", rich_help_panel=PIXELS),
-    ] = None
+    channels: Annotated[str | None, typer.Option("--channels", help="Of the model's input: rgb, bgr or gray.")] = None
+    layout: Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC, where the model's input leaves it open.")] = None
 
     def settings(self) -> dict[str, Any] | None:
         """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none.

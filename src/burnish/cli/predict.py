@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.console import Console
@@ -36,29 +36,21 @@ SHOWN = 20
 class Shown(OptionGroup):
     """What of the predictions is shown, and where they are written."""
 
+    panel: ClassVar = RESULT
     outputs: Annotated[
-        str | None,
-        typer.Option("--outputs", metavar="NAME", help="Which output is shown, where there are several.", rich_help_panel=RESULT),
+        str | None, typer.Option("--outputs", metavar="NAME", help="Which output is shown, where there are several.")
     ] = None
     activation: Annotated[
         str | None,
         typer.Option(
             "--activation",
             help="What makes probabilities of the output: softmax, sigmoid or none; by default what the model tells.",
-            rich_help_panel=RESULT,
         ),
     ] = None
-    top: Annotated[
-        int, typer.Option("--top", min=1, help="How many classes are shown, the most probable first.", rich_help_panel=RESULT)
-    ] = 1
+    top: Annotated[int, typer.Option("--top", min=1, help="How many classes are shown, the most probable first.")] = 1
     path: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write all predictions: a table (.csv), or all outputs as they are (.npz).",
-            rich_help_panel=RESULT,
-        ),
+        typer.Option("--output", "-o", help="Write all predictions: a table (.csv), or all outputs as they are (.npz)."),
     ] = None
 
 

@@ -104,9 +104,11 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
 
 def updates_of(checkpoint: Checkpoint, program: Program) -> int:
     """Return how many updates the state of a checkpoint has taken, as the optimizer of a program counts them."""
+    from burnish.optim.accumulate import UPDATES
+
     if accumulated(program.options["optimizer"]) == 1:
         return checkpoint.step
-    return int(checkpoint.state.get("opt/update_count", 0))
+    return int(checkpoint.state.get(UPDATES.entry(), 0))
 
 
 def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule: str) -> Optimizer:

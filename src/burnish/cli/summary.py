@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses
-from burnish.analysis.dependence import captured, reasons_together, unreached_weights
+from burnish.analysis.dependence import reasons_together, unreached_weights
 from burnish.cli.program_lines import planned_batch, planned_line, what_trains
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
@@ -19,6 +19,7 @@ from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
 from burnish.formats.folder import MANIFEST
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
+from burnish.graph.uses import captured_by
 from burnish.importer import (
     Bind,
     InitializerKind,
@@ -129,7 +130,7 @@ def _read_behind_activation(model: ir.Model, output: str | None) -> Prediction:
 
 
 def program_at(path: Path) -> Path | None:
-    """Return the program that a path leads to: the folder of a program or of a run's, or an ONNX file that holds its training.
+    """Return the program that a path leads to: the folder of a program or of a run, or an ONNX file that holds its training.
 
     Raises:
         ModelError: the path leads to no folder, and to no ONNX file.
@@ -179,7 +180,7 @@ def _described(value: ir.Value) -> dict[str, Any]:
 
 
 def _operator(node: ir.Node) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    return node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
 
 
 def _differentiable(node: ir.Node, opset: int) -> bool:
@@ -190,12 +191,12 @@ def _between(graph: ir.Graph, weights: Iterable[ir.Value], targets: Iterable[ir.
     """Return the nodes through which a gradient flows from ``targets`` to ``weights``."""
     active = set(weights)
     for node in graph:
-        if any(value in active for value in (*node.inputs, *captured(node)) if value is not None):
+        if any(value in active for value in (*node.inputs, *captured_by(node)) if value is not None):
             active.update(output for output in node.outputs if output.dtype is None or output.dtype in FLOATING)
     needed = set(targets)
     path = []
     for node in reversed(list(graph)):
         if any(output in needed and output in active for output in node.outputs):
-            needed.update(value for value in (*node.inputs, *captured(node)) if value is not None)
+            needed.update(value for value in (*node.inputs, *captured_by(node)) if value is not None)
             path.append(node)
     return path[::-1]

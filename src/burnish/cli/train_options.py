@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from burnish.cli.option_groups import OptionGroup
-
-DATA, COURSE, RESULT = "Data", "Course of training", "Results"
 
 FoldOption = Annotated[
     bool,
@@ -25,26 +23,21 @@ FoldOption = Annotated[
 class Data(OptionGroup):
     """What to train and to evaluate on."""
 
+    panel: ClassVar = "Data"
     data: Annotated[
         str,
         typer.Option(
             "--data",
             help="digits, an .npz file (x, y), a folder of images (one subfolder per class), a .csv or a .parquet file.",
             show_default=False,
-            rich_help_panel=DATA,
         ),
     ]
-    eval_data: Annotated[
-        str | None,
-        typer.Option("--eval-data", help="The same, to evaluate on after every epoch.", rich_help_panel=DATA),
-    ] = None
+    eval_data: Annotated[str | None, typer.Option("--eval-data", help="The same, to evaluate on after every epoch.")] = None
     label: Annotated[
-        str | None,
-        typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
+        str | None, typer.Option("--label", help="Label column of a table; by default label, y, target or the last.")
     ] = None
     image_size: Annotated[
-        tuple[int, int] | None,
-        typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
+        tuple[int, int] | None, typer.Option("--image-size", help="Height and width of images, where the model leaves them open.")
     ] = None
 
 
@@ -52,38 +45,28 @@ class Data(OptionGroup):
 class Course(OptionGroup):
     """How long training goes on, where it starts, what computes it, and what it keeps."""
 
-    reinitialize: Annotated[
-        str | None,
-        typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.", rich_help_panel=COURSE),
-    ] = None
-    epochs: Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=COURSE)] = 1
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel=COURSE)] = 32
-    seed: Annotated[int, typer.Option("--seed", min=0, rich_help_panel=COURSE)] = 0
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="By default the engine's choice.", rich_help_panel=COURSE)
-    ] = None
-    engine: Annotated[str, typer.Option("--engine", rich_help_panel=COURSE)] = "auto"
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; by default the engine's choice.", rich_help_panel=COURSE)
-    ] = None
+    panel: ClassVar = "Course of training"
+    reinitialize: Annotated[str | None, typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.")] = None
+    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 1
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 32
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="By default the engine's choice.")] = None
+    engine: Annotated[str, typer.Option("--engine")] = "auto"
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default the engine's choice.")] = None
     checkpoint_every: Annotated[
-        int | None,
-        typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.", rich_help_panel=COURSE),
+        int | None, typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.")
     ] = None
     keep_checkpoints: Annotated[
-        int,
-        typer.Option("--keep-checkpoints", min=1, help="How many checkpoints to keep; 1: the latest.", rich_help_panel=COURSE),
+        int, typer.Option("--keep-checkpoints", min=1, help="How many checkpoints to keep; 1: the latest.")
     ] = 1
     best_metric: Annotated[
-        str | None,
-        typer.Option("--best-metric", help="What decides the best epoch; by default the first metric.", rich_help_panel=COURSE),
+        str | None, typer.Option("--best-metric", help="What decides the best epoch; by default the first metric.")
     ] = None
     start_from: Annotated[
         Path | None,
         typer.Option(
             "--start-from",
             help="Start in the state of a checkpoint, or of the run in a folder, as far as it fits; what does not is named.",
-            rich_help_panel=COURSE,
         ),
     ] = None
 
@@ -92,18 +75,11 @@ class Course(OptionGroup):
 class Results(OptionGroup):
     """Where the run and the tuned model are written."""
 
-    folder: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The folder of the run; by default runs/<model>.", rich_help_panel=RESULT),
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.", rich_help_panel=RESULT)] = False
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start anew in a folder that holds a run.", rich_help_panel=RESULT)
-    ] = False
+    panel: ClassVar = "Results"
+    folder: Annotated[Path | None, typer.Option("--output", "-o", help="The folder of the run; by default runs/<model>.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that holds a run.")] = False
     fold: FoldOption = True
     export: Annotated[
-        Path | None,
-        typer.Option(
-            "--export", help="Where to write the tuned model; by default tuned.onnx in the folder.", rich_help_panel=RESULT
-        ),
+        Path | None, typer.Option("--export", help="Where to write the tuned model; by default tuned.onnx in the folder.")
     ] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -23,14 +23,10 @@ WORKERS = "Several workers"
 class Workers(OptionGroup):
     """How many workers train together, and where."""
 
+    panel: ClassVar = WORKERS
     count: Annotated[
         int,
-        typer.Option(
-            "--workers",
-            min=1,
-            help="Processes of this machine that train together, each on its part of every batch.",
-            rich_help_panel=WORKERS,
-        ),
+        typer.Option("--workers", min=1, help="Processes of this machine that train together, each on its part of every batch."),
     ] = 1
     nodes: Annotated[
         int,
@@ -38,38 +34,20 @@ class Workers(OptionGroup):
             "--nodes",
             min=1,
             help="Machines, on each of which this command starts --workers; BURNISH_SECRET is the same on all of them.",
-            rich_help_panel=WORKERS,
         ),
     ] = 1
-    node_rank: Annotated[
-        int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.", rich_help_panel=WORKERS)
-    ] = None
-    master_address: Annotated[
-        str | None, typer.Option("--master-address", help="Where the first machine is reached.", rich_help_panel=WORKERS)
-    ] = None
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.")] = None
+    master_address: Annotated[str | None, typer.Option("--master-address", help="Where the first machine is reached.")] = None
     master_port: Annotated[
         int | None,
-        typer.Option(
-            "--master-port",
-            min=1,
-            max=65535,
-            help=f"Its port where all workers meet; by default {launch.PORT}.",
-            rich_help_panel=WORKERS,
-        ),
+        typer.Option("--master-port", min=1, max=65535, help=f"Its port where all workers meet; by default {launch.PORT}."),
     ] = None
     max_restarts: Annotated[
-        int,
-        typer.Option(
-            "--max-restarts",
-            min=0,
-            help="How often to go on when workers fail by what need not come again.",
-            rich_help_panel=WORKERS,
-        ),
+        int, typer.Option("--max-restarts", min=0, help="How often to go on when workers fail by what need not come again.")
     ] = 0
-    worker_timeout: Annotated[
-        float,
-        typer.Option("--worker-timeout", help="Seconds that workers wait for one that is late.", rich_help_panel=WORKERS),
-    ] = 60.0
+    worker_timeout: Annotated[float, typer.Option("--worker-timeout", help="Seconds that workers wait for one that is late.")] = (
+        60.0
+    )
 
     @property
     def total(self) -> int:
@@ -110,12 +88,11 @@ class Workers(OptionGroup):
 class Exchange(OptionGroup):
     """How workers exchange gradients, statistics and the optimizer's state."""
 
+    panel: ClassVar = WORKERS
     deterministic: Annotated[
         bool,
         typer.Option(
-            "--deterministic",
-            help="Add up what workers exchange in the order of their ranks: runs are the same bit for bit.",
-            rich_help_panel=WORKERS,
+            "--deterministic", help="Add up what workers exchange in the order of their ranks: runs are the same bit for bit."
         ),
     ] = False
     compression: Annotated[
@@ -124,7 +101,6 @@ class Exchange(OptionGroup):
             "--compression",
             metavar="TYPE",
             help="Let gradients travel between workers in 16 bits (float16, bfloat16) or as narrow matrices (powersgd).",
-            rich_help_panel=WORKERS,
         ),
     ] = None
     bucket_size: Annotated[
@@ -134,15 +110,12 @@ class Exchange(OptionGroup):
             min=1,
             metavar="BYTES",
             help="Bytes of gradients that workers exchange at once, behind the rest of the backward pass; by default 25 MiB.",
-            rich_help_panel=WORKERS,
         ),
     ] = None
     share: Annotated[
         bool,
         typer.Option(
-            "--share/--no-share",
-            help="Let batch normalization layers that do not wait for each other share an exchange.",
-            rich_help_panel=WORKERS,
+            "--share/--no-share", help="Let batch normalization layers that do not wait for each other share an exchange."
         ),
     ] = True
     shard_optimizer: Annotated[
@@ -150,7 +123,6 @@ class Exchange(OptionGroup):
         typer.Option(
             "--shard-optimizer",
             help="Let each worker keep the optimizer's state of a share of the parameters, instead of all of it.",
-            rich_help_panel=WORKERS,
         ),
     ] = False
     synchronize_every: Annotated[
@@ -160,7 +132,6 @@ class Exchange(OptionGroup):
             min=1,
             metavar="STEPS",
             help="Let workers step alone for so many steps, and average their weights then.",
-            rich_help_panel=WORKERS,
         ),
     ] = None
 

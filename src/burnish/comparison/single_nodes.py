@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from burnish.graph import constant_array
+from burnish.graph.uses import read_by
 
 
 def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[ir.Model, dict[str, np.ndarray]]:
@@ -26,7 +27,7 @@ def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    read: dict[str, ir.Value] = {value.name or "": value for value in _values_read(node)}
+    read: dict[str, ir.Value] = {value.name or "": value for value in read_by(node)}
     inputs, constants, feeds = [], [], {}
     for name, value in read.items():
         array = constant_array(value)
@@ -43,22 +44,6 @@ def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[
     for declared, original in zip(typed, model.graph.outputs, strict=True):
         original.shape = None if declared.shape is None else ir.Shape(declared.shape.dims)
     return model, feeds
-
-
-def _values_read(node: ir.Node) -> Iterator[ir.Value]:
-    yield from (value for value in node.inputs if value is not None)
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            bodies: tuple[ir.Graph, ...] = (attribute.as_graph(),)
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            bodies = tuple(attribute.as_graphs())
-        else:
-            continue
-        for body in bodies:
-            outputs = (output for inner in body.all_nodes() for output in inner.outputs)
-            inner_values = {*body.inputs, *body.initializers.values(), *outputs}
-            inside = (value for inner in body.all_nodes() for value in _values_read(inner))
-            yield from (value for value in (*inside, *body.outputs) if value not in inner_values)
 
 
 def _described(value: ir.Value, shape: list[int] | None) -> onnx.ValueInfoProto:

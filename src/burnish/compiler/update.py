@@ -26,7 +26,7 @@ from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
-SCALE = Entry(f"opt/{LOSS_SCALE}", Role.OPTIMIZER, ir.DataType.FLOAT, ())
+SCALE = Entry(LOSS_SCALE.entry(), Role.OPTIMIZER, ir.DataType.FLOAT, ())
 HOST = TARGETS["onnxruntime"]
 """What ``init`` is lowered for, which is run once, and by no engine."""
 OPTIMIZER = "the optimizer"

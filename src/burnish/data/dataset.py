@@ -13,7 +13,7 @@ from burnish.errors import DataError
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples that can be read in any order. A class of the user's own with these two methods is one."""
+    """Samples that can be read in any order. Any class with these two methods will do."""
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -72,6 +72,6 @@ class ArrayDataset:
 
 
 def _of_text(array: np.ndarray) -> np.ndarray:
-    """Objects that are all texts, as pandas has them, as an array of text; any other array as it is."""
+    """Return objects that are all texts, as pandas has them, as an array of text; any other array as it is."""
     is_text = array.dtype == object and all(isinstance(item, str) for item in array.reshape(-1).tolist())
     return array.astype(str) if is_text else array

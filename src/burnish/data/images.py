@@ -1,4 +1,4 @@
-"""Reading image files as a model takes them: found, resized, and their pixels made numbers."""
+"""Reads image files as a model takes them: finds them, resizes them, and makes numbers of their pixels."""
 
 from __future__ import annotations
 

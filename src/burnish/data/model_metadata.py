@@ -32,7 +32,7 @@ class DataDescription:
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
-        """What a data set says of itself, by its attributes ``preprocessing`` and ``classes``."""
+        """Return what a data set says of itself by its attributes ``preprocessing`` and ``classes``."""
         described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
         is_named = isinstance(classes, Sequence) and not isinstance(classes, str)
         return cls(
@@ -42,7 +42,7 @@ class DataDescription:
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], source: str = "the model") -> DataDescription:
-        """Read what ``metadata`` wrote.
+        """Return what ``metadata`` wrote.
 
         Raises:
             DataError: an entry that is not what was written.
@@ -60,7 +60,7 @@ class DataDescription:
         return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None)
 
     def metadata(self) -> dict[str, str]:
-        """Return what to write into a model's ``metadata_props``: JSON by key, nothing for what is not known."""
+        """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
         entries: dict[str, Any] = {}
         if self.preprocessing is not None:
             entries[PIXELS] = self.preprocessing.options()

@@ -64,7 +64,7 @@ def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, p
 def npz_inputs(
     path: Path, spec: DataSpec, pixels: PixelsLike | None = None
 ) -> tuple[dict[str, np.ndarray], Preprocessing | None, str | None]:
-    """Return the arrays of the model's inputs, without labels, what was done to those that are pixels, and what nothing reads.
+    """Return the arrays of the model's inputs, what was done to those that are pixels, and a note on arrays that nothing reads.
 
     Raises:
         DataError: as ``open_npz``.
@@ -89,7 +89,7 @@ def _inputs(
 
 
 def unread_note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:
-    """Return which arrays of a file nothing reads, as a line, or None where all are read.
+    """Return a line that names the arrays that nothing reads, or None where all are read.
 
     Where there is nothing to compare with, the usual names of labels are no surprise.
     """

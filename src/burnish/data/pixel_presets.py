@@ -1,4 +1,4 @@
-"""What is usually done to pixels, by name."""
+"""Named preprocessing of pixels, as models usually read them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def get(pixels: PixelsLike, base: Preprocessing = UNIT) -> Preprocessing:
 
 
 def default_for(entry: Entry) -> Preprocessing:
-    """Return what is done where nobody says: 0 to 1 for an input of floating point, the pixels themselves for one of integers."""
+    """Return the default: 0 to 1 for an input of floating point, the pixels themselves for one of integers."""
     return UNIT if entry.dtype.is_floating_point() else RAW
 
 

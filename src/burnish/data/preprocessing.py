@@ -1,4 +1,4 @@
-"""What is done to the pixels of an image before a model reads them, as a value that is stated, kept and written down."""
+"""What is done to the pixels of an image before a model reads them, as a value that can be stated and saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of random numbers that fit a program, for comparing and for timing: nothing is to be learned from them."""
+"""Batches of random numbers that fit a program, for comparison and timing: there is nothing to learn from them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
 
 
 def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> str:
-    """Return the column with the labels: the one asked for, else one that is called so, else the last.
+    """Return the column with the labels: the one asked for, else one with a usual name, such as ``label``, else the last.
 
     Raises:
         DataError: there is no such column, or fewer than two columns.
@@ -57,7 +57,7 @@ def table_dataset(
 
 
 def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: str) -> dict[str, np.ndarray]:
-    """Return the column of each input's name.
+    """Return, for each input, the column of its name.
 
     Raises:
         DataError: there is none for an input.
@@ -93,7 +93,7 @@ def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarra
 
 
 def _plain(column: np.ndarray) -> np.ndarray:
-    """Whole numbers as int64, so that a column of small ones is not taken for pixels; others as they are."""
+    """Return whole numbers as int64, so that small ones are not taken for pixels; others as they are."""
     return column.astype(np.int64) if column.dtype.kind in "biu" else column
 
 

@@ -1,4 +1,4 @@
-"""Data to predict: samples without labels, each with a name that a person finds it by."""
+"""Data to predict: samples without labels, each with a name by which a person finds it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) 
 
 
 def _guessed_label(columns: Sequence[str], spec: DataSpec, source: str) -> str | None:
-    """Return the column that is none of the features: where there is one more than the model takes, or it is called so."""
+    """Return the column that is no feature: one named as a label, or the last where there is one more than the model takes."""
     extents = spec.only_data(source).extents[1:]
     takes = math.prod(extent for extent in extents if isinstance(extent, int))
     if all(isinstance(extent, int) for extent in extents) and len(columns) == takes:

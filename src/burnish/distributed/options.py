@@ -26,8 +26,7 @@ from burnish.engines import Engine, ProgramRunner
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError, EngineError
 from burnish.norms import Local, NormPolicy, Sync, get
-from burnish.optim.accumulate import ACCUMULATED
-from burnish.optim.average import AVERAGE
+from burnish.optim import slots_by_options
 from burnish.program import Program, Role
 from burnish.settings import PlainSettings, is_whole
 
@@ -170,9 +169,9 @@ class DataParallel(PlainSettings):
         derived = derive(executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, self._agreed)
         several = communicator.size > 1
-        accumulated = accumulated_entries(program.signature) if several and accumulates(program) else ()
-        whole = (AVERAGE, ACCUMULATED) if accumulated else (AVERAGE,)
-        shares = shares_of(derived.signature, communicator.size, whole) if self.shard_optimizer and several else None
+        accumulated = accumulated_entries(program) if several and accumulates(program) else ()
+        slots = slots_by_options(program.options["optimizer"])
+        shares = shares_of(derived.signature, communicator.size, slots, accumulated) if self.shard_optimizer and several else None
         opened: ProgramRunner = engine.open(
             derived if shares is None else sharded(derived, shares, communicator.rank),
             part_of(state, accumulated, communicator.rank),

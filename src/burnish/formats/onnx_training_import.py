@@ -20,7 +20,6 @@ from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.update import update_graphs
 from burnish.errors import CheckpointError
 from burnish.graph import (
-    BURNISH_DOMAIN,
     FLOATING,
     TRAINING_DOMAIN,
     Builder,
@@ -31,6 +30,7 @@ from burnish.graph import (
 )
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
+from burnish.importer.gradients import is_gradient
 from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training
 from burnish.norms import RunningVariance
@@ -153,7 +153,7 @@ class _Foreign:
     @cached_property
     def gradient_nodes(self) -> list[ir.Node]:
         """The Gradient nodes of the loss: of the value that no other Gradient is on the way to."""
-        nodes = [node for node in self.model.graph if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient"]
+        nodes = [node for node in self.model.graph if is_gradient(node)]
         targets = {value for node in nodes if (value := node.inputs[-1]) is not None}
         if not targets:
             raise self._lacks(

@@ -10,14 +10,14 @@ SOURCE_METADATA = "burnish.source"
 
 def describe_node(node: ir.Node) -> str:
     """Return ``Conv 'layer1/conv' (output 'layer1_out')``: what a reader needs to find the node in a viewer."""
-    operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    operator = node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
     name = f" '{node.name}'" if node.name else ""
     output = next((value.name for value in node.outputs if value.name), None)
     return f"{operator}{name}" + (f" (output '{output}')" if output else "")
 
 
 def describe_place(node: ir.Node) -> str:
-    """Return how a node of a program is named, and behind it the node of the model that it computes a part of."""
+    """Return how a node of a program is named, and after it the node of the model that it computes a part of."""
     return place(describe_node(node), source_of(node))
 
 

@@ -1,10 +1,12 @@
-"""Removing a node and replacing a value, in time that does not grow with the graph.
+"""Copying and removing a node and replacing a value, in time that does not grow with the graph.
 
 ``onnx_ir`` walks over all outputs of a graph for either, and a training graph has an output for each parameter: a rewrite
 of every layer would take time with the square of the layers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -28,6 +30,14 @@ def remove_node(node: ir.Node) -> None:
     # Graph.remove does the same after a look at every output of the graph.
     graph._nodes.remove(node)
     node.graph = None
+
+
+def copy_of(node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
+    """Return a node of the same operator and attributes over other inputs; its outputs have the same dtypes and shapes."""
+    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
+    for output, copied in zip(node.outputs, copy.outputs, strict=True):
+        copied.type, copied.shape = output.type, None if output.shape is None else ir.Shape(output.shape.dims)
+    return copy
 
 
 def replace_uses(value: ir.Value, replacement: ir.Value) -> None:

@@ -15,17 +15,11 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_place
+from burnish.graph.operators import BROADCASTING, COMPARISONS, UNARY
 from burnish.graph.shapes import broadcast_shapes
 
-SAME_AS_FIRST_INPUT = frozenset(
-    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity "
-    "LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus Softsign "
-    "Sqrt Swish Tan Tanh ThresholdedRelu CumSum".split()
-)
-BROADCAST_ARITHMETIC = frozenset(
-    "Add And BitwiseAnd BitwiseOr BitwiseXor BitShift Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor".split()
-)
-BROADCAST_COMPARISON = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
+SAME_AS_FIRST_INPUT = (UNARY - {"IsInf", "IsNaN"}) | {"Clip", "CumSum", "LogSoftmax", "Softmax"}
+BROADCAST_ARITHMETIC = BROADCASTING - COMPARISONS - {"Where"}
 
 
 @cache
@@ -49,7 +43,7 @@ def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
     Raises:
         ModelError: the operator does not take operands of these dtypes or shapes.
     """
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain != "":
         return
     first = node.inputs[0] if node.inputs else None
     output = node.outputs[0]
@@ -59,7 +53,7 @@ def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
     if node.op_type in BROADCAST_ARITHMETIC and first is not None:
         output.type, output.shape = first.type, _broadcast(node.inputs)
         return
-    if node.op_type in BROADCAST_COMPARISON:
+    if node.op_type in COMPARISONS:
         output.type, output.shape = ir.TensorType(ir.DataType.BOOL), _broadcast(node.inputs)
         return
     if node.op_type == "Where":

@@ -8,11 +8,22 @@ import onnx_ir as ir
 from burnish.graph.edits import remove_node
 
 
-def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
     """Add an initializer under a name that must be free."""
-    tensor = ir.Tensor(array, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    tensor = ir.Tensor(array) if isinstance(array, np.ndarray) else array
+    tensor.name = name
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
     graph.register_initializer(value)
+    return value
+
+
+def replace_by_initializer(graph: ir.Graph, node: ir.Node, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
+    """Let an initializer of a graph stand for the output of a node, under its name, and remove the node."""
+    output = node.outputs[0]
+    name, output.name = output.name, None
+    value = add_initializer(graph, name or "weight", array)
+    output.replace_all_uses_with(value)
+    remove_node(node)
     return value
 
 

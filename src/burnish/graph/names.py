@@ -31,7 +31,7 @@ class Names:
         return name in self._taken
 
     def take(self, wanted: str) -> str:
-        """Return ``wanted``, or where it is in use ``wanted`` with the next free number behind it; it is then in use."""
+        """Return ``wanted``, or where it is in use ``wanted`` with the next free number after it; it is then in use."""
         name = wanted
         if name in self._taken:
             number = self._tried.get(wanted, 0)

@@ -6,45 +6,35 @@ Range to 2**40 takes a week, or all memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import onnx
+
+from burnish.graph.protos import graphs_within
 
 LONGEST = 1 << 22
 """Elements of a vector that are propagated: two seconds."""
 
 
-def holds_large_integers(graph: onnx.GraphProto) -> bool:
+def holds_large_integers(proto: onnx.GraphProto) -> bool:
     """Whether an extent or integer constant of a graph, or of a body in it, is above ``LONGEST``: a vector may be as long."""
-    for value in graph.input:
-        if any(dimension.dim_value > LONGEST for dimension in value.type.tensor_type.shape.dim):
-            return True
-    if any(_is_large(tensor) for tensor in graph.initializer):
-        return True
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.i > LONGEST or any(number > LONGEST for number in attribute.ints) or _is_large(attribute.t):
-                return True
-    return any(holds_large_integers(body) for body in _bodies(graph))
+    graphs = [proto, *graphs_within(proto)]
+    extents = (dimension.dim_value for graph in graphs for value in graph.input for dimension in value.type.tensor_type.shape.dim)
+    attributes = (attribute for graph in graphs for node in graph.node for attribute in node.attribute)
+    return (
+        any(extent > LONGEST for extent in extents)
+        or any(_is_large(tensor) for graph in graphs for tensor in graph.initializer)
+        or any(
+            attribute.i > LONGEST or any(number > LONGEST for number in attribute.ints) or _is_large(attribute.t)
+            for attribute in attributes
+        )
+    )
 
 
-def has_long_vectors(graph: onnx.GraphProto) -> bool:
+def has_long_vectors(proto: onnx.GraphProto) -> bool:
     """Whether a value of a graph, or of a body in it, is known to be a vector of more than ``LONGEST`` elements."""
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        dims = value.type.tensor_type.shape.dim
-        if len(dims) == 1 and dims[0].dim_value > LONGEST:
-            return True
-    return any(has_long_vectors(body) for body in _bodies(graph))
-
-
-def _bodies(graph: onnx.GraphProto) -> Iterator[Any]:
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield attribute.g
-            yield from attribute.graphs
+    values = (value for graph in (proto, *graphs_within(proto)) for value in (*graph.input, *graph.value_info, *graph.output))
+    shapes = (value.type.tensor_type.shape.dim for value in values)
+    return any(len(dims) == 1 and dims[0].dim_value > LONGEST for dims in shapes)
 
 
 def _is_large(tensor: onnx.TensorProto) -> bool:

@@ -61,7 +61,7 @@ def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]
 
 
 def insert_behind(node: ir.Node, following: ir.Node, names: Names) -> None:
-    """Put a node that reads another's first output behind it: whatever else read that output reads the new node's.
+    """Put a node that reads another's first output after it: whatever else read that output reads the new node's.
 
     A graph output keeps its name, which goes to the new node; the value before it gets another, out of ``names``.
     """

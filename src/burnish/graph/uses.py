@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import onnx_ir as ir
 
+from burnish.graph.attributes import bodies
 from burnish.graph.edits import remove_node
 
 
@@ -17,9 +20,41 @@ def is_read(node: ir.Node) -> bool:
     return any(map(is_used, node.outputs))
 
 
+def captured_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Give the values of the graphs around a node that its branches and loop bodies read."""
+    for body in bodies(node):
+        graphs = (body, *body.subgraphs())
+        held = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        held.update(output for inside in body.all_nodes() for output in inside.outputs)
+        read = [value for inside in body.all_nodes() for value in inside.inputs if value is not None]
+        read += [value for graph in graphs for value in graph.outputs]
+        yield from (value for value in read if value not in held)
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Give the values that a node reads, those that only its branches or loop bodies read among them."""
+    yield from (value for value in node.inputs if value is not None)
+    yield from captured_by(node)
+
+
 def is_read_once(value: ir.Value) -> bool:
     """Whether a value is read at one place, and is no output of the graph."""
     return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """Return the standard node that makes a value, where it is of one of these operators (of any, where none is named)."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain != "":
+        return None
+    return node if not op_types or node.op_type in op_types else None
+
+
+def origin_of(value: ir.Value, passing: Collection[str]) -> ir.Value:
+    """Return what a value is before nodes of these operators, which pass their first operand on."""
+    while (node := producer_of(value, *passing)) is not None and node.inputs and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> ir.Node | None:

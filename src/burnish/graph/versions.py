@@ -20,7 +20,7 @@ def _has(attribute: str, value: Any) -> Callable[[ir.Node], bool]:
 WITHOUT_INFINITY = (ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ)
 
 CHANGED: dict[tuple[str, int], Callable[[ir.Node], bool]] = {
-    # Windows that start in the padding behind the data were counted before.
+    # Windows that start in the padding after the data were counted before.
     ("AveragePool", 19): _has("ceil_mode", 1),
     # Scale and bias were per group, and are per channel.
     ("GroupNormalization", 21): lambda node: True,
@@ -44,7 +44,7 @@ def keeps_meaning(node: ir.Node, opset: int, newer: int) -> bool:
 
     An addition is an optional attribute or a trailing optional input. Nodes of other domains are as they are.
     """
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain != "":
         return True
     version = _version(node.op_type, opset)
     if version is None:

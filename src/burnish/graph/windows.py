@@ -24,7 +24,7 @@ def same_padding(extent: int | None, span: int, stride: int) -> int | None:
 
 
 def split_padding(totals: Sequence[int], more_at_end: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Split paddings into those before and those behind the data, of which one is larger by one where a number is odd."""
+    """Split paddings into those before and those after the data, of which one is larger by one where a number is odd."""
     smaller = tuple(total // 2 for total in totals)
     larger = tuple(total - total // 2 for total in totals)
     return (smaller, larger) if more_at_end else (larger, smaller)

@@ -1,7 +1,7 @@
 """Inputs that are fixed to a value, such as a sampling rate that chooses a network or a recurrent state that starts at zero, and
 open dimensions that are fixed to an extent.
 
-What hangs on them alone is known when the model is read: ``fold_shape_constants`` computes it, and
+What depends on them alone is known when the model is read: ``fold_shape_constants`` computes it, and
 ``take_decided_branches`` puts a branch in the place of an If that it decides.
 """
 
@@ -22,10 +22,10 @@ from burnish.settings import is_whole, suggestion
 Bind: TypeAlias = Mapping[str, ArrayLike] | None
 
 BATCH_AXES = (0, 1)
-"""Where the states of recurrent layers have their samples: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
+"""The axes along which states of recurrent layers have their samples: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
 
 SHOWN = 64
-"""Elements up to which a value is written out where it is described."""
+"""The most elements of a value that a description writes out."""
 
 
 def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
@@ -47,9 +47,9 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         raise ConfigurationError(f"bind must be {{input: value}}, such as {{'sr': 16000}}, not {bind!r}")
     graph = model.graph
     inputs = {value.name or "": value for value in graph.inputs}
-    extents = {name: given for name, given in bind.items() if name not in inputs}
+    extents = {name: setting for name, setting in bind.items() if name not in inputs}
     _fix_dimensions(graph, extents)
-    bound = {inputs[name]: _as_array(inputs[name], given) for name, given in bind.items() if name in inputs}
+    bound = {inputs[name]: _as_array(inputs[name], setting) for name, setting in bind.items() if name in inputs}
     others = [value for value in graph.inputs if value not in bound]
     if not others and bound:
         raise ConfigurationError("bind: no input would be left: leave out the one that data is to be given for")
@@ -70,14 +70,14 @@ def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> None:
         if isinstance(dim, ir.SymbolicDim) and dim.value is not None
     }
     fixed: dict[str, int] = {}
-    for name, given in extents.items():
+    for name, extent in extents.items():
         if name not in known:
             raise ConfigurationError(_no_input(graph, name, list(known)))
-        if not is_whole(given) or int(given) < 1:
+        if not is_whole(extent) or int(extent) < 1:
             raise ConfigurationError(
-                f"bind: '{name}' is an open dimension of the inputs, which takes an extent, an integer above 0, not {given!r}"
+                f"bind: '{name}' is an open dimension of the inputs, which takes an extent, an integer above 0, not {extent!r}"
             )
-        fixed[name] = int(given)
+        fixed[name] = int(extent)
     for value in (*graph.inputs, *graph.outputs):
         if value.shape is not None:
             dims = value.shape.dims
@@ -106,13 +106,13 @@ def _no_input(graph: ir.Graph, name: str, dimensions: list[str]) -> str:
     )
 
 
-def _as_array(value: ir.Value, given: ArrayLike) -> np.ndarray:
+def _as_array(value: ir.Value, setting: ArrayLike) -> np.ndarray:
     """Return what an input is fixed to as an array of its dtype, of the shape that it was given in."""
     name, dtype = value.name, value.dtype
     if dtype is None or not isinstance(value.type, ir.TensorType):
         raise ConfigurationError(f"bind: the input '{name}' is no tensor, and only tensors can be fixed to a value: leave it out")
     try:
-        array = np.asarray(given)
+        array = np.asarray(setting)
     except ValueError as error:
         raise ConfigurationError(
             f"bind: the input '{name}' is given rows of different lengths: give a number, or an array of one shape"
@@ -121,7 +121,7 @@ def _as_array(value: ir.Value, given: ArrayLike) -> np.ndarray:
     if is_text and array.ndim > 0:
         raise ConfigurationError(f"bind: the input '{name}' is given a list with texts: give one text or number")
     if dtype == ir.DataType.STRING and is_text:
-        return np.asarray(given, dtype=np.str_)
+        return np.asarray(setting, dtype=np.str_)
     if not _fits(array, dtype):
         raise ConfigurationError(
             f"bind: the input '{name}' is {dtype.name.lower()}, and is given {_written(array)}: give {_expected(dtype)}"
@@ -161,8 +161,8 @@ def _expected(dtype: ir.DataType) -> str:
     return "numbers" if dtype in FLOATING else "integers"
 
 
-def _written(given: Any) -> str:
-    array = np.asarray(given)
+def _written(setting: Any) -> str:
+    array = np.asarray(setting)
     return f"{array.item()!r} ({array.dtype})" if array.size == 1 else f"an array of {array.dtype}"
 
 
@@ -189,8 +189,8 @@ def _check_broadcast(value: ir.Value, array: np.ndarray) -> None:
     assert value.shape is not None
     dims = value.shape.dims
     fits = array.ndim <= len(dims) and all(
-        given == 1 or not isinstance(dim, int) or given == dim
-        for given, dim in zip(reversed(array.shape), reversed(dims), strict=False)
+        extent == 1 or not isinstance(dim, int) or extent == dim
+        for extent, dim in zip(reversed(array.shape), reversed(dims), strict=False)
     )
     if not fits:
         raise ConfigurationError(
@@ -205,20 +205,20 @@ def _extent(builder: Builder, value: ir.Value, axis: int, array: np.ndarray, oth
     dim = value.shape.dims[axis]
     if isinstance(dim, int):
         return dim
-    given = array.shape[axis - len(value.shape)] if len(value.shape) - axis <= array.ndim else None
+    extent = array.shape[axis - len(value.shape)] if len(value.shape) - axis <= array.ndim else None
     place = _place_of(dim, value, axis, others)
     if place is None:
         if array.ndim == len(value.shape):
-            assert given is not None
-            return given
+            assert extent is not None
+            return extent
         raise ConfigurationError(
             f"bind: the input '{value.name}' has the shape {_shape(value)}, and no input that is left says what "
             f"'{dim.value}' is: give an array with all its axes, or fix '{dim.value}' to an extent"
         )
     other, position = place
-    if given not in (None, 1):
+    if extent not in (None, 1):
         raise ConfigurationError(
-            f"bind: the input '{value.name}' is given {given} along '{dim.value}', which the input '{other.name}' leaves open: "
+            f"bind: the input '{value.name}' is given {extent} along '{dim.value}', which the input '{other.name}' leaves open: "
             "give one number for all"
         )
     return builder.op("Gather", builder.op("Shape", builder.tensor(other)), builder.integers([position]))

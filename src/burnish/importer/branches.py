@@ -2,7 +2,7 @@
 
 Exporters write an If where they do not know a shape: PyTorch's TorchScript exporter for ``squeeze(dim)`` of a value whose
 shape it has lost. Where shape inference decides it after all, the branch stands for it, and gradients flow through. So it is
-with an If that hangs on an input which is fixed to a value (``bind_inputs``).
+with an If that depends on an input which is fixed to a value (``bind_inputs``).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import Names, constant_array, remove_node, replace_value
+from burnish.graph.uses import is_used
 from burnish.importer.initializers import NAME_IN_BODY
 
 
 def take_decided_branches(model: ir.Model) -> bool:
-    """Replace, in place, every If of the main graph that has a constant condition by the nodes of its branch; whether any was.
+    """Replace, in place, every If of the main graph with a constant condition by its branch; return whether there was any.
 
     Weights that only the other branch read go with it. Those that were called otherwise than in their branch, because the other
     one had that name, have it back.
@@ -65,7 +66,7 @@ def _let_go(branch: ir.Graph) -> None:
     branch.outputs.clear()
     for value in initializers:
         graph = value.graph
-        if not value.uses() and not value.is_graph_output() and graph is not None:
+        if not is_used(value) and graph is not None:
             del graph.initializers[value.name or ""]
 
 

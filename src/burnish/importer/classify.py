@@ -8,7 +8,8 @@ from enum import StrEnum
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, constant_array
-from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, STATISTIC_OPERANDS
+from burnish.graph.uses import producer_of
+from burnish.importer.operands import NOT_DIFFERENTIABLE, STATISTIC_OPERANDS, constant_operands
 
 
 class InitializerKind(StrEnum):
@@ -58,15 +59,15 @@ def perhaps_merged(model: ir.Model) -> dict[str, int]:
     Args:
         model: a canonical model.
     """
-    found: dict[str, int] = {}
+    merged: dict[str, int] = {}
     for name, kind in classify_initializers(model).items():
         value = model.graph.initializers[name]
         if kind is not InitializerKind.WEIGHT or len(value.uses()) < 2 or value.shape is None or len(value.shape) != 1:
             continue
         array = constant_array(value)
         if array is not None and array.size > 1 and (array == array[0]).all():
-            found[name] = len(value.uses())
-    return found
+            merged[name] = len(value.uses())
+    return merged
 
 
 def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) -> InitializerKind:
@@ -78,37 +79,34 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) ->
 
 def _statistics(graph: ir.Graph) -> set[ir.Value]:
     """Return the running statistics, also those that reach their layer through nodes that only pass them on."""
-    found: set[ir.Value] = set()
+    statistics: set[ir.Value] = set()
     for node in graph.all_nodes():
         for index in STATISTIC_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
             value = node.inputs[index] if index < len(node.inputs) else None
             while value is not None:
-                found.add(value)
-                producer = value.producer()
-                passes_on = producer is not None and producer.domain == "" and producer.op_type in ("Identity", "Cast")
-                value = producer.inputs[0] if producer is not None and passes_on else None
-    return found
+                statistics.add(value)
+                producer = producer_of(value, "Identity", "Cast")
+                value = None if producer is None else producer.inputs[0]
+    return statistics
 
 
 def reached_by_gradients(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Return every floating-point value that ``targets`` depend on through inputs that carry a gradient; they themselves too."""
-    reached: set[ir.Value] = set()
-    _reach(graph, set(targets), reached)
+    reached = {value for value in targets if value.dtype in FLOATING}
+    _reach(graph, reached)
     return reached
 
 
-def _reach(graph: ir.Graph, outputs: set[ir.Value], reached: set[ir.Value]) -> None:
-    """Add to ``reached`` every floating-point value that ``outputs`` depend on through inputs that carry a gradient."""
-    reached.update(value for value in outputs if value.dtype in FLOATING)
+def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(list(graph)):
         if not any(output in reached for output in node.outputs):
             continue
         for body in bodies(node):
-            _reach(body, set(body.outputs), reached)
+            reached.update(value for value in body.outputs if value.dtype in FLOATING)
+            _reach(body, reached)
         if node.domain == "" and node.op_type in NOT_DIFFERENTIABLE:
             continue
-        skipped = CONFIGURATION_OPERANDS.get(node.op_type, ()) if node.domain == "" else ()
-        skipped = (*skipped, *(STATISTIC_OPERANDS.get(node.op_type, ()) if node.domain == "" else ()))
+        constant = constant_operands(node)
         for index, value in enumerate(node.inputs):
-            if value is not None and index not in skipped and value.dtype in FLOATING:
+            if value is not None and index not in constant and value.dtype in FLOATING:
                 reached.add(value)

@@ -19,7 +19,7 @@ def count_padding_as_data(model: ir.Model) -> None:
     for graph in model.graphs():
         for node in list(graph):
             if _counts_padding(node) and _may_pad(node):
-                _write(node, graph, model)
+                _write(node, graph)
 
 
 def _counts_padding(node: ir.Node) -> bool:
@@ -40,12 +40,11 @@ def _may_pad(node: ir.Node) -> bool:
     return data is not None and all(static_dimension(data.shape, axis) is not None for axis in axes)
 
 
-def _write(node: ir.Node, graph: ir.Graph, model: ir.Model) -> None:
+def _write(node: ir.Node, graph: ir.Graph) -> None:
     pads = attribute_value(node, "pads", ())
     node.attributes.pop("count_include_pad")
     if not any(pads):
         return
-    graph.opset_imports.setdefault("", model.opset_imports[""])
     data, rank = node.inputs[0], len(pads) // 2
     assert data is not None
     builder = Builder(graph, before=node)

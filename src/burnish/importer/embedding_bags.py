@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, remove_node, replace_node
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_node
+from burnish.graph.uses import is_used, only_user, origin_of, producer_of
 from burnish.ops.positions import scatter_add
 
 _INDEX = ir.DataType.INT64
@@ -60,11 +61,10 @@ class _Bag:
 
 
 def replace_embedding_bags(model: ir.Model) -> bool:
-    """Replace, in place, every Loop over bags of embeddings in the main graph, for sums and means; whether any was.
+    """Replace, in place, every Loop over bags of embeddings in the main graph, for sums and means; return whether any was.
 
     A mean of no rows is 0, as PyTorch has it. Loops of any other form stay as they are.
     """
-    model.graph.opset_imports.setdefault("", model.opset_imports[""])
     replaced = False
     for node in list(model.graph):
         if node.op_type == "Loop" and node.domain == "":
@@ -87,7 +87,7 @@ def _replace_scan_output(loop: ir.Node) -> bool:
 
 
 def _replace_sequence(loop: ir.Node) -> bool:
-    """A loop that counts for itself and inserts a row: ``Loop("", more, [], 0) -> sequence, count``, concatenated behind it.
+    """A loop that counts for itself and inserts a row: ``Loop("", more, [], 0) -> sequence, count``, concatenated after it.
 
     The exporter writes the two that it carries in any order.
     """
@@ -97,19 +97,16 @@ def _replace_sequence(loop: ir.Node) -> bool:
     carried = list(zip(loop.inputs[2:], body.inputs[2:], body.outputs[1:], loop.outputs, strict=True))
     if _producer(carried[0][0], "SequenceEmpty") is None:
         carried.reverse()
-    (given, before, after, sequence), (start, index, next_index, count) = carried
+    (empty, before, after, sequence), (start, index, next_index, count) = carried
     made, inserted, more = (
-        _producer(given, "SequenceEmpty"),
+        _producer(empty, "SequenceEmpty"),
         _producer(after, "SequenceInsert"),
         _producer(body.outputs[0], "Less"),
     )
-    readers = list(sequence.uses())
+    joined = only_user(sequence, "ConcatFromSequence")
     if made is None or inserted is None or more is None or inserted.inputs[0] is not before or len(inserted.inputs) > 2:
         return False
-    if len(readers) != 1 or sequence.is_graph_output() or count.uses() or count.is_graph_output():
-        return False
-    joined = readers[0].node
-    if joined.op_type != "ConcatFromSequence" or _integer(joined, "axis") or _integer(joined, "new_axis"):
+    if joined is None or is_used(count) or attribute_value(joined, "axis", 0) or attribute_value(joined, "new_axis", 0):
         return False
     bag = _bag(inserted.inputs[1], index)
     if bag is None or not bag.keeps_axis or _number(start) != 0 or _position(next_index, index) != 1:
@@ -137,7 +134,7 @@ def _write(node: ir.Node, bag: _Bag) -> None:
     rows, offsets = bag.rows.write(builder), builder.cast(builder.tensor(bag.offsets), _INDEX)
     one, first, last = (builder.integers([number]) for number in (1, 0, -1))
     count = builder.op("Shape", rows, start=0, end=1)
-    # A row is of the last bag that starts at it or before. What lies behind the last offset is of one bag more, and left out.
+    # A row is of the last bag that starts at it or before. What follows the last offset is of one bag more, and left out.
     starts = builder.op("ConstantOfShape", count + one, value=ir.tensor(np.zeros(1, np.int64)), dtype=_INDEX)
     ones = builder.op("Expand", one, builder.op("Shape", offsets))
     places = builder.op("CumSum", scatter_add(starts, offsets, ones, axis=0), builder.scalar(0, _INDEX)) - 1
@@ -161,11 +158,11 @@ def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
         return None
     match node.op_type:
         case "ReduceSum" | "ReduceMean":
-            found = _rows(node.inputs[0], index)
-            if found is None or _axes(node) != [0]:
+            cut = _rows(node.inputs[0], index)
+            if cut is None or _axes(node) != [0]:
                 return None
-            rows, offsets = found
-            keeps_axis = _integer(node, "keepdims", 1) != 0
+            rows, offsets = cut
+            keeps_axis = attribute_value(node, "keepdims", 1) != 0
             return _Bag(rows, offsets, node.op_type == "ReduceMean", keeps_axis, node.outputs[0].dtype)
         case "If":
             return _decided(node, index)
@@ -208,7 +205,7 @@ def _rows(value: ir.Value | None, index: ir.Value) -> tuple[_Rows, ir.Value] | N
             return None
         value = product.inputs[0]
     gather = _producer(value, "Gather")
-    indices = None if gather is None or _integer(gather, "axis") else _cut(gather.inputs[1], index)
+    indices = None if gather is None or attribute_value(gather, "axis", 0) else _cut(gather.inputs[1], index)
     if gather is None or indices is None or (factors is not None and factors[1] is not indices[1]):
         return None
     return _Rows(table=gather.inputs[0], indices=indices[0], factors=factors and factors[0]), indices[1]
@@ -228,13 +225,13 @@ def _cut(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, ir.Value] |
 
 
 def _element(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, int] | None:
-    """The vector that a value is one element of, and how far behind ``index`` it lies there."""
+    """The vector that a value is one element of, and how far after ``index`` it lies there."""
     node = _producer(value)
     if node is None or not node.inputs or node.inputs[0] is None:
         return None
     if node.op_type in _RESHAPED:
         return _element(node.inputs[0], index)
-    if node.op_type == "Gather" and not _integer(node, "axis"):
+    if node.op_type == "Gather" and not attribute_value(node, "axis", 0):
         place = _position(node.inputs[1], index)
         return None if place is None else (node.inputs[0], place)
     if node.op_type == "Slice":
@@ -329,18 +326,14 @@ def _is_zero(value: ir.Value | None) -> bool:
     return known is not None and not known.any()
 
 
-def _producer(value: ir.Value | None, op_type: str | None = None) -> ir.Node | None:
-    """What computes a value but for its dtype, where it is an operator of that type."""
-    source = _source(value)
-    node = None if source is None else source.producer()
-    return node if node is not None and node.domain == "" and op_type in (None, node.op_type) else None
+def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """What computes a value but for its dtype, where it is of one of these operators."""
+    return producer_of(_source(value), *op_types)
 
 
 def _source(value: ir.Value | None) -> ir.Value | None:
     """The value that another is but for its dtype."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _PASSED:
-        value = node.inputs[0]
-    return value
+    return None if value is None else origin_of(value, _PASSED)
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -356,8 +349,5 @@ def _axes(node: ir.Node, place: int = 1) -> list[int] | None:
     if len(node.inputs) > place and node.inputs[place] is not None:
         known = constant_array(node.inputs[place])
         return [] if known is None else known.tolist()
-    return list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
-
-
-def _integer(node: ir.Node, name: str, default: int = 0) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
+    axes = attribute_value(node, "axes", None)
+    return None if axes is None else list(axes)

@@ -40,7 +40,7 @@ def _has_implicit_pads(node: ir.Node) -> bool:
 
 
 def _write(node: ir.Node) -> bool:
-    """Write the pads of a node; whether they are known."""
+    """Write the pads of a node; return whether they are known."""
     kernel = _kernel(node)
     if kernel is None:
         return False
@@ -66,22 +66,22 @@ def _write_transposed(node: ir.Node, kernel: Sequence[int]) -> bool:
     rank, mode = len(kernel), attribute_value(node, "auto_pad", "NOTSET")
     strides, spans = _strides(node, kernel), _spans(node, kernel)
     padding = list(_by_axis(node, "output_padding", 0, kernel))
-    wanted = attribute_value(node, "output_shape", None)
-    if wanted is not None and len(wanted) < rank:
-        raise _ill_counted(node, "output_shape", len(wanted), rank)
-    if wanted is None and mode == "VALID":
+    output_shape = attribute_value(node, "output_shape", None)
+    if output_shape is not None and len(output_shape) < rank:
+        raise _ill_counted(node, "output_shape", len(output_shape), rank)
+    if output_shape is None and mode == "VALID":
         _set_pads(node, [0] * rank, [0] * rank)
         return True
     totals = []
     for axis, size in enumerate(_sizes(node)):
         last = spans[axis] + padding[axis]
-        if wanted is None:
+        if output_shape is None:
             totals.append(last - strides[axis])
         elif size is None:
             return False
         else:
-            totals.append((size - 1) * strides[axis] + last - wanted[axis - rank])
-    if wanted is not None and min(totals) < 0:
+            totals.append((size - 1) * strides[axis] + last - output_shape[axis - rank])
+    if output_shape is not None and min(totals) < 0:
         return False
     _set_pads(node, *split_padding([max(total, 0) for total in totals], more_at_end=mode == "SAME_UPPER"))
     if min(totals) < 0:

@@ -10,13 +10,13 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.importer.file_tensors import FileTensor, SourceFile
+from burnish.importer.file_tensors import Elements, FileTensor, SourceFile
 from burnish.importer.lightweight import payload_bytes
 from burnish.importer.payloads import LARGE
 
 NAMELESS = "(of a Constant node)"
 OPEN_FILES = 64
-"""Files of one model that stay open; some exporters write one for each weight, and a process can hold about a thousand."""
+"""How many files of one model stay open. Some exporters write one for each weight, and a process can open about a thousand."""
 
 
 class ExternalData:
@@ -44,7 +44,7 @@ class ExternalData:
         file = self._open(path)
         rereadable = file is not None and tensor.dtype.bitwidth % 8 == 0 and sys.byteorder == "little"
         if file is not None and rereadable and size >= LARGE:
-            return FileTensor(None, tuple(tensor.shape.numpy()), tensor.dtype, name, file, offset)
+            return FileTensor(Elements(None, tuple(tensor.shape.numpy()), tensor.dtype, name, file, offset))
         content = bytearray(size)
         if file is None:
             with path.open("rb") as opened:
@@ -95,6 +95,14 @@ def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: P
             f"tensor '{name}' has external data with an offset or length that is not a number ({error}): export the model again"
         ) from error
     _check(name, location, offset, length, payload_bytes(dtype, list(tensor.dims)), folder)
+
+
+def read_in_place(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    """Read external data into a tensor, where it has some; ``check_external_proto`` has passed it."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
 def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +32,7 @@ class SourceFile:
         self.path = path
         self._descriptor = os.dup(file.fileno())
         self._close = weakref.finalize(self, os.close, self._descriptor)
-        self._found = self._state()
+        self._opened_as = self._state()
 
     @classmethod
     def of(cls, path: Path, file: BinaryIO) -> SourceFile | None:
@@ -45,10 +46,10 @@ class SourceFile:
 
     def is_unchanged(self) -> bool:
         """Whether nobody has written to the file since it was opened."""
-        return self._state() == self._found
+        return self._state() == self._opened_as
 
     def read_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill a buffer of bytes from a place in the file on; tells whether they are those that the file was opened with."""
+        """Fill a buffer of bytes from a place in the file on; return whether they are those that the file was opened with."""
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if count == 0:
@@ -57,77 +58,63 @@ class SourceFile:
         return self.is_unchanged()
 
     def _state(self) -> tuple[int, int]:
-        found = os.fstat(self._descriptor)
-        return found.st_size, found.st_mtime_ns
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
 
 
-class _Elements:
-    """The elements of a tensor: those that are in memory, or read from the file."""
+@dataclass(eq=False)
+class Elements:
+    """The elements of a tensor: those that are in memory, or read from the file.
 
-    def __init__(
-        self,
-        array: np.ndarray | None,
-        shape: tuple[int, ...],
-        dtype: ir.DataType,
-        name: str | None,
-        file: SourceFile,
-        offset: int,
-    ):
-        self.array = array
-        self.file, self.offset = file, offset
-        self._shape, self._dtype, self._name = shape, dtype, name
+    Attributes:
+        array: the elements, as the file has them; None to read them when they are asked for.
+        shape, dtype, name: of the tensor; each element is a whole number of bytes.
+        file: where it is read.
+        offset: of its first byte in the file.
+    """
+
+    array: np.ndarray | None
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    name: str | None
+    file: SourceFile
+    offset: int
 
     def __call__(self) -> ir.Tensor:
         array = self.array
         if array is None:
             array = self.read()
             array.flags.writeable = False
-        return ir.Tensor(array, self._dtype, name=self._name)
+        return ir.Tensor(array, self.dtype, name=self.name)
 
     def read(self) -> np.ndarray:
         """Return a new array of what the file holds."""
         try:
-            array = np.empty(self._shape, self._dtype.numpy())
+            array = np.empty(self.shape, self.dtype.numpy())
             is_same = self.file.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
         except (OSError, MemoryError) as error:
             raise ModelError(
-                f"the tensor '{self._name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there "
+                f"the tensor '{self.name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there "
                 "is memory for it"
             ) from error
         if not is_same:
             raise ModelError(
-                f"the tensor '{self._name}' is to be read from '{self.file.path}', and that file has been written to since "
+                f"the tensor '{self.name}' is to be read from '{self.file.path}', and that file has been written to since "
                 "the model was loaded: load or compile the model again, and write other models to files of their own"
             )
         return array
 
 
 class FileTensor(ir.LazyTensor):
-    """A tensor of a file, which is read there when it is asked for and its elements are not in memory.
+    """A tensor of a file, which is read there when it is asked for and its elements are not in memory."""
 
-    Args:
-        array: its elements, as the file has them; None to read them when they are asked for.
-        shape, dtype, name: of the tensor; each element is a whole number of bytes.
-        file: where it is read.
-        offset: of its first byte in the file.
-    """
-
-    def __init__(
-        self,
-        array: np.ndarray | None,
-        shape: tuple[int, ...],
-        dtype: ir.DataType,
-        name: str | None,
-        file: SourceFile,
-        offset: int,
-    ):
-        self._elements = _Elements(array, shape, dtype, name, file, offset)
-        super().__init__(self._elements, dtype, ir.Shape(shape), name=name)
+    def __init__(self, elements: Elements):
+        self._elements = elements
+        super().__init__(elements, elements.dtype, ir.Shape(elements.shape), name=elements.name)
 
     def copy(self) -> FileTensor:
         """Another tensor of the same elements, which keeps those in memory that are there, whatever this one lets go."""
-        elements = self._elements
-        return FileTensor(elements.array, tuple(self.shape.numpy()), self.dtype, self.name, elements.file, elements.offset)
+        return FileTensor(replace(self._elements, name=self.name))
 
     def own_array(self) -> np.ndarray:
         """Return its elements in an array that no one else has.

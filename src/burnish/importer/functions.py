@@ -12,9 +12,9 @@ from burnish.errors import ModelError
 from burnish.graph import Names, bodies, describe_node, remove_node, replace_value
 
 EXPANSION = 100
-"""How many nodes each node that a model is written with may become. What exporters write stays below ten."""
+"""How many nodes a written node may become on average. Models of exporters stay below ten."""
 SMALL_EXPANSION = 50_000
-"""Nodes that any model may become: one layer of a network, called for each."""
+"""How many nodes any model may become, however few it is written with."""
 
 _REMEDY = "Inline them when the model is exported"
 
@@ -34,7 +34,7 @@ def inline_functions(model: ir.Model) -> None:
     expansion = _Expansion(model)
     pending = [model.graph]
     while pending:
-        for node in pending.pop():  # also what is put behind the node on the way
+        for node in pending.pop():  # also what is put after the node on the way
             if node.op_identifier() in model.functions:
                 expansion.expand(node)
             else:
@@ -45,7 +45,7 @@ def inline_functions(model: ir.Model) -> None:
 def _check_expansion(model: ir.Model) -> None:
     """Count what the functions expand to, before anything is expanded."""
     calls = {name: _calls(function.all_nodes(), model) for name, function in model.functions.items()}
-    own = {name: sum(1 for _ in function.all_nodes()) for name, function in model.functions.items()}
+    lengths = {name: sum(1 for _ in function.all_nodes()) for name, function in model.functions.items()}
     try:
         order = list(graphlib.TopologicalSorter(calls).static_order())
     except graphlib.CycleError as error:
@@ -53,11 +53,11 @@ def _check_expansion(model: ir.Model) -> None:
         raise ModelError(f"the functions of the model call each other in a circle: {circle}. {_REMEDY}") from error
     sizes: dict[ir.OperatorIdentifier, int] = {}
     for name in order:
-        sizes[name] = own[name] + sum(count * sizes[called] for called, count in calls[name].items())
+        sizes[name] = lengths[name] + sum(count * sizes[called] for called, count in calls[name].items())
     in_graph = _calls(model.graph.all_nodes(), model)
     written = sum(1 for _ in model.graph.all_nodes())
     expanded = written + sum(count * sizes[name] for name, count in in_graph.items())
-    written += sum(own.values())
+    written += sum(lengths.values())
     most = max(SMALL_EXPANSION, EXPANSION * written)
     if expanded > most:
         worst = max(in_graph, key=lambda name: in_graph[name] * sizes[name])
@@ -100,7 +100,7 @@ class _Expansion:
         self._node_names = Names(node.name for node in graph.all_nodes())
 
     def expand(self, call: ir.Node) -> None:
-        """Put the nodes of a function behind a call of it, and remove the call."""
+        """Put the nodes of a function after a call of it, and remove the call."""
         function = self._model.functions[call.op_identifier()]
         self._check(call, function)
         copy = function.clone()
@@ -150,17 +150,17 @@ class _Expansion:
 
     def _settle_attributes(self, copy: ir.Function, call: ir.Node) -> None:
         """Give the nodes what the call says of the function's attributes, else the function's own defaults."""
-        given = {name: attribute for name, attribute in copy.attributes.items() if attribute.value is not None}
-        given |= dict(call.attributes)
+        values = {name: attribute for name, attribute in copy.attributes.items() if attribute.value is not None}
+        values |= dict(call.attributes)
         for node in copy.all_nodes():
             for name, attribute in list(node.attributes.items()):
                 if not attribute.is_ref():
                     continue
-                found = given.get(attribute.ref_attr_name or "")
-                if found is None:
+                value = values.get(attribute.ref_attr_name or "")
+                if value is None:
                     del node.attributes[name]  # optional, and left out
                 else:
-                    node.attributes[name] = ir.Attr(name, found.type, found.value, doc_string=found.doc_string)
+                    node.attributes[name] = ir.Attr(name, value.type, value.value, doc_string=value.doc_string)
             for key, text in call.metadata_props.items():
                 node.metadata_props.setdefault(key, text)
 

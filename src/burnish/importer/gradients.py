@@ -18,6 +18,11 @@ from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, attribute_value, desc
 _REMEDY = "Export the model again"
 
 
+def is_gradient(node: ir.Node) -> bool:
+    """Whether a node is a gradient inside the model."""
+    return node.op_type == "Gradient" and node.domain == BURNISH_DOMAIN
+
+
 def bind_gradients(model: ir.Model) -> None:
     """Replace, in place, the names in the Gradient nodes of the main graph by the values that have them.
 
@@ -35,7 +40,7 @@ def bind_gradients(model: ir.Model) -> None:
         _bind(node, values)
     graph.opset_imports[BURNISH_DOMAIN] = 1
     try:
-        # Nothing in the standard puts the node behind the value that it names.
+        # Nothing in the standard puts the node after the value that it names.
         graph.sort()
     except ValueError as error:
         raise ModelError(
@@ -46,7 +51,7 @@ def bind_gradients(model: ir.Model) -> None:
 def refuse_gradients(model: ir.Model, what: str) -> None:
     """Raise UnsupportedOperatorError for a canonical model with a Gradient: its layers would change their mode under it."""
     for node in model.graph:
-        if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient":
+        if is_gradient(node):
             raise UnsupportedOperatorError(
                 f"{describe_node(node)} is a gradient inside the model, which {what} does not take as it is. Give "
                 "burnish.lower(model) in its place, in which it is standard operators"
@@ -55,7 +60,7 @@ def refuse_gradients(model: ir.Model, what: str) -> None:
 
 def stand_in_for_gradients(graph: ir.Graph) -> None:
     """Put, in place, an Identity of its point where each gradient is: the standard's inference then gives its dtype and shape."""
-    for node in [node for node in graph if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient"]:
+    for node in [node for node in graph if is_gradient(node)]:
         for point, output in zip(node.inputs[: len(node.outputs)], node.outputs, strict=True):
             if not output.name:
                 continue

@@ -13,7 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import Builder, Tensor, describe_node, replace_node
+from burnish.graph import Builder, Tensor, attribute_value, describe_node, replace_node
+from burnish.graph.protos import graphs_within
 
 OPSETS = range(18, 21)
 EPSILON = 1e-5
@@ -30,35 +31,28 @@ def hide_deprecated_nodes(proto: onnx.ModelProto) -> None:
     Raises:
         ModelError: such a node has other attributes or inputs than the standard gives it.
     """
-    opset = _opset(proto.opset_import)
-    if opset not in OPSETS:
+    if _opset(proto.opset_import) not in OPSETS:
         return
-    _hide(proto.graph.node)
-    for function in proto.functions:
-        if _opset(function.opset_import) in OPSETS:
-            _hide(function.node)
+    for body in (proto.graph, *(function for function in proto.functions if _opset(function.opset_import) in OPSETS)):
+        for node in (node for graph in (body, *graphs_within(body)) for node in graph.node):
+            if node.op_type == "GroupNormalization" and node.domain == "":
+                _hide(node)
 
 
 def _opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int | None:
     return next((imported.version for imported in imports if imported.domain == ""), None)
 
 
-def _hide(nodes: Iterable[onnx.NodeProto]) -> None:
-    for node in nodes:
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                _hide(graph.node)
-        if node.op_type != "GroupNormalization" or node.domain != "":
-            continue
-        given = {attribute.name: attribute for attribute in node.attribute}
-        fits = all(attribute.type == _ATTRIBUTES.get(name) for name, attribute in given.items())
-        if not fits or "num_groups" not in given or len(node.input) != 3 or len(node.output) != 1:
-            raise ModelError(
-                f"GroupNormalization node '{node.name}' does not have the form of opset 18 to 20: the inputs X, scale and bias, "
-                "one output, the integer attribute num_groups, and epsilon where wanted. Export the model again"
-            )
-        node.op_type = "InstanceNormalization"
-        node.attribute.remove(given["num_groups"])
+def _hide(node: onnx.NodeProto) -> None:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    fits = all(attribute.type == _ATTRIBUTES.get(name) for name, attribute in attributes.items())
+    if not fits or "num_groups" not in attributes or len(node.input) != 3 or len(node.output) != 1:
+        raise ModelError(
+            f"GroupNormalization node '{node.name}' does not have the form of opset 18 to 20: the inputs X, scale and bias, "
+            "one output, the integer attribute num_groups, and epsilon where wanted. Export the model again"
+        )
+    node.op_type = "InstanceNormalization"
+    node.attribute.remove(attributes["num_groups"])
 
 
 def expand_group_normalization(model: ir.Model) -> bool:
@@ -73,14 +67,12 @@ def expand_group_normalization(model: ir.Model) -> bool:
     Raises:
         ModelError: the groups do not divide the channels, or a scale or bias does not hold one number for each group.
     """
-    opset = model.opset_imports[""]
-    if opset not in OPSETS:
+    if model.opset_imports[""] not in OPSETS:
         return False
     expanded = False
     for graph in list(model.graphs()):
         for node in list(graph):
             if node.op_type == "GroupNormalization" and node.domain == "":
-                graph.opset_imports.setdefault("", opset)
                 _expand(graph, node)
                 expanded = True
     return expanded
@@ -93,8 +85,7 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
         raise ModelError(
             f"{describe_node(node)}: the dtype of its input '{x.name}' is not known: declare it in the model's value_info"
         )
-    groups = node.attributes["num_groups"].as_int()
-    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else EPSILON
+    groups, epsilon = attribute_value(node, "num_groups", 1), attribute_value(node, "epsilon", EPSILON)
     channels = x.dimension(1) if (x.rank or 0) > 1 else None
     _check(node, x, (scale, bias), groups, channels)
     grouped = builder.op("Reshape", x, builder.integers([0, groups, -1]))

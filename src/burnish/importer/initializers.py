@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, Names, bodies, constant_array, remove_node
+from burnish.graph import FLOATING, Names, bodies, constant_array
+from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.uses import producer_of
 from burnish.importer.operands import WEIGHT_OPERANDS
 from burnish.importer.shape_constants import COMPUTED
 
@@ -27,13 +29,11 @@ def gather_initializers(model: ir.Model) -> None:
     layer does not have stay constants: they were never weights.
 
     Weights of either form in branches and loop bodies are lifted under their names too, and are read from there. Where several
-    have one name, the first keeps it and the others have a number behind it.
+    have one name, the first keeps it and a number follows it in the others.
     """
     graph = model.graph
     weights = set(graph.initializers.values())
-    kept = [value for value in graph.inputs if value not in weights]
-    graph.inputs.clear()
-    graph.inputs.extend(kept)
+    graph.inputs[:] = [value for value in graph.inputs if value not in weights]
     subgraphs = [subgraph for subgraph in model.graphs() if subgraph is not graph]
     # Values inside of bodies that are no weights get other names where theirs are taken.
     values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
@@ -62,8 +62,7 @@ def _weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value
     if node.op_type == "Add":
         # The bias of a dense layer that is written as MatMul and Add.
         for operand, other in (node.inputs, reversed(node.inputs)):
-            producer = None if other is None else other.producer()
-            if operand is not None and producer is not None and producer.op_type in ("MatMul", "Conv", "ConvTranspose", "Gemm"):
+            if operand is not None and producer_of(other, "MatMul", "Conv", "ConvTranspose", "Gemm") is not None:
                 yield operand
 
 
@@ -84,8 +83,8 @@ def _constants_of(value: ir.Value) -> list[ir.Value]:
     seen, pending = {value}, [value]
     while pending:
         current = pending.pop()
-        node = current.producer()
-        if node is None or node.domain != "":
+        node = producer_of(current)
+        if node is None:
             return []
         if node.op_type == "Constant":
             constants.append(current)
@@ -142,17 +141,10 @@ def _lift(graph: ir.Graph, value: ir.Value, names: Names) -> None:
     if is_output:
         assert isinstance(node.graph, ir.Graph)
         _return_by_identity(node.graph, value)
-    name, value.name = value.name, None
-    in_body, name = name, names.take(name) if is_inside else name
-    lifted = ir.Value(
-        name=name,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape.numpy()),
-        const_value=tensor if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(array, tensor.dtype, name=name),
+    name_in_body = value.name
+    value.name = names.take(name_in_body) if is_inside else name_in_body
+    lifted = replace_by_initializer(
+        graph, node, tensor if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(array, tensor.dtype)
     )
-    lifted.const_value.name = name  # type: ignore[union-attr]
     if is_inside:
-        lifted.meta[NAME_IN_BODY] = in_body
-    graph.register_initializer(lifted)
-    value.replace_all_uses_with(lifted)
-    remove_node(node)
+        lifted.meta[NAME_IN_BODY] = name_in_body

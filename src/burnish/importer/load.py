@@ -27,7 +27,7 @@ from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.names import name_everything
 from burnish.importer.nodes import check_nodes, check_operands, check_references
 from burnish.importer.open_batch import open_batch
-from burnish.importer.opset import check_opset, upgrade_opset
+from burnish.importer.opset import check_opset, declare_opset, upgrade_opset
 from burnish.importer.reading import read_model
 from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.sequences import resolve_sequences
@@ -63,9 +63,9 @@ def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.M
             for all samples. What the model computes of a sample does not depend on the others beside it, except that batch
             normalization in training takes statistics of all.
         bind: {input: value}: inputs that are fixed to a value, a number or an array that broadcasts to the input's shape, and
-            that the model then no longer has: ``{"sr": 16000, "state": 0}``. What hangs on them alone is computed, and an If that
-            they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run time.
-            An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
+            that the model then no longer has: ``{"sr": 16000, "state": 0}``. What depends on them alone is computed, and an If
+            that they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run
+            time. An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
 
     Raises:
         ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; or ``bind`` does not fit the inputs.
@@ -100,6 +100,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     check_opset(model)
     check_references(model)
     inline_functions(model)
+    declare_opset(model)
     check_nodes(model)
     bind_gradients(model)
     gather_initializers(model)

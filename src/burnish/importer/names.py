@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from burnish.graph import Names
+from burnish.graph.uses import is_used
 
 
 def name_everything(model: ir.Model) -> None:
@@ -42,4 +43,4 @@ def _name_values(values: Iterable[ir.Value], taken: Names) -> None:
 
 def is_absent(value: ir.Value) -> bool:
     """Whether a value is an optional output that the node leaves out: without a name and without a use."""
-    return not value.name and not value.uses() and not value.is_graph_output()
+    return not value.name and not is_used(value)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import attribute_value, constant_array, describe_node
+from burnish.graph.inference import operator_schema
 
 _REMEDY = "Export the model again"
 _Option = onnx.defs.OpSchema.FormalParameterOption
@@ -34,11 +35,13 @@ def check_nodes(model: ir.Model) -> None:
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain != "":
             continue
-        most = _most_outputs(node.op_type, opset)
-        if most is not None and len(node.outputs) > most:
-            raise ModelError(f"{describe_node(node)} has {len(node.outputs)} outputs, and its operator {most} at most. {_REMEDY}")
+        schema = operator_schema(node.op_type, opset)
+        if schema is not None and len(node.outputs) > schema.max_output:
+            raise ModelError(
+                f"{describe_node(node)} has {len(node.outputs)} outputs, and its operator {schema.max_output} at most. {_REMEDY}"
+            )
         if node.op_type == "Constant" and len(node.attributes) != 1:
             attributes = ", ".join(f"'{name}'" for name in node.attributes) or "none"
             raise ModelError(f"{describe_node(node)} has the attributes {attributes}, and a constant has one value. {_REMEDY}")
@@ -62,7 +65,7 @@ def check_operands(model: ir.Model) -> None:
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain != "":
             continue
         bound: dict[str, tuple[str, str]] = {}
         formals = _formal_inputs(node.op_type, opset)
@@ -90,28 +93,17 @@ def _takes_later(node: ir.Node, index: int, kind: str) -> bool:
 def _check_split(node: ir.Node) -> None:
     """Raise ModelError for pieces that are not as many as the outputs: the standard's inference would end the process."""
     count, sizes = attribute_value(node, "num_outputs", None), attribute_value(node, "split", None)
-    given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
-    pieces = {len(sizes) if sizes else None, count, None if given is None else given.size} - {None, len(node.outputs)}
+    operand = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    pieces = {len(sizes) if sizes else None, count, None if operand is None else operand.size} - {None, len(node.outputs)}
     if pieces:
         raise ModelError(f"{describe_node(node)} cuts {pieces.pop()} pieces and has {len(node.outputs)} outputs. {_REMEDY}")
 
 
 @cache
-def _most_outputs(op_type: str, opset: int) -> int | None:
-    """How many outputs a standard operator has at most, None where there is no such operator."""
-    try:
-        return int(onnx.defs.get_schema(op_type, opset, "").max_output)
-    except onnx.defs.SchemaError:
-        return None
-
-
-@cache
 def _formal_inputs(op_type: str, opset: int) -> tuple[onnx.defs.OpSchema.FormalParameter, ...]:
     """The inputs of a standard operator as its schema has them, none where there is no such operator."""
-    try:
-        return tuple(onnx.defs.get_schema(op_type, opset, "").inputs)
-    except onnx.defs.SchemaError:
-        return ()
+    schema = operator_schema(op_type, opset)
+    return () if schema is None else tuple(schema.inputs)
 
 
 def _type_name(kind: object) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import onnx_ir as ir
+
 WEIGHT_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),
     "Conv": (1, 2),
@@ -44,3 +46,10 @@ NOT_DIFFERENTIABLE = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range Round Sign".split()
 )
 """Operators with floating-point outputs whose inputs receive no gradient, or one that is zero everywhere."""
+
+
+def constant_operands(node: ir.Node) -> tuple[int, ...]:
+    """The positions of the inputs of a node that receive no gradient: configuration, and running statistics."""
+    if node.domain != "":
+        return ()
+    return (*CONFIGURATION_OPERANDS.get(node.op_type, ()), *STATISTIC_OPERANDS.get(node.op_type, ()))

@@ -1,4 +1,4 @@
-"""From the opset a model was written in to one that burnish works with. What changed is in ``opset_changes``."""
+"""Brings a model from the opset that it was written in to one that burnish works with, change by change (``opset_changes``)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def check_opset(model: ir.Model) -> None:
             )
 
 
+def declare_opset(model: ir.Model) -> None:
+    """Let every body declare the model's opset, in place: what emits nodes into a graph asks that graph for it."""
+    for graph in model.graphs():
+        graph.opset_imports[""] = model.opset_imports[""]
+
+
 def upgrade_opset(model: ir.Model) -> bool:
     """Rewrite, in place, a model of an opset before 18 in opset 18; newer ones stay as they are. Returns whether it was one.
 
@@ -42,9 +48,8 @@ def upgrade_opset(model: ir.Model) -> bool:
     opset = model.opset_imports[""]
     target = max(opset, OLDEST_CANONICAL)
     upgrade_graph(model.graph, opset, target)
-    for graph in model.graphs():
-        if graph is model.graph or "" in graph.opset_imports:
-            graph.opset_imports[""] = target
+    model.opset_imports[""] = target
+    declare_opset(model)
     # Upgraded graphs may use types that older files cannot declare; ir_version 8 came with opset 15 to 18.
     model.ir_version = max(model.ir_version, 8)
     return opset < target

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import SIXTEEN_BIT, constant_array, describe_node, replace_uses
+from burnish.graph import SIXTEEN_BIT, attribute_value, constant_array, describe_node, replace_uses
+from burnish.graph.uses import is_used
 
 Change = Callable[[ir.Node], None]
 
@@ -94,14 +95,14 @@ def _take_over_uses(old: ir.Value, new: ir.Value, keep: ir.Node | None = None) -
     """Let ``new`` be what ``old`` was to every other node and to the graph's outputs, name included."""
     name, old.name = old.name, None
     new.name, new.type, new.shape = name, old.type, old.shape
-    kept = [(usage.node, usage.idx) for usage in old.uses() if usage.node is keep]
+    places = [(usage.node, usage.idx) for usage in old.uses() if usage.node is keep]
     replace_uses(old, new)
-    for node, index in kept:
+    for node, index in places:
         node.replace_input_with(index, old)
 
 
 def _present(value: ir.Value | None) -> bool:
-    return value is not None and bool(value.uses() or value.is_graph_output())
+    return value is not None and is_used(value)
 
 
 @change(9, "BatchNormalization")
@@ -191,7 +192,7 @@ def resize_coordinates(node: ir.Node) -> None:
     """
     data, scales = _first(node), node.inputs[1]
     array = constant_array(scales)
-    mode = node.attributes["mode"].value if "mode" in node.attributes else "nearest"
+    mode = attribute_value(node, "mode", "nearest")
     node.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "asymmetric")
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
     _set_input(node, 2, scales)
@@ -242,20 +243,6 @@ def resize_optional_inputs(node: ir.Node) -> None:
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "round_prefer_ceil")
 
 
-@change(10, "Slice")
-def slice_inputs(node: ir.Node) -> None:
-    starts, ends, axes = (_attribute(node, name) for name in ("starts", "ends", "axes"))
-    _set_input(node, 1, _integers(node, starts))
-    _set_input(node, 2, _integers(node, ends))
-    if axes is not None:
-        _set_input(node, 3, _integers(node, axes))
-
-
-@change(10, "TopK")
-def top_k_input(node: ir.Node) -> None:
-    _set_input(node, 1, _integers(node, [_attribute(node, "k")]))
-
-
 @change(10, "Dropout")
 def dropout_mask_is_bool(node: ir.Node) -> None:
     """The mask had the dtype of the data."""
@@ -297,30 +284,20 @@ def scatter_elements(node: ir.Node) -> None:
     node.op_type = "ScatterElements"
 
 
-@change(13, "Squeeze", "Unsqueeze", "ReduceSum")
-@change(
-    18,
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSumSquare",
-)
-def axes_input(node: ir.Node) -> None:
-    axes = _attribute(node, "axes")
-    if axes:
-        _set_input(node, 1, _integers(node, axes))
+_REDUCTIONS = [f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()]
 
 
-@change(13, "Split")
-def split_sizes_input(node: ir.Node) -> None:
-    sizes = _attribute(node, "split")
-    if sizes:
-        _set_input(node, 1, _integers(node, sizes))
+@change(10, "Slice")
+@change(10, "TopK")
+@change(13, "Split", "Squeeze", "Unsqueeze", "ReduceSum")
+@change(18, *_REDUCTIONS)
+def integer_inputs(node: ir.Node) -> None:
+    """Integers that were attributes are inputs."""
+    names = {"Slice": ("starts", "ends", "axes"), "TopK": ("k",), "Split": ("split",)}.get(node.op_type, ("axes",))
+    for index, name in enumerate(names, start=1):
+        numbers = _attribute(node, name)
+        if numbers not in (None, []):
+            _set_input(node, index, _integers(node, numbers if isinstance(numbers, list) else [numbers]))
 
 
 @change(18, "Split")

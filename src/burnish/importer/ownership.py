@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.importer.external_data import ExternalData
-from burnish.importer.file_tensors import FileTensor, SourceFile
+from burnish.importer.file_tensors import Elements, FileTensor, SourceFile
 from burnish.importer.payloads import Payload
 
 _Own = Callable[[ir.TensorProtocol, str], ir.TensorProtocol]
@@ -93,10 +93,10 @@ def _tensors_of(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
     return (attribute.as_tensor(),) if attribute.type == ir.AttributeType.TENSOR else ()
 
 
-def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, own: _Own) -> None:
+def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, copied: _Own) -> None:
     """Own the tensors among attributes; ``name`` is that of a tensor that has none."""
     for key, attribute in list(attributes.items()):
-        tensors = [own(tensor, name) for tensor in _tensors_of(attribute)]
+        tensors = [copied(tensor, name) for tensor in _tensors_of(attribute)]
         if tensors:
             is_list = attribute.type == ir.AttributeType.TENSORS
             owned = ir.AttrTensors(key, tensors) if is_list else ir.AttrTensor(key, tensors[0])
@@ -119,4 +119,4 @@ def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None
     array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())
     if file is None or sys.byteorder == "big":
         return ir.Tensor(array, tensor.dtype, name=tensor.name)
-    return FileTensor(array, array.shape, tensor.dtype, tensor.name, file, payload.offset)
+    return FileTensor(Elements(array, array.shape, tensor.dtype, tensor.name, file, payload.offset))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 LARGE = 1 << 16
-"""Bytes of raw data from which on they are taken apart."""
+"""From this many bytes on, raw data is read apart from the rest."""
 
 # Numbers of fields in onnx.proto.
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 8, 9, 13, 14
@@ -57,13 +57,13 @@ def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Payload]]
     try:
         fields = list(_fields(file, 0, size))
         (graph,) = (field for field in fields if field.number == _GRAPH and field.kind == _LENGTH)
-        kept = []
+        encoded = []
         for field in _fields(file, graph.content, graph.end):
             if field.number == _INITIALIZER and field.kind == _LENGTH and field.end - field.content >= LARGE:
-                kept.append(_encoded(_INITIALIZER, _take(file, field, payloads)))
+                encoded.append(_encoded(_INITIALIZER, _take(file, field, payloads)))
             else:
-                kept.append(_bytes(file, field.start, field.end))
-        light = b"".join(kept)
+                encoded.append(_bytes(file, field.start, field.end))
+        light = b"".join(encoded)
         parts = [_encoded(_GRAPH, light) if field is graph else _bytes(file, field.start, field.end) for field in fields]
     except (_Unknown, ValueError):
         return None
@@ -109,10 +109,10 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
 
 def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
     file.seek(start)
-    found = file.read(end - start)
-    if len(found) != end - start:
+    content = file.read(end - start)
+    if len(content) != end - start:
         raise _Unknown
-    return found
+    return content
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Pools whose output size is rounded up, so that every version and every runtime gives them as many windows.
 
-Since opset 22 the standard says that a window which would start in the padding behind the data is left out. Runtimes never had
+Since opset 22 the standard says that a window which would start in the padding after the data is left out. Runtimes never had
 such windows, also in older opsets, but the standard's inference counts them there: the declared size is one too large.
 """
 
@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Builder, attribute_value, describe_node, static_dimension
+from burnish.graph.uses import is_used
 from burnish.importer.shapes import infer_shapes
 
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
@@ -31,8 +32,6 @@ def drop_windows_in_padding(model: ir.Model) -> None:
         node = next((node for node in pools if any(axis.has_dropped for axis in _axes(node))), None)
         if node is None:
             return
-        assert isinstance(node.graph, ir.Graph)
-        node.graph.opset_imports.setdefault("", model.opset_imports[""])
         _write_without(node)
 
 
@@ -53,7 +52,7 @@ class _Axis:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether rounding up adds a window that would start behind the data and the padding before it."""
+        """Whether rounding up adds a window that would start after the data and the padding before it."""
         if self.size is None or not self.leftover:
             return False
         windows = (self.size + self.begin + self.end - self.span) // self.stride + 2
@@ -90,7 +89,7 @@ def _write_without(node: ir.Node) -> None:
     if not any(axis.size is None or (axis.leftover and not axis.has_dropped) for axis in axes):
         node.attributes["ceil_mode"] = ir.AttrInt64("ceil_mode", 0)
         return
-    # Another axis needs the rounding: here the padding behind the data ends where the last window ends, or the data does.
+    # Another axis needs the rounding: here the padding after the data ends where the last window ends, or the data does.
     surplus = [axis.leftover if axis.has_dropped else 0 for axis in axes]
     ends = [max(axis.end - entries, 0) for axis, entries in zip(axes, surplus, strict=True)]
     node.attributes["pads"] = ir.AttrInt64s("pads", [*(axis.begin for axis in axes), *ends])
@@ -98,7 +97,7 @@ def _write_without(node: ir.Node) -> None:
     cropped = {axis: count for axis, count in cropped.items() if count < 0}
     if not cropped:
         return
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+    if len(node.outputs) > 1 and is_used(node.outputs[1]):
         raise UnsupportedOperatorError(
             f"{describe_node(node)} rounds its output size up (ceil_mode=1) where the last window would lie behind the data, and "
             "the places of its maxima are read: export the model with ceil_mode=0"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, remove_node, replace_node, replace_value
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_node, replace_value
+from burnish.graph.uses import is_read, producer_of
 
 MOST_PIECES = 4096
 """Pieces of a split that are written one by one; a recurrence over more is no list that somebody wrote."""
@@ -18,17 +19,16 @@ _MADE = frozenset({"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "Sequ
 
 
 def resolve_sequences(model: ir.Model) -> bool:
-    """Replace, in place, what reads a sequence of known elements in the main graph; whether anything was.
+    """Replace, in place, what reads a sequence of known elements in the main graph; return whether anything was.
 
     A position has to be a constant. Where it is not, or a sequence comes from elsewhere, nodes stay as they are.
     """
-    return _Resolution(model.graph, model.opset_imports[""]).run()
+    return _Resolution(model.graph).run()
 
 
 class _Resolution:
-    def __init__(self, graph: ir.Graph, opset: int):
+    def __init__(self, graph: ir.Graph):
         self.graph = graph
-        self.graph.opset_imports.setdefault("", opset)
         self.elements: dict[ir.Value, list[ir.Value] | None] = {}
 
     def run(self) -> bool:
@@ -44,7 +44,7 @@ class _Resolution:
                         resolved |= self.count(node, node.inputs[0])
         if resolved:
             for node in reversed(list(self.graph)):
-                if node.op_type in _MADE and node.domain == "" and not _is_read(node.outputs[0]):
+                if node.op_type in _MADE and node.domain == "" and not is_read(node):
                     remove_node(node)
         return resolved
 
@@ -71,7 +71,7 @@ class _Resolution:
         builder = Builder(self.graph, before=node)
         tensors = [builder.tensor(element) for element in elements]
         axis = node.attributes["axis"].as_int()
-        if "new_axis" in node.attributes and node.attributes["new_axis"].as_int():
+        if attribute_value(node, "new_axis", 0):
             tensors = [builder.op("Unsqueeze", tensor, builder.integers([axis])) for tensor in tensors]
         replace_node(node, builder.op("Concat", *tensors, axis=axis))
         return True
@@ -102,11 +102,11 @@ class _Resolution:
             return None
         elements = self.elements_of(node.inputs[0])
         inserts = node.op_type == "SequenceInsert"
-        given = node.inputs[-1] if len(node.inputs) == (3 if inserts else 2) else None
+        place = node.inputs[-1] if len(node.inputs) == (3 if inserts else 2) else None
         if elements is None:
             return None
         end = len(elements) - (0 if inserts else 1)
-        position = end if given is None else _integer(given)
+        position = end if place is None else _integer(place)
         if position is None or not -len(elements) <= position <= end:
             return None
         position += len(elements) if position < 0 else 0
@@ -119,11 +119,10 @@ class _Resolution:
         sizes = None
         if x is None or x.dtype is None:
             return None
-        given = node.inputs[1] if len(node.inputs) > 1 else None
-        if given is not None and chunk is None:
-            array = constant_array(given)
+        if chunk is None:
+            array = constant_array(node.inputs[1])
             sizes = array.tolist() if array is not None and array.ndim == 1 else None
-        elif chunk is not None and chunk > 0 and x.shape is not None and isinstance(extent := x.shape.dims[axis], int):
+        elif chunk > 0 and x.shape is not None and isinstance(extent := x.shape.dims[axis], int):
             sizes = [min(chunk, extent - start) for start in range(0, extent, chunk)]
         if not sizes or len(sizes) > MOST_PIECES:
             return None
@@ -136,8 +135,8 @@ class _Resolution:
 
     def cut(self, node: ir.Node, sequence: ir.Value, position: int) -> Tensor | None:
         """One piece of a split of an axis whose extent is not known."""
-        split = sequence.producer()
-        if split is None or split.op_type != "SplitToSequence" or split.domain != "" or split.graph is not self.graph:
+        split = producer_of(sequence, "SplitToSequence")
+        if split is None or split.graph is not self.graph:
             return None
         x, axis, chunk = _operands(split)
         if x is None or chunk is None:
@@ -154,22 +153,17 @@ class _Resolution:
 
 def _operands(split: ir.Node) -> tuple[ir.Value | None, int, int | None]:
     """What is split, along which axis, and the size of the pieces where all but the last have the same."""
-    axis = split.attributes["axis"].as_int() if "axis" in split.attributes else 0
-    given = split.inputs[1] if len(split.inputs) > 1 else None
-    return split.inputs[0], axis, 1 if given is None else _integer(given)
+    sizes = split.inputs[1] if len(split.inputs) > 1 else None
+    return split.inputs[0], attribute_value(split, "axis", 0), 1 if sizes is None else _integer(sizes)
 
 
 def _drops_axis(split: ir.Node) -> bool:
-    """Whether the pieces are of extent one and come without their axis; sizes that are given keep it."""
+    """Whether the pieces are of extent one and come without their axis; sizes keep it."""
     without_sizes = len(split.inputs) < 2 or split.inputs[1] is None
-    return without_sizes and "keepdims" in split.attributes and split.attributes["keepdims"].as_int() == 0
+    return without_sizes and attribute_value(split, "keepdims", 1) == 0
 
 
 def _integer(value: ir.Value | None) -> int | None:
     """A constant scalar."""
     array = constant_array(value)
     return int(array.item()) if array is not None and array.ndim == 0 else None
-
-
-def _is_read(value: ir.Value) -> bool:
-    return value.is_graph_output() or bool(value.uses())

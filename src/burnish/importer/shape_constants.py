@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
-from burnish.graph import FLOATING, constant_array, describe_node, remove_node, static_shape
+from burnish.graph import FLOATING, attribute_value, constant_array, describe_node, remove_node, static_shape
+from burnish.graph.evaluation import evaluated
+from burnish.graph.uses import is_read
 
 Element = int | float | bool | str | None
 """A known number, the name of a dimension, or unknown."""
@@ -47,7 +48,7 @@ INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
 def fold_shape_constants(model: ir.Model) -> bool:
-    """Replace, in place, shape arithmetic of the main graph by constants where shapes decide it; whether any was."""
+    """Replace, in place, shape arithmetic of the main graph by constants where shapes decide it; return whether any was."""
     graph = model.graph
     known: dict[ir.Value, np.ndarray] = {}
     elements: dict[ir.Value, np.ndarray] = {}
@@ -60,7 +61,7 @@ def fold_shape_constants(model: ir.Model) -> bool:
             target = elements.get(node.inputs[1], _small_integers(node.inputs[1]))
             changed |= target is not None and _settle_target(graph, node, target)
     if changed:
-        _remove_unread(graph)
+        _remove_unread_arithmetic(graph)
     return changed
 
 
@@ -100,9 +101,7 @@ def _dimensions(node: ir.Node) -> np.ndarray:
     if value is None or value.shape is None:
         return np.full((), None, dtype=object)
     dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape.dims]
-    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-    end = node.attributes["end"].as_int() if "end" in node.attributes else len(dims)
-    return np.array(dims[start:end], dtype=object)
+    return np.array(dims[attribute_value(node, "start", 0) : attribute_value(node, "end", None)], dtype=object)
 
 
 def _move(node: ir.Node, elements: dict[ir.Value, np.ndarray], opset: int) -> np.ndarray | None:
@@ -130,7 +129,7 @@ def _move(node: ir.Node, elements: dict[ir.Value, np.ndarray], opset: int) -> np
             return None
     if node.op_type in ("Identity", "Cast"):
         return np.array(pool, dtype=object).reshape(next(iter(arrays.values())).shape)
-    results = _run(node, arrays, opset)
+    results = evaluated(node, arrays, opset)
     if not results:
         return None
     return np.array([pool[position] for position in results[0].flat], dtype=object).reshape(results[0].shape)
@@ -155,7 +154,7 @@ def _compute(node: ir.Node, known: dict[ir.Value, np.ndarray], opset: int) -> li
     shape = static_shape(output)
     if node.op_type in GROWS and (shape is None or math.prod(shape) > LARGEST):
         return []
-    return _run(node, arrays, opset)
+    return evaluated(node, arrays, opset)
 
 
 def _small_integers(value: ir.Value) -> np.ndarray | None:
@@ -167,15 +166,6 @@ def _small(value: ir.Value) -> np.ndarray | None:
     shape = static_shape(value)
     numeric = value.dtype is not None and value.dtype != ir.DataType.STRING
     return constant_array(value) if numeric and shape is not None and math.prod(shape) <= LARGEST else None
-
-
-def _run(node: ir.Node, arrays: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
-    """Evaluate one node; nothing where the evaluator cannot, since to fold is never needed."""
-    try:
-        evaluator = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset})
-        return [np.asarray(result) for result in evaluator.run(None, arrays)]
-    except Exception:
-        return []
 
 
 def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
@@ -191,14 +181,13 @@ def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
 
 
 def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
-    """Give a Reshape a constant target where its input's shape tells all of it; whether it did."""
+    """Give a Reshape a constant target where its input's shape tells all of it; return whether it did."""
     data = node.inputs[0]
     if data is None or data.shape is None or target.ndim != 1:
         return False
     dims: list[Element] = [dim if isinstance(dim, int) else dim.value for dim in data.shape.dims]
     written = target.tolist()
-    literal_zeros = "allowzero" in node.attributes and node.attributes["allowzero"].as_int() == 1
-    resolved = None if literal_zeros and 0 in written else _resolve(dims, written)
+    resolved = None if attribute_value(node, "allowzero", 0) and 0 in written else _resolve(dims, written)
     if resolved is None or resolved == written:
         return False
     node.attributes.pop("allowzero", None)
@@ -208,14 +197,14 @@ def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
 
 def _resolve(dims: Sequence[Element], target: list[Element]) -> list[int] | None:
     """Return a target of integers that means the same: 0 copies a dimension, -1 is what remains."""
-    wanted = [dims[axis] if element == 0 and axis < len(dims) else element for axis, element in enumerate(target)]
-    if None in dims or None in wanted:
+    extents = [dims[axis] if element == 0 and axis < len(dims) else element for axis, element in enumerate(target)]
+    if None in dims or None in extents:
         return None
-    if -1 in wanted:
-        remainder = _remainder(dims, [element for element in wanted if element != -1])
-        wanted = [remainder if element == -1 else element for element in wanted]
+    if -1 in extents:
+        remainder = _remainder(dims, [element for element in extents if element != -1])
+        extents = [remainder if element == -1 else element for element in extents]
     resolved: list[int] = []
-    for axis, element in enumerate(wanted):
+    for axis, element in enumerate(extents):
         if isinstance(element, int):
             resolved.append(element)
         else:
@@ -245,12 +234,11 @@ def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Va
     return output
 
 
-def _remove_unread(graph: ir.Graph) -> None:
+def _remove_unread_arithmetic(graph: ir.Graph) -> None:
     """Remove the arithmetic that nothing reads any more."""
     arithmetic = {"Shape", "Size", "Constant", *MOVES, *COMPUTES}
     for node in reversed(list(graph)):
-        read = any(output.uses() or output.is_graph_output() for output in node.outputs)
-        if not read and node.op_type in arithmetic and node.domain == "":
+        if node.op_type in arithmetic and node.domain == "" and not is_read(node):
             for value in node.inputs:
                 if value is not None and value.is_initializer():
                     value.meta[SHAPE_READER] = describe_node(node)

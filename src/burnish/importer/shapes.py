@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Names, describe_node, has_long_vectors, holds_large_integers, quantization_of
+from burnish.graph.protos import graphs_within
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
@@ -20,14 +21,14 @@ NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""
 
 MOST_ELEMENTS = 2**63 - 1
-"""Of a tensor: the standard counts them in int64."""
+"""The most elements of a tensor, which the standard counts in int64."""
 
 NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
 
 
 UNNAMED_AXES = "burnish.unnamed_axes"
-"""What says of an input which of its axes had open dimensions without a name."""
+"""The entry of an input's metadata that lists its axes with open dimensions without a name."""
 
 
 def name_input_dimensions(model: ir.Model) -> None:
@@ -63,7 +64,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
     stand_in_for_gradients(light.graph)
     stand_in_for_classical(light.graph)
     for node in light.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain != "":
             continue
         if node.op_type == "GroupNormalization":
             _stand_in(node)
@@ -76,9 +77,9 @@ def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
         inferred_proto = _infer(proto) if strict else onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except ModelError:
         # What reads a value without a dtype fails first, and is not at fault.
-        _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", "ai.onnx", CLASSICAL_DOMAIN))
+        _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", CLASSICAL_DOMAIN))
         raise
-    types = dict(_types_of(inferred_proto.graph))
+    types = _types_of(inferred_proto.graph)
     declared = set(model.graph.inputs)
     for graph in model.graphs():
         for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
@@ -186,14 +187,9 @@ def _first_failing(proto: onnx.ModelProto) -> str:
     return describe_node(ir.from_proto(nodes[passing])) if nodes else f"graph '{proto.graph.name}'"
 
 
-def _types_of(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        if info.type.WhichOneof("value") is not None:
-            yield info.name, info.type
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _types_of(inner)
+def _types_of(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    infos = (info for graph in (proto, *graphs_within(proto)) for info in (*graph.input, *graph.value_info, *graph.output))
+    return {info.name: info.type for info in infos if info.type.WhichOneof("value") is not None}
 
 
 def _settle(value: ir.Value, proto: onnx.TypeProto) -> None:

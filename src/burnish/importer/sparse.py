@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import FLOATING
+from burnish.graph.protos import Body, graphs_within
+from burnish.importer.external_data import read_in_place
 from burnish.importer.lightweight import SERIALIZABLE, payload_bytes
-
-_Body = onnx.GraphProto | onnx.FunctionProto
 
 
 def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
@@ -46,20 +46,12 @@ def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.Mo
     return copy
 
 
-def _bodies(proto: onnx.ModelProto) -> Iterator[_Body]:
+def _bodies(proto: onnx.ModelProto) -> list[Body]:
     """The graph, the functions, and what is inside their nodes."""
-    pending: list[_Body] = [proto.graph, *proto.functions]
-    while pending:
-        body = pending.pop()
-        yield body
-        for node in body.node:
-            for attribute in node.attribute:
-                pending += attribute.graphs
-                if attribute.HasField("g"):
-                    pending.append(attribute.g)
+    return [graph for body in (proto.graph, *proto.functions) for graph in (body, *graphs_within(body))]
 
 
-def _has_sparse(body: _Body) -> bool:
+def _has_sparse(body: Body) -> bool:
     attributes: Iterable[onnx.AttributeProto] = (attribute for node in body.node for attribute in node.attribute)
     is_graph = isinstance(body, onnx.GraphProto)
     return (is_graph and len(body.sparse_initializer) > 0) or any(
@@ -74,10 +66,7 @@ def _dense(sparse: onnx.SparseTensorProto, what: str, name: str, folder: Path | 
     if dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING):
         raise ModelError(f"{what} is sparse, with elements of the type {dtype.name}: store numbers, or export the model again")
     for tensor in (sparse.values, sparse.indices):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
+        read_in_place(tensor, folder)
     if payload_bytes(dtype, list(sparse.dims)) > SERIALIZABLE:
         raise ModelError(
             f"{what} is sparse, of the dims {list(sparse.dims)}, and too large as a dense tensor: export the model again"

@@ -11,7 +11,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, constant_array, remove_node, static_shape
+from burnish.graph import FLOATING, attribute_value, constant_array, static_shape
+from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.uses import origin_of, producer_of
 
 WEIGHTS = {"BatchNormalization": (1, 2, 3, 4), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
 PASSED_ON = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -46,32 +48,25 @@ def _is_matrix(value: ir.Value) -> bool:
 def _hold_scale_or_shift(graph: ir.Graph, node: ir.Node, scaled: set[ir.Value]) -> None:
     """Hold the weight of a layer of its own that scales what batch normalization gives, and of one that then adds to it."""
     for operand, other in (node.inputs, reversed(node.inputs)):
-        producer = None if other is None else other.producer()
-        after_norm = producer is not None and producer.op_type == "BatchNormalization" and producer.domain == ""
+        after_norm = producer_of(other, "BatchNormalization") is not None
         if (after_norm or other in scaled) and _hold(graph, operand):
             scaled.add(node.outputs[0])
 
 
 def _hold(graph: ir.Graph, value: ir.Value | None) -> bool:
-    """Make an initializer of what a value is, behind nodes that only pass it on, where that is a fill; whether it is one now."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in PASSED_ON and node.domain == "":
-        value = node.inputs[0]
-    node = None if value is None else value.producer()
-    if value is None or node is None or node.op_type != "ConstantOfShape" or node.domain != "" or node.graph is not graph:
-        return value is not None and value.is_initializer()
+    """Turn what a value is passed on from into an initializer, if it is a fill; return whether an initializer is there now."""
+    if value is None:
+        return False
+    value = origin_of(value, PASSED_ON)
+    node = producer_of(value, "ConstantOfShape")
+    if node is None or node.graph is not graph:
+        return value.is_initializer()
     extents = constant_array(node.inputs[0])
     if extents is None or extents.ndim != 1 or not extents.size or (extents < 1).any() or value.is_graph_output():
         return False
     shape = [int(extent) for extent in extents]
-    given = node.attributes.get("value")
-    fill = np.zeros(1, np.float32) if given is None else given.as_tensor().numpy()
-    dtype = ir.DataType.FLOAT if given is None else given.as_tensor().dtype
-    if dtype not in FLOATING or fill.size != 1 or math.prod(shape) > LARGEST or not value.name:
+    fill: ir.TensorProtocol = attribute_value(node, "value", ir.Tensor(np.zeros(1, np.float32)))
+    if fill.dtype not in FLOATING or fill.size != 1 or math.prod(shape) > LARGEST or not value.name:
         return False
-    name, value.name = value.name, None
-    tensor = ir.Tensor(np.broadcast_to(fill.reshape(()), shape), dtype, name=name)
-    held = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
-    graph.register_initializer(held)
-    value.replace_all_uses_with(held)
-    remove_node(node)
+    replace_by_initializer(graph, node, ir.Tensor(np.broadcast_to(fill.numpy().reshape(()), shape), fill.dtype))
     return True

@@ -10,7 +10,8 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.importer.external_data import check_external_proto
+from burnish.graph.protos import graphs_within
+from burnish.importer.external_data import check_external_proto, read_in_place
 from burnish.importer.lightweight import payload_bytes
 
 _REMEDY = "The file is damaged or was written wrongly: export the model again"
@@ -28,7 +29,6 @@ _ELEMENT_FIELDS = {
     "UINT64": "uint64_data",
     "STRING": "string_data",
 }
-_OTHER_FIELD = "int32_data"
 
 
 def check_tensors(proto: onnx.ModelProto, folder: Path | None, apart: Collection[str] = ()) -> None:
@@ -42,41 +42,27 @@ def check_tensors(proto: onnx.ModelProto, folder: Path | None, apart: Collection
     Raises:
         ModelError: a tensor whose data does not fit its dims, or whose external data is missing, too short or elsewhere.
     """
-    for index, graph in enumerate(_graphs(proto)):
-        for tensor in _tensors_of_graph(graph, apart if index == 0 else ()):
-            _check_tensor(tensor, folder)
-    for tensor in _tensors_of_functions(proto):
+    for tensor in _tensors(proto, apart):
         _check_tensor(tensor, folder)
 
 
 def load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
     """Read, in place, external data into the tensors of a model that ``check_tensors`` has passed."""
-    tensors = [tensor for graph in _graphs(proto) for tensor in _tensors_of_graph(graph)]
-    for tensor in (*tensors, *_tensors_of_functions(proto)):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
+    for tensor in _tensors(proto):
+        read_in_place(tensor, folder)
 
 
 def forget_external_data(proto: onnx.ModelProto) -> None:
-    """Make, in place, every tensor with external data that is no initializer of the main graph an empty one.
+    """Make, in place, every tensor with external data an empty one.
 
     The standard's checker looks for the files in the folder that the process is in; what they hold is of no interest to it.
     """
-    for tensor in (*_tensors_of_nodes(proto.graph.node), *_tensors_of_functions(proto)):
+    for tensor in _tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
             tensor.dims[:] = [0]
             tensor.raw_data = b""
-
-
-def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graphs of a model: of inference, and of each training step."""
-    yield proto.graph
-    for info in proto.training_info:
-        yield from (info.initialization, info.algorithm)
 
 
 def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
@@ -88,36 +74,33 @@ def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
     return payload_bytes(dtype, list(tensor.dims)) == len(payload)
 
 
-def _tensors_of_graph(graph: onnx.GraphProto, apart: Collection[str] = ()) -> Iterator[onnx.TensorProto]:
-    yield from (tensor for tensor in graph.initializer if tensor.name not in apart)
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _tensors_of_nodes(graph.node)
+def _tensors(proto: onnx.ModelProto, apart: Collection[str] = ()) -> Iterator[onnx.TensorProto]:
+    """The tensors of a model, in its functions and training steps too, without the initializers of its graph that are apart."""
+    steps = (graph for info in proto.training_info for graph in (info.initialization, info.algorithm))
+    for graph in (graph for body in (proto.graph, *steps, *proto.functions) for graph in (body, *graphs_within(body))):
+        if isinstance(graph, onnx.GraphProto):
+            is_main = graph is proto.graph
+            yield from (tensor for tensor in graph.initializer if not is_main or tensor.name not in apart)
+            yield from _parts_of(graph.sparse_initializer)
+        else:
+            yield from _tensors_of(graph.attribute_proto)
+        for node in graph.node:
+            yield from _tensors_of(node.attribute)
 
 
-def _tensors_of_functions(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for function in proto.functions:
-        yield from _tensors_of_attributes(function.attribute_proto)
-        yield from _tensors_of_nodes(function.node)
-
-
-def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        yield from _tensors_of_attributes(node.attribute)
-
-
-def _tensors_of_attributes(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
+def _tensors_of(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
     for attribute in attributes:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
-        sparse_tensors = (attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()
-        for sparse in (*sparse_tensors, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
-        for graph in (attribute.g,) if attribute.HasField("g") else ():
-            yield from _tensors_of_graph(graph)
-        for graph in attribute.graphs:
-            yield from _tensors_of_graph(graph)
+        if attribute.HasField("sparse_tensor"):
+            yield from _parts_of([attribute.sparse_tensor])
+        yield from _parts_of(attribute.sparse_tensors)
+
+
+def _parts_of(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    for sparse in tensors:
+        yield from (sparse.values, sparse.indices)
 
 
 def _check_tensor(tensor: onnx.TensorProto, folder: Path | None) -> None:
@@ -144,21 +127,18 @@ def _check_tensor(tensor: onnx.TensorProto, folder: Path | None) -> None:
         check_external_proto(tensor, dtype, folder)
         return
     if tensor.HasField("raw_data"):
-        expected, found, unit = payload_bytes(dtype, dims), len(tensor.raw_data), "bytes"
+        expected, length, unit = payload_bytes(dtype, dims), len(tensor.raw_data), "bytes"
     else:
-        expected, found, unit = _expected_elements(dtype, dims), len(getattr(tensor, _field(dtype))), "elements"
-    if expected != found:
-        raise ModelError(f"tensor '{name}' declares dims {dims} of {dtype.name}, {expected} {unit}, and holds {found}. {_REMEDY}")
-
-
-def _field(dtype: ir.DataType) -> str:
-    return _ELEMENT_FIELDS.get(dtype.name, _OTHER_FIELD)
+        elements = getattr(tensor, _ELEMENT_FIELDS.get(dtype.name, "int32_data"))
+        expected, length, unit = _expected_elements(dtype, dims), len(elements), "elements"
+    if expected != length:
+        raise ModelError(
+            f"tensor '{name}' declares dims {dims} of {dtype.name}, {expected} {unit}, and holds {length}. {_REMEDY}"
+        )
 
 
 def _expected_elements(dtype: ir.DataType, dims: list[int]) -> int:
-    count = 1
-    for dim in dims:
-        count *= dim
+    count = math.prod(dims)
     if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
         return 2 * count
     if dtype.name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import remove_node
+from burnish.graph.initializers import replace_by_initializer
 
 
 def untie_parameters(model: ir.Model) -> bool:
@@ -26,7 +26,8 @@ def untie_parameters(model: ir.Model) -> bool:
         if source is None or source.const_value is None or not source.is_initializer() or output.is_graph_output():
             continue
         if source.graph is graph and not _names_the_operation(node):
-            _separate(graph, node, source.const_value)
+            tensor = source.const_value
+            replace_by_initializer(graph, node, ir.Tensor(tensor.numpy().copy(), tensor.dtype))
             untied = True
     return untied
 
@@ -35,13 +36,3 @@ def _names_the_operation(node: ir.Node) -> bool:
     """Whether the output is named after the node, as a computation's is, and not after a parameter."""
     output = node.outputs[0].name or ""
     return bool(node.name) and output.startswith((f"{node.name}_output_", f"{node.name}:"))
-
-
-def _separate(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
-    output = node.outputs[0]
-    name, output.name = output.name, None
-    copied = ir.Tensor(tensor.numpy().copy(), tensor.dtype, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=copied)
-    graph.register_initializer(value)
-    output.replace_all_uses_with(value)
-    remove_node(node)

@@ -139,7 +139,7 @@ class WeightedSum(PlainSettings):
         return {spec.name: label for spec, label in zip(self.label_specs(predictions), labels, strict=True)}
 
     def _term_names(self) -> list[str]:
-        """A name for each summand: its output's, its loss's where there is none, both where that is not enough."""
+        """Return a name for each summand: that of its output, else that of its loss; both where one is not unique."""
         short = ["+".join(summand.outputs) or summand.loss.name for summand in self.summands]
         repeated = Counter(short)
         names = [
@@ -156,7 +156,7 @@ class WeightedSum(PlainSettings):
 
 
 def _shared(left: LabelSpec, right: LabelSpec, loss: Loss) -> LabelSpec:
-    """Return a label that two losses read, valid where it is so for both."""
+    """Return a label that two losses read; a value is valid where it is so for both."""
     if (left.dtype, left.shape) != (right.dtype, right.shape):
         raise ConfigurationError(
             f"weighted_sum: the loss {loss.name} reads '{left.name}' as {_described(right)}, and another as {_described(left)}: "

@@ -151,7 +151,7 @@ def _range(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _with_blanks(tensor: Tensor, blank: Tensor) -> Tensor:
-    """Emit ``[N, 2 S + 1]`` from ``[N, S]``: ``blank`` in front of every column and behind the last."""
+    """Emit ``[N, 2 S + 1]`` from ``[N, S]``: ``blank`` before every column and after the last."""
     builder = tensor.builder
     last = builder.integers([2])
     wide = builder.op("Unsqueeze", tensor, last)

@@ -1,4 +1,4 @@
-"""Dice loss: one minus the overlap of what was predicted and what is there, for segmentation."""
+"""Dice loss: one minus the overlap of prediction and target, for segmentation."""
 
 from __future__ import annotations
 

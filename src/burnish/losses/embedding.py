@@ -1,4 +1,4 @@
-"""Losses over several embeddings of a model: which are to be close, and which apart."""
+"""Losses over several embeddings of a model: some are to be close, others apart."""
 
 from __future__ import annotations
 

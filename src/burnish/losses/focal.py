@@ -1,4 +1,4 @@
-"""Focal loss: cross-entropy in which an answer counts the less, the surer and righter it is."""
+"""Focal loss: cross-entropy in which confident right answers count for less."""
 
 from __future__ import annotations
 

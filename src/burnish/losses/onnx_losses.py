@@ -1,4 +1,4 @@
-"""Losses that somebody else wrote: a model that computes its own, or a loss given as an ONNX graph."""
+"""Losses that exist as ONNX already: one that the model computes itself, or a graph of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from burnish.losses.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLoss(LossBase):
-    """The loss that a model computes itself, as one of its outputs; what it compares with are inputs of the model.
+    """The loss that a model computes itself, as one of its outputs. Its labels are inputs of the model.
 
     Attributes:
         output: its name. A scalar, or one number per sample or position, which is averaged.
@@ -133,7 +133,7 @@ class OnnxLoss(LossBase):
         return replace(self, read=read)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the inputs that are no outputs of the model; dimensions that they share with one that is are the model's.
+        """Return the inputs that are not outputs of the model. Dimensions that they share with an output are the model's.
 
         Raises:
             ConfigurationError: an output of the model is of another dtype or rank than the loss graph reads.
@@ -171,7 +171,7 @@ class OnnxLoss(LossBase):
         return (scalar_term(value, samples_of(predictions[0], value.dtype) if predictions[0].rank else None, self.reduction),)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        """Return prediction and label where there is one of each, and the label is called what metrics know."""
+        """Return prediction and label where there is one of each, and metrics know the label's name."""
         names = [spec.name for spec in self.label_specs(predictions)]
         if len(predictions) != 1 or names not in (["labels"], ["targets"]):
             return None

@@ -1,4 +1,4 @@
-"""The losses by name, and whatever a user gives for a loss turned into one."""
+"""Losses by name, and the loss that a user asks for by name, options, object or graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses over values: squared, absolute, and what is squared near zero and absolute far from it."""
+"""Losses over values: squared, absolute, and losses that are squared near zero and absolute far from it."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def get(metric: str | Metric) -> Metric:
 
 
 def is_known(metric: Metric) -> bool:
-    """Return whether a metric is found again by its name."""
+    """Return whether a metric's name leads back to it."""
     try:
         return get(metric.name) == metric
     except ConfigurationError:
@@ -109,7 +109,7 @@ def is_known(metric: Metric) -> bool:
 
 
 def higher_is_better(figure: str) -> bool:
-    """Return whether of two figures of this name the larger is the better; the smaller is where it names no metric: the loss."""
+    """Return whether the larger of two figures of this name is the better. Of the loss, which is no metric, it is the smaller."""
     try:
         return get(figure).higher_is_better
     except ConfigurationError:

@@ -1,4 +1,4 @@
-"""The area under the receiver operating characteristic: how often what is there scores higher than what is not."""
+"""The area under the receiver operating characteristic: how often a positive scores higher than a negative."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST = 1e-30  # of a probability in a logarithm; float32 holds it
 
 
 class _Questions(NamedTuple):
-    """One row of scores per class, and which of them belong to something that is there, and that is not; int64 of 0 and 1."""
+    """One row of scores per class, and which of them are positives and which negatives; int64 of 0 and 1."""
 
     scores: Tensor
     log_odds: Tensor

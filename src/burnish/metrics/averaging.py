@@ -1,4 +1,4 @@
-"""Means over classes, of which some may not appear at all."""
+"""Means over classes, some of which may not appear at all."""
 
 from __future__ import annotations
 

@@ -58,12 +58,12 @@ class Metric(Protocol):
         ...
 
     def combine(self, totals: Mapping[str, np.ndarray]) -> float:
-        """Return the figure that added totals come to; NaN where nothing counts."""
+        """Return the figure of added totals; NaN where nothing counts."""
         ...
 
 
 class MetricBase(PlainSettings):
-    """What metrics that are frozen dataclasses have in common: a name that says their settings, as text.
+    """What metrics that are frozen dataclasses have in common: a name that holds their settings as text.
 
     The first setting stands alone behind the colon, the others as ``name=value``: ``f1:macro,threshold=0.3``.
     """
@@ -141,7 +141,7 @@ def how_many(condition: Tensor) -> Tensor:
 
 
 def tally(shape: Tensor, index: Tensor, amount: Tensor, axis: int) -> Tensor:
-    """Emit how much falls to each index along ``axis``: int64 zeros of ``shape``, to which ``amount`` is added at ``index``."""
+    """Emit how much each index along ``axis`` gets: int64 zeros of ``shape``, to which ``amount`` is added at ``index``."""
     builder = index.builder
     zeros = builder.op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, np.int64)))
     return builder.op("ScatterElements", zeros, index, amount, axis=axis, reduction="add")

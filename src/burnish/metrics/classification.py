@@ -1,4 +1,4 @@
-"""What metrics of right and wrong read: which class, or yes or no, a prediction answers, and what is right."""
+"""What metrics of right and wrong read: the answer of a prediction, a class or yes and no, and the right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perplexity: how many classes a prediction is, on average, as undecided as."""
+"""Perplexity: among how many equally likely classes a prediction is, on average, undecided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Precision, recall and F1: what is right among what was found, and what was found among what is there."""
+"""Precision, recall and F1: which of the positives that were found are right, and which of those there are were found."""
 
 from __future__ import annotations
 

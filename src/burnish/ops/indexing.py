@@ -81,7 +81,7 @@ def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 @gradient("ScatterND")
 def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """As ScatterElements, by rows."""
+    """The same as ScatterElements, by rows."""
     indices, updates = op.required(1), op.required(2)
     builder = op.builder
     overwrites = _overwrites(op)

@@ -105,12 +105,12 @@ def max_unpool(op: Operation, dy: Tensor) -> tuple[Tensor]:
     """Each element receives dy from where it went; of several that went to one place, as those of overlapping windows do, only
     the last is in the output."""
     x, indices, builder = op.required(0), op.required(1), op.builder
-    flat, own = builder.integers([-1]), flat_positions(x)
+    flat, positions = builder.integers([-1]), flat_positions(x)
     size = builder.op("Reshape", builder.op("Size", dy), flat)
     nobody = builder.op("ConstantOfShape", size, value=ir.tensor(np.full(1, -1, np.int64)), dtype=ir.DataType.INT64)
     places = builder.op("Reshape", indices, flat)
-    writers = builder.op("ScatterElements", nobody, places, builder.op("Reshape", own, flat), axis=0, reduction="max")
-    is_last = builder.op("Equal", builder.op("Gather", writers, indices, axis=0), own)
+    writers = builder.op("ScatterElements", nobody, places, builder.op("Reshape", positions, flat), axis=0, reduction="max")
+    is_last = builder.op("Equal", builder.op("Gather", writers, indices, axis=0), positions)
     received = builder.op("Gather", builder.op("Reshape", dy, flat), indices, axis=0)
     return (builder.op("Where", is_last, received, builder.scalar(0, dy), like=x),)
 

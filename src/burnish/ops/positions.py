@@ -12,10 +12,21 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import UnsupportedOperatorError
 from burnish.graph import SIXTEEN_BIT, Builder, Tensor, same_shape
+from burnish.ops.registry import Operation
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 INT64_MIN = int(np.iinfo(np.int64).min)
+
+
+def known_rank(op: Operation, x: Tensor) -> int:
+    """The rank of ``x``; raises UnsupportedOperatorError where it is not known."""
+    if x.rank is None:
+        raise UnsupportedOperatorError(
+            f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
+        )
+    return x.rank
 
 
 def extents(tensor: Tensor, start: int = 0, end: int | None = None) -> tuple[int, ...] | None:

@@ -34,15 +34,15 @@ class Operation:
     Args:
         node: the node.
         builder: where the rule emits.
-        wanted: for each input, whether its gradient is asked for; a rule may skip work for the others.
+        asked_for: for each input, whether its gradient is asked for; a rule may skip work for the others.
     """
 
-    def __init__(self, node: ir.Node, builder: Builder, wanted: tuple[bool, ...] | None = None):
+    def __init__(self, node: ir.Node, builder: Builder, asked_for: tuple[bool, ...] | None = None):
         self.node = node
         self.builder = builder
         self.inputs = tuple(None if value is None else builder.tensor(value) for value in node.inputs)
         self.outputs = tuple(builder.tensor(value) for value in node.outputs)
-        self._wanted = wanted
+        self._asked_for = asked_for
 
     @property
     def input(self) -> Tensor:
@@ -80,7 +80,7 @@ class Operation:
 
     def wants(self, index: int) -> bool:
         """Whether the gradient of input ``index`` is asked for."""
-        return self._wanted is None or (index < len(self._wanted) and self._wanted[index])
+        return self._asked_for is None or (index < len(self._asked_for) and self._asked_for[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The value of an attribute (int, float, str, tuple of them, tensor, graph), or ``default``."""

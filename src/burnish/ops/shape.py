@@ -138,8 +138,8 @@ def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
             dx = builder.op("Pad", dy, -pads, None, axes, like=x)
     dvalue = None
     if op.wants(2):
-        kept = builder.op("Pad", dy, builder.op("Min", -pads, builder.integers([0])), None, axes)
-        dvalue = builder.op("ReduceSum", dy, keepdims=0) - builder.op("ReduceSum", kept, keepdims=0)
+        inside = builder.op("Pad", dy, builder.op("Min", -pads, builder.integers([0])), None, axes)
+        dvalue = builder.op("ReduceSum", dy, keepdims=0) - builder.op("ReduceSum", inside, keepdims=0)
         dvalue = reshape_as(dvalue, op.required(2))
     return dx, None, dvalue
 
@@ -175,7 +175,7 @@ def space_to_depth(op: Operation, dy: Tensor) -> Tensor:
 
 @gradient("DepthToSpace")
 def depth_to_space(op: Operation, dy: Tensor) -> Tensor:
-    """SpaceToDepth puts the block before the channel; mode CRD has it behind, so these two axes are exchanged."""
+    """SpaceToDepth puts the block before the channel; mode CRD has it after, so these two axes are exchanged."""
     x, builder, block = op.input, op.builder, int(op.attribute("blocksize"))
     if op.attribute("mode", "DCR") == "DCR":
         return builder.op("SpaceToDepth", dy, blocksize=block, like=x)
@@ -231,7 +231,7 @@ def _size(tensor: Tensor, axis: int, factor: int = 1) -> int | Callable[[], Tens
 
 
 def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """Put ``step - 1`` zeros behind every element along each axis."""
+    """Put ``step - 1`` zeros after every element along each axis."""
     sparse = sorted((axis, step) for axis, step in zip(axes, steps, strict=True) if step != 1)
     if not sparse:
         return dy

@@ -26,7 +26,7 @@ def scan(
         name: what the names inside the body begin with: they must differ from those of the graph around it.
 
     Returns:
-        The states behind the last iteration; and what was kept of every slice, stacked along axis 0.
+        The states after the last iteration; and what was kept of every slice, stacked along axis 0.
     """
     body = ir.Graph([], [], nodes=[], name=f"{name}/step", opset_imports=dict(builder.graph.opset_imports))
     inner = Builder(body)
@@ -34,8 +34,8 @@ def scan(
         shape = None if like.shape is None else ir.Shape(like.shape.dims[drop:])
         body.inputs.append(ir.Value(name=f"{name}/in{index}", type=ir.TensorType(like.dtype), shape=shape))
     tensors = [inner.tensor(value) for value in body.inputs]
-    following, kept = step(inner, tensors[: len(states)], tensors[len(states) :])
-    for tensor in (*following, *kept):
+    following, rows = step(inner, tensors[: len(states)], tensors[len(states) :])
+    for tensor in (*following, *rows):
         # An output of a body is a value of its own: neither one of its inputs nor another output.
         taken = tensor.value.is_graph_input() or any(tensor.value is output for output in body.outputs)
         body.outputs.append(inner.op("Identity", tensor).value if taken else tensor.value)
@@ -44,14 +44,14 @@ def scan(
     # The standard's reference evaluator scans forwards only, so what is read backwards is turned round.
     ordered = [reversed_frames(frame) for frame in frames] if reverse else frames
     results = builder.op(
-        "Scan", *states, *ordered, outputs=len(states) + len(kept), body=body, num_scan_inputs=len(frames), like=states[0]
+        "Scan", *states, *ordered, outputs=len(states) + len(rows), body=body, num_scan_inputs=len(frames), like=states[0]
     )
     results = results if isinstance(results, tuple) else (results,)
     for last, state in zip(results[: len(states)], states, strict=True):
         last.value.type, last.value.shape = state.value.type, None if state.shape is None else ir.Shape(state.shape.dims)
     stacked = results[len(states) :]
     extent = None if frames[0].shape is None else frames[0].shape.dims[0]
-    for whole, slice_of_it in zip(stacked, kept, strict=True):
+    for whole, slice_of_it in zip(stacked, rows, strict=True):
         dims = None if slice_of_it.shape is None or extent is None else (extent, *slice_of_it.shape.dims)
         whole.value.type, whole.value.shape = slice_of_it.value.type, None if dims is None else ir.Shape(dims)
     return results[: len(states)], tuple(reversed_frames(whole) if reverse else whole for whole in stacked)

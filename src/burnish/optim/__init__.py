@@ -25,11 +25,12 @@ from burnish.optim.muon import Muon, muon
 from burnish.optim.nadam import NAdam, nadam
 from burnish.optim.parameters import ParameterInfo, ParameterKind, bind, frozen_parameters
 from burnish.optim.radam import RAdam, radam
-from burnish.optim.registry import OPTIMIZERS, get
+from burnish.optim.registry import OPTIMIZERS, get, slots_by_options
 from burnish.optim.rmsprop import RMSprop, rmsprop
 from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
 from burnish.optim.rprop import Rprop, rprop
 from burnish.optim.sgd import SGD, sgd
+from burnish.optim.slots import Slot
 from burnish.optim.transforms import (
     Chain,
     GradientTransform,
@@ -40,7 +41,7 @@ from burnish.optim.transforms import (
     clip_by_norm,
     clip_by_value,
 )
-from burnish.optim.wrappers import wrapper_makers
+from burnish.optim.wrappers import WRAPPERS
 
 OPTIMIZERS |= {
     "adadelta": adadelta,
@@ -61,7 +62,7 @@ OPTIMIZERS |= {
     "rprop": rprop,
     "sgd": sgd,
 }
-OPTIMIZERS.unlisted = wrapper_makers(get)
+OPTIMIZERS.unlisted = WRAPPERS
 
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Rprop",
     "Schedule",
+    "Slot",
     "StochasticWeightAverage",
     "accumulate",
     "adadelta",
@@ -127,5 +129,6 @@ __all__ = [
     "schedules",
     "sgd",
     "share_of_first",
+    "slots_by_options",
     "swa",
 ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from burnish.graph import Builder, Tensor, zeros_like
 from burnish.ops.collectives import ALL_REDUCE_WHERE
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
+from burnish.optim.slots import Slot
 from burnish.optim.wrapper import Wrapper, check_once
 
-ACCUMULATED = "accumulated_gradient"
-COUNT = "accumulated_count"
-UPDATES = "update_count"
+ACCUMULATED = Slot("accumulated_gradient", is_partial=True, of_method=False)
+COUNT = Slot("accumulated_count", per_parameter=False, of_method=False)
+UPDATES = Slot("update_count", per_parameter=False, of_method=False)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Accumulate(Wrapper):
     State: ``accumulated_gradient/<initializer>``, of the parameter's dtype and shape; the int64 scalars ``accumulated_count``
     (j) and ``update_count``.
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (ACCUMULATED, COUNT, UPDATES)
 
     every: int = 1
 

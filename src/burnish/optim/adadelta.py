@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import (
@@ -15,11 +16,11 @@ from burnish.optim.base import (
     check_not_negative,
     check_rate,
     penalized,
-    zero_slots,
 )
+from burnish.optim.slots import Slot
 
-SQUARED_GRADIENT = "squared_gradient"
-SQUARED_UPDATE = "squared_update"
+SQUARED_GRADIENT = Slot("squared_gradient")
+SQUARED_UPDATE = Slot("squared_update")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Adadelta(RatedOptimizer):
     ``square_avg``, ``acc_delta``).
     """
 
+    slots: ClassVar[tuple[Slot, ...]] = (SQUARED_GRADIENT, SQUARED_UPDATE)
+
     lr: Rate = 1.0
     rho: float = 0.9
     eps: float = 1e-6
@@ -52,9 +55,6 @@ class Adadelta(RatedOptimizer):
     @property
     def name(self) -> str:
         return "adadelta"
-
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return self.rate_state(builder) | zero_slots(params, SQUARED_GRADIENT, SQUARED_UPDATE)
 
     def update(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -22,10 +23,11 @@ from burnish.optim.base import (
 )
 from burnish.optim.norms import root_mean_square
 from burnish.optim.parameter_shapes import known_rank, known_shape
+from burnish.optim.slots import Slot
 
-ROW_VARIANCE = "row_variance"
-COLUMN_VARIANCE = "column_variance"
-VARIANCE = "variance"
+ROW_VARIANCE = Slot("row_variance")
+COLUMN_VARIANCE = Slot("column_variance")
+VARIANCE = Slot("variance")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Adafactor(RatedOptimizer):
     shape with the dimension of the mean kept as 1, or ``variance/<initializer>`` (PyTorch's ``row_var``, ``col_var``,
     ``variance``).
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (ROW_VARIANCE, COLUMN_VARIANCE, VARIANCE)
 
     lr: Rate = 1e-2
     beta2_decay: float = -0.8
@@ -110,7 +114,7 @@ class Adafactor(RatedOptimizer):
         for name, parameter in params.items():
             gradient = gradients[name]
             squared = gradient * gradient
-            means = (
+            means: Tensors = (
                 {ROW_VARIANCE: _mean(squared, -1), COLUMN_VARIANCE: _mean(squared, -2)}
                 if known_rank(parameter) > 1
                 else {VARIANCE: squared}

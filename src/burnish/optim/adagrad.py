@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor, full_like
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+from burnish.optim.slots import Slot
 
-SUM_OF_SQUARES = "sum_of_squares"
+SUM_OF_SQUARES = Slot("sum_of_squares")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Adagrad(RatedOptimizer):
     Source: Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
     State: ``sum_of_squares/<initializer>``, of the parameter's dtype and shape (PyTorch's ``sum``).
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (SUM_OF_SQUARES,)
 
     lr: Rate = 1e-2
     lr_decay: float = 0.0

@@ -16,12 +16,12 @@ from burnish.optim.base import (
     check_rate,
     penalized,
     power,
-    zero_slots,
 )
+from burnish.optim.slots import Slot
 
-FIRST_MOMENT = "first_moment"
-SECOND_MOMENT = "second_moment"
-LARGEST_SECOND_MOMENT = "largest_second_moment"
+FIRST_MOMENT = Slot("first_moment")
+SECOND_MOMENT = Slot("second_moment")
+LARGEST_SECOND_MOMENT = Slot("largest_second_moment")
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Adam(RatedOptimizer):
     def name(self) -> str:
         return "adam"
 
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        slots = (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
-        return self.rate_state(builder) | zero_slots(params, *slots)
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
 
     def update(
         self,

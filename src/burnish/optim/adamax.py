@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT
@@ -17,10 +18,10 @@ from burnish.optim.base import (
     check_rate,
     penalized,
     power,
-    zero_slots,
 )
+from burnish.optim.slots import Slot
 
-LARGEST_GRADIENT = "largest_gradient"
+LARGEST_GRADIENT = Slot("largest_gradient")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Adamax(RatedOptimizer):
     ``exp_avg``, ``exp_inf``).
     """
 
+    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, LARGEST_GRADIENT)
+
     lr: Rate = 2e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -52,9 +55,6 @@ class Adamax(RatedOptimizer):
     @property
     def name(self) -> str:
         return "adamax"
-
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return self.rate_state(builder) | zero_slots(params, FIRST_MOMENT, LARGEST_GRADIENT)
 
     def update(
         self,

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.average import AVERAGE
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+from burnish.optim.slots import Slot
+
+AVERAGE = Slot("average", is_average=True)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ASGD(RatedOptimizer):
     shape, which starts as the parameter (PyTorch's ``ax``): what ``parameters="average"`` evaluates and exports.
     """
 
-    keeps_average: ClassVar[bool] = True
+    slots: ClassVar[tuple[Slot, ...]] = (AVERAGE,)
 
     lr: Rate = 1e-2
     lambd: float = 1e-4

@@ -12,10 +12,11 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count, check_fraction, power
+from burnish.optim.slots import Slot, slots_of
 from burnish.optim.wrapper import Wrapper, check_once, layers_of
 
-AVERAGE = "average"
-COUNT = "average_count"
+AVERAGE = Slot("average", is_average=True, of_method=False)
+COUNT = Slot("average_count", per_parameter=False, of_method=False)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ParameterAverage(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_once(self, ParameterAverage)
-        if any(getattr(inner, "keeps_average", False) for inner in layers_of(self.optimizer)):
+        if any(slot.is_average for slot in slots_of(self.optimizer)):
             raise ConfigurationError(
                 f"{self.name}: the optimizer inside keeps an average of the parameters itself, and both would keep state of the "
                 f"same name: leave {self.name} out"
@@ -39,6 +40,10 @@ class ParameterAverage(Wrapper):
     def counts(self) -> bool:
         """Whether the average depends on how many values are in it."""
         raise NotImplementedError
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (AVERAGE, *((COUNT,) if self.counts else ()))
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         averages = {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}

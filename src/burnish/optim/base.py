@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, zeros_like
+from burnish.optim.slots import Slot
 from burnish.settings import PlainSettings, call_hint, is_number, is_whole
 
 Tensors = dict[str, Tensor]
@@ -132,8 +133,10 @@ class Scheduled(Protocol):
 class RatedOptimizer(PlainSettings):
     """What optimizers with a learning rate share: the rate is a number, which a step may override, or a schedule."""
 
-    keeps_average: ClassVar[bool] = False
-    """Whether the method itself keeps an average of the parameters (``average.AVERAGE``)."""
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What the method keeps; the schedule's own are not among them."""
+        return ()
 
     lr: Rate
 
@@ -161,9 +164,6 @@ class RatedOptimizer(PlainSettings):
     def options(self) -> dict[str, Any]:
         return {"name": self.name, **{field.name: as_option(getattr(self, field.name)) for field in fields(self)}}
 
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        raise NotImplementedError
-
     def update(
         self,
         builder: Builder,
@@ -174,6 +174,10 @@ class RatedOptimizer(PlainSettings):
         hyperparameters: Mapping[str, Tensor],
     ) -> tuple[Tensors, Tensors]:
         raise NotImplementedError
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        """Emit the initial state, as ``Optimizer.init`` does: zeros of each parameter for every slot that each has."""
+        return self.rate_state(builder) | zero_slots(params, *(slot for slot in self.slots if slot.per_parameter))
 
     def rate_state(self, builder: Builder) -> Tensors:
         """Emit what the schedule keeps; part of ``init``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, Tensors, check_fraction, check_not_negative, zero_slots
+from burnish.optim.slots import Slot
 from burnish.optim.wrapper import Wrapper, check_once
 
-OUTER_MOMENTUM = "outer_momentum"
+OUTER_MOMENTUM = Slot("outer_momentum")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class DiLoCo(Wrapper):
     Source: Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023; its values are the
     defaults. State: ``outer_momentum/<initializer>``, of the parameter's dtype and shape, zeros at first.
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (OUTER_MOMENTUM,)
 
     outer_lr: float = 0.7
     outer_momentum: float = 0.9

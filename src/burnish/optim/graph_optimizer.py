@@ -19,12 +19,12 @@ class GraphOptimizer:
     Attributes:
         graph: of standard operators; its inputs are some of ``param/*``, ``grad:*``, ``opt/*`` and the names of the
             hyperparameters, its outputs ``next:param/*`` and ``next:opt/*`` for every parameter and slot.
-        slots: slot -> first value.
+        initial: state by slot and initializer -> first value.
         rates: hyperparameter -> default, None for one that has to be tensors with every step.
     """
 
     graph: ir.Graph
-    slots: Mapping[str, np.ndarray]
+    initial: Mapping[str, np.ndarray]
     rates: Mapping[str, float | None]
 
     @property
@@ -35,7 +35,7 @@ class GraphOptimizer:
         return dict(self.rates)
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: builder.op("Identity", builder.constant(array)) for name, array in self.slots.items()}
+        return {name: builder.op("Identity", builder.constant(array)) for name, array in self.initial.items()}
 
     def update(
         self,

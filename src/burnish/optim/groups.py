@@ -12,6 +12,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, check_not_negative
 from burnish.optim.parameters import Infos, check_matches, decays, matching
+from burnish.optim.slots import Slot, slots_of
 from burnish.optim.wrapper import layers_of
 from burnish.settings import PlainSettings
 
@@ -108,10 +109,9 @@ class Groups(PlainSettings):
         return frozenset(name for name in self.infos or () if self.freezes(name))
 
     @property
-    def keeps_average(self) -> bool:
-        """Whether the method of a group keeps an average of the parameters itself."""
-        optimizers = (self.optimizer, *(self._group_optimizer(pattern, overrides) for pattern, overrides in self.patterns))
-        return any(optimizer is not None and optimizer.keeps_average for optimizer in optimizers)
+    def slots(self) -> tuple[Slot, ...]:
+        """What the methods of the groups keep."""
+        return tuple(slot for group in self.patterns for slot in slots_of(self._group_optimizer(*group)))
 
     def freezes(self, name: str) -> bool:
         """Whether the pattern that holds for a name freezes it; also of a parameter that has no gradient."""

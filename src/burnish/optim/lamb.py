@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT, SECOND_MOMENT
@@ -17,10 +18,10 @@ from burnish.optim.base import (
     check_rate,
     penalized,
     power,
-    zero_slots,
 )
 from burnish.optim.norms import trust_ratio
 from burnish.optim.parameter_shapes import known_rank
+from burnish.optim.slots import Slot
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class LAMB(RatedOptimizer):
     ``first_moment/<initializer>`` and ``second_moment/<initializer>``.
     """
 
+    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, SECOND_MOMENT)
+
     lr: Rate = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-6
@@ -54,9 +57,6 @@ class LAMB(RatedOptimizer):
     @property
     def name(self) -> str:
         return "lamb"
-
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return self.rate_state(builder) | zero_slots(params, FIRST_MOMENT, SECOND_MOMENT)
 
     def update(
         self,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized, zero_slots
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
 from burnish.optim.norms import trust_ratio
 from burnish.optim.parameter_shapes import known_rank
+from burnish.optim.slots import Slot
 
-MOMENTUM = "momentum"
+MOMENTUM = Slot("momentum")
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,9 @@ class LARS(RatedOptimizer):
     def name(self) -> str:
         return "lars"
 
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        if self.momentum == 0.0:
-            return self.rate_state(builder)
-        return self.rate_state(builder) | zero_slots(params, MOMENTUM)
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (MOMENTUM,) if self.momentum else ()
 
     def update(
         self,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate, zero_slots
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate
+from burnish.optim.slots import Slot
 
-MOMENTUM = "momentum"
+MOMENTUM = Slot("momentum")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Lion(RatedOptimizer):
     State, of the parameter's dtype and shape: ``momentum/<initializer>``.
     """
 
+    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM,)
+
     lr: Rate = 1e-4
     betas: tuple[float, ...] = (0.9, 0.99)
     weight_decay: float = 0.0
@@ -39,9 +43,6 @@ class Lion(RatedOptimizer):
     @property
     def name(self) -> str:
         return "lion"
-
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return self.rate_state(builder) | zero_slots(params, MOMENTUM)
 
     def update(
         self,

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors
+from burnish.optim.slots import Slot
 from burnish.optim.wrapper import Wrapper
 
-LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "good_steps", "skipped_steps"
+LOSS_SCALE = Slot("loss_scale", per_parameter=False, of_method=False)
+GOOD_STEPS = Slot("good_steps", per_parameter=False, of_method=False)
+SKIPPED_STEPS = Slot("skipped_steps", per_parameter=False, of_method=False)
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """The scale is halved no further: gradients are divided by it."""
@@ -44,6 +47,8 @@ class LossScaled(Wrapper):
         growth_interval: good steps in a row before it grows; None for a scale that never changes. Steps whose gradients overflow
             are skipped then, too.
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)
 
     initial: float = 65536.0
     growth_factor: float = 2.0
@@ -95,7 +100,7 @@ class LossScaled(Wrapper):
     def _next_scale(self, finite: Tensor, state: Mapping[str, Tensor]) -> Tensors:
         scale, good, skipped = state[LOSS_SCALE], state[GOOD_STEPS], state[SKIPPED_STEPS]
         builder = scale.builder
-        counted = {SKIPPED_STEPS: where(finite, skipped, skipped + 1)}
+        counted: Tensors = {SKIPPED_STEPS: where(finite, skipped, skipped + 1)}
         if self.growth_interval is None:
             return counted | {
                 LOSS_SCALE: builder.op("Identity", scale),

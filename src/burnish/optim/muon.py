@@ -25,9 +25,10 @@ from burnish.optim.base import (
 from burnish.optim.norms import euclidean_norm
 from burnish.optim.parameter_shapes import known_rank, known_shape
 from burnish.optim.registry import get
+from burnish.optim.slots import Slot, slots_of
 from burnish.settings import is_whole
 
-MOMENTUM = "momentum"
+MOMENTUM = Slot("momentum")
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADJUSTMENTS = ("original", "match_rms_adamw")
 
@@ -94,6 +95,10 @@ class Muon(RatedOptimizer):
     @property
     def name(self) -> str:
         return "muon"
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (MOMENTUM, *slots_of(self.others))
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"others": None if self.others is None else _without_rate(self.others.options())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -19,10 +20,10 @@ from burnish.optim.base import (
     check_rate,
     penalized,
     power,
-    zero_slots,
 )
+from burnish.optim.slots import Slot
 
-MOMENTUM_PRODUCT = "momentum_product"
+MOMENTUM_PRODUCT = Slot("momentum_product", per_parameter=False)
 WARM_UP_BASE = 0.96
 
 
@@ -45,6 +46,8 @@ class NAdam(RatedOptimizer):
     float64 scalar ``momentum_product`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``mu_product``).
     """
 
+    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, SECOND_MOMENT, MOMENTUM_PRODUCT)
+
     lr: Rate = 2e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -62,8 +65,7 @@ class NAdam(RatedOptimizer):
         return "nadam"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        product = {MOMENTUM_PRODUCT: builder.scalar(1.0, ir.DataType.DOUBLE)}
-        return self.rate_state(builder) | product | zero_slots(params, FIRST_MOMENT, SECOND_MOMENT)
+        return super().init(builder, params) | {MOMENTUM_PRODUCT: builder.scalar(1.0, ir.DataType.DOUBLE)}
 
     def update(
         self,

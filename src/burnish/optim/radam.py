@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT, SECOND_MOMENT
@@ -17,8 +18,8 @@ from burnish.optim.base import (
     check_rate,
     penalized,
     power,
-    zero_slots,
 )
+from burnish.optim.slots import Slot
 
 SHORTEST_AVERAGE = 5.0
 
@@ -43,6 +44,8 @@ class RAdam(RatedOptimizer):
     ``exp_avg``, ``exp_avg_sq``).
     """
 
+    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, SECOND_MOMENT)
+
     lr: Rate = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -57,9 +60,6 @@ class RAdam(RatedOptimizer):
     @property
     def name(self) -> str:
         return "radam"
-
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return self.rate_state(builder) | zero_slots(params, FIRST_MOMENT, SECOND_MOMENT)
 
     def update(
         self,

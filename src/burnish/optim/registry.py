@@ -8,6 +8,7 @@ from typing import Any
 from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.base import Optimizer
+from burnish.optim.slots import Slot, slots_of
 from burnish.registry import Registry
 
 OPTIMIZERS: Registry[Optimizer] = Registry(
@@ -31,3 +32,9 @@ def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     if isinstance(optimizer, Mapping) and isinstance(optimizer.get("lr"), Mapping):
         optimizer = {**optimizer, "lr": schedules.get(optimizer["lr"])}
     return OPTIMIZERS.resolve(optimizer)
+
+
+def slots_by_options(options: Mapping[str, Any]) -> tuple[Slot, ...]:
+    """Return what the optimizer of a program keeps, by the options that it gave; nothing of one that is a graph of its own."""
+    is_known = options.get("name") in OPTIMIZERS or options.get("name") in OPTIMIZERS.unlisted
+    return slots_of(get(options)) if is_known else ()

@@ -15,12 +15,12 @@ from burnish.optim.base import (
     check_not_negative,
     check_rate,
     penalized,
-    zero_slots,
 )
 from burnish.optim.sgd import MOMENTUM
+from burnish.optim.slots import Slot
 
-SQUARED_GRADIENT = "squared_gradient"
-MEAN_GRADIENT = "mean_gradient"
+SQUARED_GRADIENT = Slot("squared_gradient")
+MEAN_GRADIENT = Slot("mean_gradient")
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class RMSprop(RatedOptimizer):
     def name(self) -> str:
         return "rmsprop"
 
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+    @property
+    def slots(self) -> tuple[Slot, ...]:
         mean = (MEAN_GRADIENT,) if self.centered else ()
-        momentum = (MOMENTUM,) if self.momentum else ()
-        return self.rate_state(builder) | zero_slots(params, SQUARED_GRADIENT, *mean, *momentum)
+        return (SQUARED_GRADIENT, *mean, *((MOMENTUM,) if self.momentum else ()))
 
     def update(
         self,

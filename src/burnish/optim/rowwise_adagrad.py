@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, zeros_like
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
 from burnish.optim.parameter_shapes import known_rank
+from burnish.optim.slots import Slot
 
-SUM_OF_MEAN_SQUARES = "sum_of_mean_squares"
+SUM_OF_MEAN_SQUARES = Slot("sum_of_mean_squares")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class RowwiseAdagrad(RatedOptimizer):
     "Software-hardware co-design for fast and scalable training of deep learning recommendation models", 2022.
     State: ``sum_of_mean_squares/<initializer>``, of the parameter's dtype, one number per row (FBGEMM's ``momentum1``).
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (SUM_OF_MEAN_SQUARES,)
 
     lr: Rate = 1e-2
     eps: float = 1e-8

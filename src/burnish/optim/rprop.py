@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_finite, check_positive, check_rate, zero_slots
+from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_finite, check_positive, check_rate
+from burnish.optim.slots import Slot
 
-PREVIOUS_GRADIENT = "previous_gradient"
-STEP_SIZE = "step_size"
-FIRST_STEP_SIZE = "first_step_size"
+PREVIOUS_GRADIENT = Slot("previous_gradient")
+STEP_SIZE = Slot("step_size")
+FIRST_STEP_SIZE = Slot("first_step_size", per_parameter=False)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Rprop(RatedOptimizer):
     ``step_size/<initializer>``, of the parameter's dtype and shape (PyTorch's ``prev`` and ``step_size``), zeros at first; and
     the float64 scalar ``first_step_size``, zero before the first update.
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (PREVIOUS_GRADIENT, STEP_SIZE, FIRST_STEP_SIZE)
 
     lr: Rate = 1e-2
     etas: tuple[float, ...] = (0.5, 1.2)
@@ -61,8 +65,7 @@ class Rprop(RatedOptimizer):
         return "rprop"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        first = {FIRST_STEP_SIZE: builder.constant(np.asarray(0.0))}
-        return self.rate_state(builder) | zero_slots(params, PREVIOUS_GRADIENT, STEP_SIZE) | first
+        return super().init(builder, params) | {FIRST_STEP_SIZE: builder.constant(np.asarray(0.0))}
 
     def update(
         self,

@@ -18,10 +18,10 @@ from burnish.optim.base import (
     check_not_negative,
     check_rate,
     penalized,
-    zero_slots,
 )
+from burnish.optim.slots import Slot
 
-MOMENTUM = "momentum"
+MOMENTUM = Slot("momentum")
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,9 @@ class SGD(RatedOptimizer):
     def name(self) -> str:
         return "sgd"
 
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        if self.momentum == 0.0:
-            return self.rate_state(builder)
-        return self.rate_state(builder) | zero_slots(params, MOMENTUM)
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (MOMENTUM,) if self.momentum else ()
 
     def update(
         self,

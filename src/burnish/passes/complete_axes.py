@@ -36,7 +36,7 @@ def complete_axes(model: ir.Model) -> ir.Model:
 
 def names_axes(node: ir.Node) -> bool:
     """Whether a node is a ``Pad`` or a ``Resize`` that says which axes its numbers are for."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain != "":
         return False
     if node.op_type == "Pad":
         return len(node.inputs) > 3 and node.inputs[3] is not None

@@ -44,7 +44,7 @@ def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_output
     """
     graph = model.graph
     outputs = [value.dtype for value in graph.outputs]
-    kept = _rounded_on_purpose(graph)
+    rounded = _rounded_on_purpose(graph)
     if keep_inputs:
         order = order_of(graph)
         for value in graph.inputs:
@@ -57,7 +57,7 @@ def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_output
     for node in list(graph.all_nodes()):
         if node in operands:
             _keep_bits(node, operands[node])
-        elif not kept.intersection(node.outputs):
+        elif not rounded.intersection(node.outputs):
             _widen(node)
     if keep_outputs:
         for index, dtype in enumerate(outputs):

@@ -28,8 +28,8 @@ def draw_dropout(model: ir.Model, source: int | ir.Value) -> ir.Model:
         if isinstance(source, ir.Value):
             key = op.builder.tensor(source)
         else:
-            own = attribute_value(node, "seed", None)
-            key = op.builder.constant(initial_key(source if own is None else int(own)))
+            seed = attribute_value(node, "seed", None)
+            key = op.builder.constant(initial_key(source if seed is None else int(seed)))
         replace_node(node, _dropout(op, training, key, stream)[: len(node.outputs)])
         stream += 1
     return model

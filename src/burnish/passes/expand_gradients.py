@@ -9,6 +9,9 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
+from burnish.graph.edits import copy_of
+from burnish.graph.uses import read_by
+from burnish.importer.gradients import is_gradient
 from burnish.lowering import lower_semantic_operators
 from burnish.ops import has_gradient
 
@@ -18,7 +21,7 @@ def expand_gradients(model: ir.Model) -> ir.Model:
 
     A Gradient is the derivative of y as a function of xs and zs alone: it does not flow on to what they are computed from.
     Where y has more than one element it is that of their sum. Nodes may differentiate what others compute: each is expanded
-    before those behind it.
+    before those after it.
 
     Args:
         model: a canonical model; its nodes are in the order of what they read. Other nodes must be differentiable as they are
@@ -28,7 +31,7 @@ def expand_gradients(model: ir.Model) -> ir.Model:
         GradientError: a value that is not floating-point, or an operator between xs and y without a gradient.
         UnsupportedOperatorError: a node with a branch or loop body would have to be evaluated at other values.
     """
-    nodes = [node for node in model.graph if node.domain == BURNISH_DOMAIN and node.op_type == "Gradient"]
+    nodes = [node for node in model.graph if is_gradient(node)]
     for position, node in enumerate(nodes):
         if position:
             _lower_what_has_no_gradient(model)
@@ -74,28 +77,19 @@ def _depend_on_each_other(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Valu
 
 
 def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool) -> dict[ir.Node | None, None]:
-    """The nodes between ``named`` and ``y``, in order; with ``cut`` not those behind which all goes through another of them."""
+    """The nodes between ``named`` and ``y``, in order; with ``cut`` not those after which all goes through another of them."""
     sources, reached = set(named), set(named)
     dependent: list[ir.Node] = []
     for node in graph:
-        if any(value in reached for value in _reads(node)):
+        if any(value in reached for value in read_by(node)):
             dependent.append(node)
             reached.update(node.outputs)
     needed, result = {y}, []
     for node in reversed(dependent):
         if any(output in needed and not (cut and output in sources) for output in node.outputs):
             result.append(node)
-            needed.update(_reads(node))
+            needed.update(read_by(node))
     return dict.fromkeys(reversed(result))
-
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """The values of the graph that a node reads, in its bodies too."""
-    read = [value for value in node.inputs if value is not None]
-    for body in bodies(node):
-        read += [value for node in body.all_nodes() for value in node.inputs if value is not None]
-        read += body.outputs
-    return read
 
 
 def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.Value], y: ir.Value) -> dict[ir.Value, ir.Value]:
@@ -111,15 +105,8 @@ def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.V
                 "values than those of the graph. Give the Gradient the values that it names as its inputs, none computed from "
                 "another"
             )
-        copy = ir.node(
-            node.op_type,
-            [None if value is None else copies.get(value, value) for value in node.inputs],
-            domain=node.domain,
-            num_outputs=len(node.outputs),
-        )
-        copy.attributes.update(node.attributes)
+        copy = copy_of(node, [None if value is None else copies.get(value, value) for value in node.inputs])
         builder.graph.insert_before(gradient, copy)
         for output, copied in zip(node.outputs, copy.outputs, strict=True):
-            copied.type, copied.shape = output.type, None if output.shape is None else ir.Shape(output.shape.dims)
             copies.setdefault(output, copied)
     return copies

@@ -1,4 +1,4 @@
-"""What hangs on constants alone is computed once, before an engine sees it, instead of in every step.
+"""What depends on constants alone is computed once, before an engine sees it, and not in every step.
 
 Only operators whose result has one right value to the last bit are computed here: those that move, compare or count, and those
 that round once, as IEEE 754 says. Exponentials, sines and sums have another last digit in each runtime, and draws are drawn anew:
@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from burnish.graph import FLOATING, Builder, constant_array, remove_node, static_shape
+from burnish.graph.evaluation import evaluated
 
 MOVING = frozenset(
     "Concat ConstantOfShape Expand EyeLike Flatten Gather GatherElements GatherND Identity Reshape Shape Size Slice Split "
@@ -29,9 +29,9 @@ KNOWN_DTYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.UINT8}
 )
 SMALL = 1 << 10
-"""Elements that a result may have, whatever it is computed of; above, no more than its operands have together."""
+"""The most elements of a result, whatever it is computed from; a larger one may have no more than its operands together."""
 LARGEST = 1 << 20
-"""Elements that are computed at most: programs hold what is computed here, and memory does."""
+"""The most elements that are computed at all: programs keep them, in files and in memory."""
 
 
 def fold_constants(model: ir.Model) -> ir.Model:
@@ -84,14 +84,9 @@ def _computed(node: ir.Node, arrays: dict[ir.Value, np.ndarray], opset: int) -> 
         if array is None or (node.op_type == "Cast" and not _casts_alike(array, node)):
             return []
         feeds[value.name or ""] = array
-    try:
-        with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset}).run(None, feeds)
-    except Exception:
-        return []
-    found = [np.asarray(result) for result in results]
+    results = evaluated(node, feeds, opset)
     expected = [(output.dtype, shape) for output, shape in zip(node.outputs, shapes, strict=True)]
-    return found if [(ir.DataType.from_numpy(array.dtype), array.shape) for array in found] == expected else []
+    return results if [(ir.DataType.from_numpy(array.dtype), array.shape) for array in results] == expected else []
 
 
 def _is_exact(node: ir.Node) -> bool:

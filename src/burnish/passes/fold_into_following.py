@@ -1,4 +1,4 @@
-"""Folding of inference-mode batch normalization into the linear layer behind it.
+"""Folding of inference-mode batch normalization into the linear layer after it.
 
 With ``y = a * x + b`` per channel, ``W y + c = (W a) x + (W b + c)``. A convolution that pads its input with zeros pads y and
 not x, so that its borders would differ, unless b is zero.
@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Names, add_initializer, constant_array, insert_behind
+from burnish.graph import attribute_value, constant_array, insert_behind
 from burnish.graph.uses import is_read_once
-from burnish.passes.constant_operands import dtype_of, new_bias_name, put, rounded
+from burnish.passes.folding import Folding, rounded, wide
 
 
-def fold_into_following(graph: ir.Graph, names: Names, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
-    """Fold ``a * x + b``, in place, into the only reader of a normalization: Conv, Gemm or MatMul, also behind a Flatten.
+def fold_into_following(folding: Folding) -> bool:
+    """Fold ``a * x + b``, in place, into the only reader of a normalization: Conv, Gemm or MatMul, also after a Flatten.
 
-    Weights and biases keep their names. The normalization stays for the caller to remove.
-
-    Args:
-        graph: the graph.
-        names: those in use in it.
-        normalization: the node; its output is still what the layer reads.
-        a, b: float64 [C].
+    Weights and biases keep their names. The normalization stays for the caller to remove; its output is still what the layer
+    reads.
 
     Returns:
         Whether that was possible.
     """
-    output = normalization.outputs[0]
-    use = _only_use(output)
+    use = _only_use(folding.normalization.outputs[0])
     if use is None:
         return False
     reader, index = use
@@ -42,9 +37,9 @@ def fold_into_following(graph: ir.Graph, names: Names, normalization: ir.Node, a
         if positions is None or use is None:
             return False
         reader, index = use
-        a, b = np.repeat(a, positions), np.repeat(b, positions)
-    rule = _RULES.get(reader.op_type) if reader.domain == "" and index == 0 and reader.graph is graph else None
-    return rule is not None and rule(graph, names, reader, normalization, a, b)
+        folding = replace(folding, a=np.repeat(folding.a, positions), b=np.repeat(folding.b, positions))
+    rule = _RULES.get(reader.op_type) if reader.domain == "" and index == 0 and reader.graph is folding.graph else None
+    return rule is not None and rule(folding, reader)
 
 
 def _only_use(value: ir.Value) -> tuple[ir.Node, int] | None:
@@ -65,88 +60,57 @@ def _flattened_positions(node: ir.Node) -> int | None:
     return math.prod(extents[1:])
 
 
-def _convolution(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _convolution(folding: Folding, layer: ir.Node) -> bool:
     weight = constant_array(layer.inputs[1])
-    if weight is None or (b.any() and _pads(layer)):
+    if weight is None or (folding.b.any() and _pads(layer)):
         return False
-    groups = layer.attributes["group"].as_int() if "group" in layer.attributes else 1
+    groups = attribute_value(layer, "group", 1)
     # Output channel o of group g reads the input channels g * (channels of a group) onwards.
-    grouped = weight.astype(np.float64).reshape(groups, -1, *weight.shape[1:])
+    grouped = wide(weight).reshape(groups, -1, *weight.shape[1:])
     shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-    shift = (grouped * b.reshape(shape)).sum(axis=tuple(range(2, grouped.ndim))).reshape(-1)
-    return _put_weight_and_bias(
-        graph, names, layer, normalization, (grouped * a.reshape(shape)).reshape(weight.shape), shift, 1.0
-    )
+    shift = (grouped * folding.b.reshape(shape)).sum(axis=tuple(range(2, grouped.ndim))).reshape(-1)
+    return folding.give(layer, (grouped * folding.a.reshape(shape)).reshape(weight.shape), shift)
 
 
 def _pads(layer: ir.Node) -> bool:
-    automatic = layer.attributes.get("auto_pad")
-    if automatic is not None and automatic.as_string() not in ("NOTSET", "VALID"):
-        return True
-    pads = layer.attributes.get("pads")
-    return pads is not None and any(pads.as_ints())
+    return attribute_value(layer, "auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(attribute_value(layer, "pads", ()))
 
 
-def _gemm(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
+def _gemm(folding: Folding, layer: ir.Node) -> bool:
     weight = constant_array(layer.inputs[1])
-    if weight is None or ("transA" in layer.attributes and layer.attributes["transA"].as_int()):
+    if weight is None or attribute_value(layer, "transA", 0):
         return False
-    alpha, beta = (layer.attributes[name].as_float() if name in layer.attributes else 1.0 for name in ("alpha", "beta"))
-    wide = weight.astype(np.float64)
-    if "transB" in layer.attributes and layer.attributes["transB"].as_int():
-        scaled, shift = wide * a[None, :], wide @ b
+    alpha, beta = (attribute_value(layer, name, 1.0) for name in ("alpha", "beta"))
+    matrix, a, b = wide(weight), folding.a, folding.b
+    if attribute_value(layer, "transB", 0):
+        scaled, shift = matrix * a[None, :], matrix @ b
     else:
-        scaled, shift = wide * a[:, None], b @ wide
-    if not _put_weight_and_bias(graph, names, layer, normalization, scaled, alpha * shift, beta):
+        scaled, shift = matrix * a[:, None], b @ matrix
+    if not folding.give(layer, scaled, alpha * shift, beta):
         return False
     layer.attributes.pop("beta", None)
     return True
 
 
-def _put_weight_and_bias(
-    graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, scaled: np.ndarray, shift: np.ndarray, factor: float
-) -> bool:
-    """Give a layer a scaled weight, and ``factor`` times its bias plus ``shift`` as bias."""
-    present = layer.inputs[2] if len(layer.inputs) > 2 else None
-    bias = constant_array(present)
-    if present is not None and bias is None:
-        return False
-    dtype = dtype_of(layer.inputs[1])
-    weight = rounded(scaled, dtype)
-    shifted = rounded(shift if bias is None else factor * bias.astype(np.float64) + shift, dtype)
-    if weight is None or shifted is None:
-        return False
-    if present is not None:
-        put(graph, names, layer, 2, shifted)
-    elif shift.any():
-        layer.resize_inputs(3)
-        layer.replace_input_with(2, add_initializer(graph, new_bias_name(graph, names, layer.inputs[1], normalization), shifted))
-    put(graph, names, layer, 1, weight)
-    return True
-
-
-def _matmul(graph: ir.Graph, names: Names, layer: ir.Node, normalization: ir.Node, a: np.ndarray, b: np.ndarray) -> bool:
-    """Of [N, C], the only case where the channels are the axis that is summed over."""
+def _matmul(folding: Folding, layer: ir.Node) -> bool:
+    """The input must be [N, C]: only there are the channels the axis that is summed over."""
     weight = constant_array(layer.inputs[1])
     x = layer.inputs[0]
     if weight is None or weight.ndim != 2 or x is None or x.shape is None or len(x.shape) != 2:
         return False
-    wide = weight.astype(np.float64)
-    scaled, shift = rounded(wide * a[:, None], weight.dtype), b @ wide
+    scaled, shift = rounded(wide(weight) * folding.a[:, None], weight.dtype), folding.b @ wide(weight)
     product = layer.outputs[0]
     use = _only_use(product)
     added = None if use is None or use[0].op_type != "Add" or use[0].domain != "" else constant_array(use[0].inputs[1 - use[1]])
-    shifted = rounded(shift if added is None else added.astype(np.float64) + shift, weight.dtype)
+    shifted = rounded(shift if added is None else wide(added) + shift, weight.dtype)
     if scaled is None or shifted is None:
         return False
     if use is not None and added is not None:
-        put(graph, names, use[0], 1 - use[1], shifted)
+        folding.put(use[0], 1 - use[1], shifted)
     elif shift.any():
-        bias = add_initializer(graph, new_bias_name(graph, names, layer.inputs[1], normalization), shifted)
-        insert_behind(layer, ir.node("Add", [product, bias]), names)
-    put(graph, names, layer, 1, scaled)
+        insert_behind(layer, ir.node("Add", [product, folding.new_bias(layer.inputs[1], shifted)]), folding.names)
+    folding.put(layer, 1, scaled)
     return True
 
 
-_Rule = Callable[[ir.Graph, Names, ir.Node, ir.Node, np.ndarray, np.ndarray], bool]
-_RULES: dict[str, _Rule] = {"Conv": _convolution, "Gemm": _gemm, "MatMul": _matmul}
+_RULES: dict[str, Callable[[Folding, ir.Node], bool]] = {"Conv": _convolution, "Gemm": _gemm, "MatMul": _matmul}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import add_initializer, constant_array, remove_node, remove_unread_value
+from burnish.graph import attribute_value, constant_array
+from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.uses import producer_of, remove_unread
 
 
 def fold_weight_normalization(model: ir.Model) -> ir.Model:
@@ -26,27 +28,19 @@ def fold_weight_normalization(model: ir.Model) -> ir.Model:
 
 def _normalized_weight(node: ir.Node) -> tuple[ir.Value, ir.Node, ir.Node] | None:
     """Return v, the division and the norm of a product that is a normalized weight."""
-    if not _is(node, "Mul") or node.outputs[0].is_graph_output():
+    if node.op_type != "Mul" or node.domain != "" or node.outputs[0].is_graph_output():
         return None
     for direction, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):
-        division = None if factor is None else factor.producer()
-        if direction is None or division is None or not _is(division, "Div"):
+        division = producer_of(factor, "Div")
+        norm = None if division is None else producer_of(division.inputs[1], "ReduceL2")
+        if direction is None or division is None or norm is None or norm.inputs[0] is not direction:
             continue
-        length, divisor = division.inputs
-        norm = None if divisor is None else divisor.producer()
-        if norm is None or not _is(norm, "ReduceL2") or norm.inputs[0] is not direction:
-            continue
-        keepdims = norm.attributes.get("keepdims")
-        axes = norm.inputs[1] if len(norm.inputs) > 1 else None
-        if keepdims is not None and keepdims.as_int() == 0:
+        length, axes = division.inputs[0], norm.inputs[1] if len(norm.inputs) > 1 else None
+        if not attribute_value(norm, "keepdims", 1):
             continue
         if all(constant_array(value) is not None for value in (direction, length, axes)):
             return direction, division, norm
     return None
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain == ""
 
 
 def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node, norm: ir.Node) -> None:
@@ -61,14 +55,5 @@ def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node
         weight = (g.astype(np.float64) * wide / np.sqrt(np.sum(wide * wide, axis=over, keepdims=True))).astype(v.dtype)
     if not np.isfinite(weight.astype(np.float64)).all():
         return
-    output = node.outputs[0]
-    name = output.name or "weight"
-    output.name = None
-    output.replace_all_uses_with(add_initializer(graph, name, weight))
-    remove_node(node)
-    for unread in (division, norm):
-        if not unread.outputs[0].uses():
-            remove_node(unread)
-    for value in (direction, length, axes):
-        if value is not None:
-            remove_unread_value(graph, value)
+    replace_by_initializer(graph, node, weight)
+    remove_unread(graph, division, norm)

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
-from burnish.analysis.memory_plan import Task, peak_of, read_by
+from burnish.analysis.memory_plan import Task, peak_of
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
+from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.uses import captured_by, read_by
 from burnish.ops import semantic_operators
 from burnish.ops.collectives import ALL_REDUCE
 
@@ -17,9 +19,6 @@ NEGLIGIBLE_SHARE = 16
 OPERATIONS_PER_BYTE = 5
 """Multiplications and additions that a CPU does in a matrix product while an elementwise pass moves one byte."""
 
-RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 MEASURES = frozenset({"Shape", "Size"})
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 COPIES_OF_NOTHING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -63,12 +62,7 @@ class Forward:
         of_data = self._reached_from([self.number[v] for v in graph.inputs if v.name in data])
         drawn = self._drawn([self.number[v] for v in graph.inputs if v.name in keys], of_data)
         self.activations = of_data | self._reached_from(drawn)
-        read_in_bodies = {
-            self.number[value]
-            for node in self.nodes
-            for value in list(read_by(node))[len([v for v in node.inputs if v is not None]) :]
-            if value in self.number
-        }
+        read_in_bodies = {self.number[v] for node in self.nodes for v in captured_by(node) if v in self.number}
         self.droppable: set[int] = set()
         for index in range(self.end):
             if not self._may_repeat(index):
@@ -157,17 +151,17 @@ class Forward:
         """
         drawn = set(keys)
         for node, read, written in zip(self.nodes, self.reads, self.writes, strict=True):
-            own = [value for value in read if value in drawn]
-            if not own or any(value in of_data for value in read):
+            draws = [value for value in read if value in drawn]
+            if not draws or any(value in of_data for value in read):
                 continue
-            of_masks = all(self.values[value].dtype == ir.DataType.BOOL for value in own)
+            of_masks = all(self.values[value].dtype == ir.DataType.BOOL for value in draws)
             if not of_masks or node.outputs[0].dtype == ir.DataType.BOOL:
                 drawn.update(written)
         return drawn
 
     def _may_repeat(self, index: int) -> bool:
         node = self.nodes[index]
-        if node.op_type in RANDOM or node.op_type in MEASURES or node.op_type == "Constant":
+        if node.op_type in RANDOM_OPERATORS or node.op_type in MEASURES or node.op_type == "Constant":
             return False
         if NEVER_REPEATED_METADATA in node.metadata_props:
             return False
@@ -200,9 +194,9 @@ def _before_exchange(loss: ir.Value) -> ir.Value:
     producer = loss.producer()
     while ALL_REDUCE.is_of(producer):
         assert producer is not None
-        own = producer.inputs[list(producer.outputs).index(loss)]
-        assert own is not None
-        loss, producer = own, own.producer()
+        part = producer.inputs[list(producer.outputs).index(loss)]
+        assert part is not None
+        loss, producer = part, part.producer()
     return loss
 
 

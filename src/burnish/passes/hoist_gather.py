@@ -1,7 +1,7 @@
 """Selection before computation: where a model reads a few rows of a tensor alone, as a classifier reads the first token's, only
 these rows are computed.
 
-A Gather with constant indices moves from behind the operators that treat every row alike to before them: normalization over
+A Gather with constant indices moves from after the operators that treat every row alike to before them: normalization over
 other axes, elementwise arithmetic, products with a weight, the queries of an attention. It stops at a value that something else
 reads whole.
 """
@@ -15,19 +15,14 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, attribute_value, constant_array, replace_node
+from burnish.graph import Builder, attribute_value, constant_array, replace_node, same_dimension
+from burnish.graph.operators import BROADCASTING, UNARY
+from burnish.graph.uses import is_used
 
 Edges = dict[int, int]
 """Operands of a node that are needed along selected indices alone, and the axis of each."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm"})
-UNARY = frozenset(
-    "Abs Cast Ceil Celu Clip Cos Dropout Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not "
-    "Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tanh ThresholdedRelu".split()
-)
-BROADCASTING = frozenset(
-    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where".split()
-)
 
 
 def hoist_gather(model: ir.Model) -> ir.Model:
@@ -53,8 +48,8 @@ def _places(graph: ir.Graph) -> dict[ir.Node, int]:
 
 def _move(graph: ir.Graph, selection: ir.Node, places: dict[ir.Node, int]) -> bool:
     """Move one selection to before the products that it saves, and return whether there are any."""
-    source, given = selection.inputs[:2]
-    indices = None if given is None else constant_array(given)
+    source, index_operand = selection.inputs[:2]
+    indices = None if index_operand is None else constant_array(index_operand)
     if source is None or source.shape is None or indices is None or indices.ndim > 1:
         return False
     axis = int(attribute_value(selection, "axis", 0)) % len(source.shape)
@@ -95,7 +90,7 @@ def _producers(selection: ir.Node, edges: dict[tuple[ir.Node, int], int], places
 
 def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
     """The one axis along which selected indices of a node's result are all that is read of it, or None."""
-    if not node.outputs or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+    if not node.outputs or any(map(is_used, node.outputs[1:])):
         return None
     output = node.outputs[0]
     axes = {edges.get((usage.node, usage.idx)) for usage in output.uses()}
@@ -134,12 +129,12 @@ def _rewrite(
             behind = [int(extent) for extent in output.shape.dims[axis + 1 :] if isinstance(extent, int)]
             node.replace_input_with(1, builder.integers([*[0] * axis, indices.size, *behind]).value)
         output.shape = _with_extent(output, axis, indices.size)
-    result, given = selection.inputs[:2]
+    result, index_operand = selection.inputs[:2]
     assert result is not None
-    assert given is not None
+    assert index_operand is not None
     builder = Builder(graph, before=selection)
     rows = builder.tensor(result)
-    is_one = given.shape is not None and len(given.shape) == 0
+    is_one = index_operand.shape is not None and len(index_operand.shape) == 0
     replace_node(
         selection,
         builder.op("Squeeze", rows, builder.integers([edges[selection, 0]])) if is_one else builder.op("Identity", rows),
@@ -156,7 +151,7 @@ def _operands(node: ir.Node, axis: int) -> Edges | None:
     """What of a node's operands is needed for selected indices of its result along an axis; None where all may be."""
     if node.domain != "":
         return None
-    if node.op_type in UNARY:
+    if node.op_type in UNARY or node.op_type in ("Cast", "Clip", "Dropout"):
         return {0: axis}
     if node.op_type in BROADCASTING:
         return _broadcast_operands(node, axis)
@@ -167,17 +162,17 @@ def _operands(node: ir.Node, axis: int) -> Edges | None:
 def _broadcast_operands(node: ir.Node, axis: int) -> Edges | None:
     shape = node.outputs[0].shape
     assert shape is not None
-    found: Edges = {}
+    edges: Edges = {}
     for index, value in enumerate(node.inputs):
         if value is None or value.shape is None:
             return None
         position = axis - len(shape) + len(value.shape)
         if position < 0 or value.shape[position] == 1:
             continue
-        if not _same(value.shape[position], shape[axis]):
+        if not same_dimension(value.shape[position], shape[axis]):
             return None
-        found[index] = position
-    return found or None
+        edges[index] = position
+    return edges or None
 
 
 def _matmul_operands(node: ir.Node, axis: int) -> Edges | None:
@@ -227,7 +222,7 @@ def _transpose_operands(node: ir.Node, axis: int) -> Edges | None:
 
 
 def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
-    """Where the axis and all before it stay as they are, and the others are known."""
+    """The axis and all before it must stay as they are, and the extents of the others must be known."""
     source, output = node.inputs[0], node.outputs[0].shape
     if (
         source is None
@@ -237,16 +232,11 @@ def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
         or attribute_value(node, "allowzero", 0)
     ):
         return None
-    if not all(_same(source.shape[position], output[position]) for position in range(axis + 1)):
+    if not all(same_dimension(source.shape[position], output[position]) for position in range(axis + 1)):
         return None
-    kept = [extent for extent in (*source.shape.dims[axis + 1 :], *output.dims[axis + 1 :]) if not isinstance(extent, int)]
+    unknown = [extent for extent in (*source.shape.dims[axis + 1 :], *output.dims[axis + 1 :]) if not isinstance(extent, int)]
     behind = [extent for extent in output.dims[axis + 1 :] if isinstance(extent, int)]
-    return None if kept or prod(behind) == 0 else {0: axis}
-
-
-def _same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
-    """Whether two extents are known to be equal."""
-    return one == other and (isinstance(one, int) or one.value is not None)
+    return None if unknown or prod(behind) == 0 else {0: axis}
 
 
 _RULES: dict[str, Callable[[ir.Node, int], Edges | None]] = {

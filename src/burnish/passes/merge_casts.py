@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import remove_node, replace_value
+from burnish.graph import attribute_value, remove_node, replace_value
 
 
 def merge_casts(model: ir.Model) -> ir.Model:
@@ -17,8 +17,7 @@ def merge_casts(model: ir.Model) -> ir.Model:
     for node in list(model.graph):
         if node.op_type != "Cast" or node.domain != "" or set(node.attributes) - {"to", "saturate"}:
             continue
-        saturate = node.attributes["saturate"].as_int() if "saturate" in node.attributes else 1
-        key = (node.inputs[0], node.attributes["to"].as_int(), saturate)
+        key = (node.inputs[0], node.attributes["to"].as_int(), attribute_value(node, "saturate", 1))
         earlier = first.setdefault(key, node.outputs[0])
         if earlier is not node.outputs[0] and not node.outputs[0].is_graph_output():
             replace_value(node.outputs[0], earlier)

@@ -6,7 +6,6 @@ What is done with an operator is read off the table below; an operator that is n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
 
 import numpy as np
 import onnx
@@ -14,6 +13,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, bodies, constant_array
+from burnish.graph.inference import operator_schema
+from burnish.graph.uses import producer_of
 from burnish.graph.versions import raise_opset
 from burnish.settings import matches_pattern, nearest
 
@@ -32,7 +33,7 @@ WIDENED = frozenset(
     "LayerNormalization LpNormalization MeanVarianceNormalization Mish RMSNormalization Resize Selu Sigmoid Softplus Softsign "
     "Swish Tanh".split()
 )
-"""Computed in float32, with a result that operators behind read in sixteen bits where they read what comes in that way."""
+"""Computed in float32, with a result that later operators read in sixteen bits where they read what comes in that way."""
 
 OPSET_OF_BFLOAT16 = 22
 """The opset in which convolutions and pooling take bfloat16."""
@@ -59,12 +60,12 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
     Raises:
         ConfigurationError: a pattern matches no layer, or no operator is left to be computed in ``dtype``.
     """
-    kept = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
+    excluded = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
     if dtype == ir.DataType.BFLOAT16:
         raise_opset(model, OPSET_OF_BFLOAT16)
     mixing = _Mixing(model.graph, dtype, weights)
     for node in list(model.graph):
-        mixing.place(node, node in kept)
+        mixing.place(node, node in excluded)
     mixing.restore_outputs()
     if not mixing.computed:
         name = dtype.name.lower()
@@ -95,7 +96,7 @@ class _Mixing:
         """Decide the dtype of a node, and let it read the versions of its operands that go with it."""
         operands = self._operands(node)
         activations = [value for value in operands.values() if value not in self.fixed]
-        is_standard = node.domain in ("", "ai.onnx")
+        is_standard = node.domain == ""
         if is_standard and self._is_fixed(node):
             self.fixed.update(node.outputs)
             return
@@ -127,7 +128,7 @@ class _Mixing:
 
     def _operands(self, node: ir.Node) -> dict[int, ir.Value]:
         """The floating-point inputs that have the type of the node's first output, by position."""
-        schema = _schema(node.op_type, self.graph.opset_imports[""]) if node.domain in ("", "ai.onnx") else None
+        schema = operator_schema(node.op_type, self.graph.opset_imports[""]) if node.domain == "" else None
         if schema is None:
             return {}
         kind = schema.outputs[0].type_str
@@ -141,7 +142,7 @@ class _Mixing:
         self._widen(node, besides=operands)
         for index, value in operands.items():
             node.replace_input_with(index, self._version(value, self.dtype, node))
-        schema = _schema(node.op_type, self.graph.opset_imports[""])
+        schema = operator_schema(node.op_type, self.graph.opset_imports[""])
         assert schema is not None
         for index, output in enumerate(node.outputs):
             if _type_of(schema.outputs, index) == schema.outputs[0].type_str:
@@ -177,7 +178,7 @@ class _Mixing:
 
     def _takes(self, node: ir.Node) -> bool:
         """Whether the node's operator takes the narrow dtype in the graph's opset."""
-        schema = _schema(node.op_type, self.graph.opset_imports[""])
+        schema = operator_schema(node.op_type, self.graph.opset_imports[""])
         assert schema is not None
         allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
         return f"tensor({self.dtype.name.lower()})" in allowed.get(schema.outputs[0].type_str, ())
@@ -194,38 +195,28 @@ class _Mixing:
 
 def _before_cast(value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
     """What a value of float32 was cast from, where that has the narrow dtype already: a frozen weight of a file in float16."""
-    producer = value.producer()
-    if producer is None or producer.op_type != "Cast" or producer.domain not in ("", "ai.onnx"):
-        return None
-    source = producer.inputs[0]
+    cast = producer_of(value, "Cast")
+    source = None if cast is None else cast.inputs[0]
     return source if source is not None and source.dtype == dtype else None
 
 
 def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[str]) -> set[ir.Node]:
     names = {node: _names(node, weights) for node in graph}
-    kept: set[ir.Node] = set()
+    excluded: set[ir.Node] = set()
     for pattern in keep:
-        matched = {node for node, given in names.items() if any(matches_pattern(name, pattern) for name in given)}
+        matched = {node for node, aliases in names.items() if any(matches_pattern(name, pattern) for name in aliases)}
         if not matched:
-            known = sorted({name for given in names.values() for name in given})
+            known = sorted({name for aliases in names.values() for name in aliases})
             hint = nearest(pattern, known)
             raise ConfigurationError(f"precision: keep: '{pattern}' matches no layer of the model; did you mean {hint}?")
-        kept |= matched
-    return kept
+        excluded |= matched
+    return excluded
 
 
 def _names(node: ir.Node, weights: Collection[ir.Value]) -> set[str]:
     """The names that a pattern selects a node by."""
     read = [(value.name or "").removeprefix("param/") for value in node.inputs if value is not None and value in weights]
     return {name for name in (node.name or "", *read, *(name.rsplit(".", 1)[0] for name in read)) if name}
-
-
-@cache
-def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _type_of(parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:

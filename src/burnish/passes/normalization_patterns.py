@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import SIXTEEN_BIT, Builder, Tensor, constant_array, remove_unread_value, replace_node, same_dimension
+from burnish.graph import (
+    SIXTEEN_BIT,
+    Builder,
+    Tensor,
+    attribute_value,
+    constant_array,
+    remove_unread_value,
+    replace_node,
+    same_dimension,
+)
 from burnish.graph.matching import Either, Match, Node, Number, Pattern
 from burnish.graph.uses import remove_unread
 
@@ -117,24 +126,20 @@ def replace_pieces(graph: ir.Graph, output: ir.Value, layer: Tensor) -> None:
 
 def _trailing_axes(node: ir.Node) -> Mapping[str, Any] | None:
     value = node.inputs[0]
-    if value is None or value.shape is None or _integer(node, "keepdims", 1) != 1:
+    if value is None or value.shape is None or attribute_value(node, "keepdims", 1) != 1:
         return None
     rank = len(value.shape)
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    if given is None:
-        return None if _integer(node, "noop_with_empty_axes", 0) else {"axes": rank}
-    array = constant_array(given)
+    operand = node.inputs[1] if len(node.inputs) > 1 else None
+    if operand is None:
+        return None if attribute_value(node, "noop_with_empty_axes", 0) else {"axes": rank}
+    array = constant_array(operand)
     if array is None:
         return None
     axes = sorted(int(axis) % rank if rank else 0 for axis in array.reshape(-1))
-    if not axes and _integer(node, "noop_with_empty_axes", 0):
+    if not axes and attribute_value(node, "noop_with_empty_axes", 0):
         return None
     axes = axes or list(range(rank))
     return {"axes": len(axes)} if axes == list(range(rank - len(axes), rank)) else None
-
-
-def _integer(node: ir.Node, name: str, default: int) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def _without_leading_ones(shape: ir.Shape, rank: int) -> list[int | ir.SymbolicDim]:

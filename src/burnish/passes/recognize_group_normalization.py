@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, constant_array, same_dimension, static_shape
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, same_dimension, static_shape
 from burnish.graph.matching import Either, Match, Node, Pattern, Variable, find_match
+from burnish.graph.uses import is_used
 from burnish.graph.versions import raise_opset
 from burnish.passes.normalization_patterns import is_valid_epsilon, replace_pieces
 
@@ -75,7 +76,7 @@ def _hold_constant(graph: ir.Graph, node: ir.Node, index: int) -> None:
     if value is None or array is None or not value.is_initializer():
         return
     node.replace_input_with(index, Builder(graph, before=node).constant(array).value)
-    if not value.uses() and not value.is_graph_output():
+    if not is_used(value):
         graph.initializers.pop(value.name or "")
 
 
@@ -168,7 +169,7 @@ def _layer_normalization(node: ir.Node) -> Mapping[str, Any] | None:
     x = node.inputs[0]
     if x is None or x.shape is None or len(node.outputs) > 1:
         return None
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    axis = attribute_value(node, "axis", -1)
     operands = [value for value in node.inputs[1:] if value is not None]
     if any(value.is_initializer() for value in operands):
         return None  # Weights that happen to be ones and zeros.
@@ -186,7 +187,8 @@ def _is_filled(value: ir.Value | None, number: float) -> bool:
 
 
 def _epsilon(node: ir.Node) -> float:
-    return node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else EPSILON
+    epsilon: float = attribute_value(node, "epsilon", EPSILON)
+    return epsilon
 
 
 _RESTORED = _restored()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.graph.uses import is_used
 from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
@@ -34,7 +35,7 @@ def recognize_normalization(model: ir.Model) -> ir.Model:
     if model.opset_imports[""] >= RMS_OPSET:
         recognize_rms_normalization(model)
     for name, value in list(initializers.items()):
-        if not value.uses() and not value.is_graph_output() and name not in unread:
+        if not is_used(value) and name not in unread:
             del initializers[name]
     return model
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, constant_array, same_dimension
+from burnish.graph import Builder, attribute_value, constant_array, same_dimension
 from burnish.graph.matching import Either, Match, Node, Number, Pattern, Product, Variable, find_match
 from burnish.passes.normalization_patterns import replace_pieces
 
@@ -115,7 +115,7 @@ def _one_axis(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _own_axis(node: ir.Node) -> Mapping[str, Any]:
-    return {"axis": node.attributes["axis"].as_int() if "axis" in node.attributes else -1}
+    return {"axis": attribute_value(node, "axis", -1)}
 
 
 def _shaped(operand: Pattern, depth: int = 3) -> Pattern:

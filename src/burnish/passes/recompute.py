@@ -7,7 +7,7 @@ its sums, but ONNX Runtime's kernel rounds the inverse deviation of its inferenc
 
 A runtime is free to run a copy of a node as soon as its operands are there, and to merge it with the node that it is a copy of.
 Both are prevented by the data: a copy reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, and the
-zero is computed from the gradient that arrives from the layer behind it, and from the gradients of weights that were finished
+zero is computed from the gradient that arrives from the layer after it, and from the gradients of weights that were finished
 since the copies before. It is not known before those gradients are, whatever the order of execution, constant folding or static
 shapes: one segment is done with, and its memory free, when the next is computed again. The Reshape moves no data.
 """
@@ -32,6 +32,7 @@ from burnish.graph import (
     replace_node,
     source_of,
 )
+from burnish.graph.edits import copy_of
 from burnish.passes.forward import Forward
 from burnish.passes.recompute_choice import fitting, layers
 from burnish.passes.recompute_request import Recompute, forget_origins, matching_nodes
@@ -115,13 +116,13 @@ def _chosen(model: ir.Model, forward: Forward, request: Recompute, strict: bool)
     inputs = planned_peak(model, batch).inputs
     chosen, least = fitting(forward, lambda plan: inputs + plan.peak <= budget)
     if chosen is None:
-        found = (
+        excess = (
             f"does not fit {budget:,} bytes at batch {batch}; the least that recomputation reaches is {inputs + least.peak:,} "
             f"bytes, of which state and batch take {inputs:,}"
         )
         if strict:
-            raise ConfigurationError(f"recompute: the {model.graph.name} graph {found}: give a larger budget or a smaller batch")
-        _log.warning("burnish: recompute: the %s graph as the engine runs it %s, which is taken", model.graph.name, found)
+            raise ConfigurationError(f"recompute: the {model.graph.name} graph {excess}: give a larger budget or a smaller batch")
+        _log.warning("burnish: recompute: the %s graph as the engine runs it %s, which is taken", model.graph.name, excess)
     return (chosen or least).dropped
 
 
@@ -132,9 +133,9 @@ def _matched(forward: Forward, patterns: tuple[str, ...], strict: bool) -> set[i
         matched = matching_nodes(nodes, pattern)
         values = {value for index in matched for value in forward.writes[index] if value in forward.droppable}
         if not values and strict:
-            found = "matches only what is never computed twice" if matched else "matches no node or value"
+            reason = "matches only what is never computed twice" if matched else "matches no node or value"
             raise ConfigurationError(
-                f"recompute: pattern '{pattern}' {found} of the forward pass; give names or patterns of nodes as a viewer shows "
+                f"recompute: pattern '{pattern}' {reason} of the forward pass; give names or patterns of nodes as a viewer shows "
                 "them, such as 'layer1*'"
             )
         dropped |= values
@@ -238,8 +239,6 @@ class _Rewriting:
             copy = _copy(task, operands)
             builder.graph.insert_before(before, copy)
             for number, output in zip(task.outputs, copy.outputs, strict=True):
-                original = self.forward.values[number - self.count]
-                output.type, output.shape = original.type, original.shape
                 self.again[number - self.count] = output
             originals = (self.forward.values[number - self.count].name or "" for number in task.outputs)
             copy.metadata_props[RECOMPUTES_METADATA] = "\n".join(originals)
@@ -249,7 +248,7 @@ class _Rewriting:
         return self.depth[number] >= 0
 
     def _gradients_before(self, group: list[Task], passed: list[int]) -> list[int]:
-        """What copies wait for: the last gradient from values behind them, and gradients of weights finished since then."""
+        """What copies wait for: the last gradient from values after them, and gradients of weights finished since then."""
         copied = max(self.forward.producer[number - self.count] for task in group for number in task.outputs)
         known = [number for number in reversed(passed) if self._is_gradient(number)]
         whole = [number for number in known if self.depth[number] >= self.last > copied]
@@ -311,10 +310,8 @@ class _Behind:
 
 
 def _copy(task: Task, operands: Mapping[ir.Value, ir.Value]) -> ir.Node:
-    node = task.node
-    inputs = [None if value is None else operands.get(value, value) for value in node.inputs]
-    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
-    if (source := source_of(node)) is not None:
+    copy = copy_of(task.node, [None if value is None else operands.get(value, value) for value in task.node.inputs])
+    if (source := source_of(task.node)) is not None:
         copy.metadata_props[SOURCE_METADATA] = source
     return copy
 

@@ -11,7 +11,7 @@ from burnish.passes.forward import Forward
 SEGMENT_SIZES = 24
 PREFIXES = 24
 NEARLY_LEAST = 1.05
-"""Of plans whose peaks lie within this factor of the least, the cheapest is taken."""
+"""The cheapest plan is taken among those whose peaks lie within this factor of the least."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,10 @@ def fitting(forward: Forward, fits: Callable[[Plan], bool]) -> tuple[Plan | None
         return plans[0], plans[0]
     order = _by_bytes_saved_per_cost(forward)
     counts = sorted({max(1, round(len(order) * share / PREFIXES)) for share in range(1, PREFIXES + 1)} if order else set())
-    plans += [plan(forward, _without_kept(forward, set(forward.saved) - set(order[:count]))) for count in counts]
+    plans += [plan(forward, forward.droppable - (set(forward.saved) - set(order[:count]))) for count in counts]
     plans += [plan(forward, dropped) for dropped in _segmentations(forward)]
     least = min(plans, key=lambda p: (p.peak, p.cost))
     return min((p for p in plans if fits(p)), key=lambda p: p.cost, default=None), least
-
-
-def _without_kept(forward: Forward, kept: set[int]) -> set[int]:
-    return forward.droppable - kept
 
 
 def _by_bytes_saved_per_cost(forward: Forward) -> list[int]:
@@ -70,23 +66,23 @@ def _by_bytes_saved_per_cost(forward: Forward) -> list[int]:
 
     The work of giving a value again grows when what it was to be computed from is dropped before it.
     """
-    kept = set(forward.saved)
+    held = set(forward.saved)
     order: list[int] = []
-    ratios = {value: _ratio(forward, value, kept) for value in kept}
+    ratios = {value: _ratio(forward, value, held) for value in held}
     while ratios:
         best = max(ratios, key=lambda value: (ratios[value], -value))
-        current = _ratio(forward, best, kept)
+        current = _ratio(forward, best, held)
         if current < ratios[best]:
             ratios[best] = current
             continue
         del ratios[best]
-        kept.discard(best)
+        held.discard(best)
         order.append(best)
     return order
 
 
-def _ratio(forward: Forward, value: int, kept: set[int]) -> float:
-    dropped = forward.droppable - (kept - {value})
+def _ratio(forward: Forward, value: int, held: set[int]) -> float:
+    dropped = forward.droppable - (held - {value})
     cost = sum(forward.cost(index) for index in forward.repeated_for(value, dropped))
     return forward.sizes[value] / max(cost, 1.0)
 
@@ -101,11 +97,11 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
         chosen = _fewest_checkpoint_bytes(cuts, saved_before, total / step)
         if chosen is None:
             return
-        kept = {value for cut in chosen for value in cut.values}
+        held = {value for cut in chosen for value in cut.values}
         last = chosen[-1].position if chosen else 0
         # What follows the last checkpoint is needed at once: dropping it saves nothing.
-        kept.update(value for value in forward.saved if forward.producer[value] >= last)
-        dropped = frozenset(_without_kept(forward, kept))
+        held.update(value for value in forward.saved if forward.producer[value] >= last)
+        dropped = frozenset(forward.droppable - held)
         if dropped not in seen:
             seen.add(dropped)
             yield set(dropped)
@@ -113,7 +109,7 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A place between two forward nodes: the values that have to be kept for the work behind it, and their bytes."""
+    """A place between two forward nodes: the values that have to be kept for the work after it, and their bytes."""
 
     position: int
     values: tuple[int, ...]

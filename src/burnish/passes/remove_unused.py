@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from burnish.graph import bodies, remove_node
+from burnish.graph.uses import is_read
 
 
 def remove_unused(model: ir.Model) -> ir.Model:
@@ -20,7 +21,7 @@ def remove_unused(model: ir.Model) -> ir.Model:
 
 def _remove_unread_nodes(graph: ir.Graph) -> None:
     for node in reversed(graph):
-        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+        if not is_read(node):
             remove_node(node)
             continue
         for body in bodies(node):

@@ -10,31 +10,16 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import optim
-from burnish.optim import average, loss_scale
-from burnish.optim.accumulate import ACCUMULATED, COUNT, UPDATES
-from burnish.optim.base import RatedOptimizer
-from burnish.optim.groups import Groups
-from burnish.optim.wrapper import layers_of
+from burnish.optim.accumulate import UPDATES
+from burnish.optim.loss_scale import LossScaled
+from burnish.optim.slots import slot_of
 from burnish.program.initialization import run_init
 from burnish.program.signature import Entry, Role, Signature
 from burnish.program.state import Arrays, shape_fits
 
-UPDATE_COUNT = f"opt/{UPDATES}"
+UPDATE_COUNT = UPDATES.entry()
 SHOWN = 4
 """Entries of one slot that a message names one by one."""
-STEPLESS = frozenset(
-    {
-        ACCUMULATED,
-        COUNT,
-        UPDATES,
-        average.AVERAGE,
-        average.COUNT,
-        loss_scale.LOSS_SCALE,
-        loss_scale.GOOD_STEPS,
-        loss_scale.SKIPPED_STEPS,
-    }
-)
-"""Slots that start anew without a step to begin with: those of what goes around an optimizer."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +81,9 @@ def carry_over(
             fresh[name] = f"the other has shape {list(source[name].shape)}, here it is {list(entry.extents)}"
         elif source[name].dtype != entry.numpy_dtype:
             fresh[name] = f"the other has dtype {source[name].dtype}, here it is {entry.numpy_dtype}"
-    stepless = STEPLESS - _averages_of_the_method(options.get("optimizer", {}))
-    slots = [name for name in expected if name.startswith("opt/") and name.split("/")[1] not in stepless]
+    declared = (*optim.slots_by_options(options.get("optimizer", {})), *LossScaled.slots)
+    kept = (name for name, entry in expected.items() if entry.role is Role.OPTIMIZER)
+    slots = [name for name in kept if slot_of(name, declared).of_method]
     if slots and fresh.keys() >= set(slots):
         for name, entry in expected.items():
             if name not in fresh and (entry.role is Role.STEP or name == UPDATE_COUNT):
@@ -108,14 +94,6 @@ def carry_over(
         initial = run_init(init, signature["init"], state, seed=0)
         state |= {name: np.array(initial[name]) for name in fresh if expected[name].role is Role.OPTIMIZER}
     return CarriedState(state, carried, fresh, tuple(name for name in source if name not in expected))
-
-
-def _averages_of_the_method(optimizer: Mapping[str, Any]) -> set[str]:
-    """The slot of the average where the optimizer's method keeps it, and weighs it by the step."""
-    is_graph = optimizer.get("name") not in {*optim.OPTIMIZERS, *optim.OPTIMIZERS.unlisted}
-    layers = () if is_graph else layers_of(optim.get(optimizer))
-    keeps = any(layer.keeps_average for layer in layers if isinstance(layer, RatedOptimizer | Groups))
-    return {average.AVERAGE} if keeps else set()
 
 
 def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.optim.average import AVERAGE
+from burnish.optim.slots import parameter_of, slot_of
 from burnish.program.signature import Entry, Signature
 
 Arrays = dict[str, np.ndarray]
@@ -153,8 +154,8 @@ def averages(signature: Signature, parameters: str) -> dict[str, str]:
     """
     if parameters != "average":
         raise ConfigurationError(f"parameters must be None, for those of the state, or 'average', not {parameters!r}")
-    prefix = f"opt/{AVERAGE}/"
-    found = {f"param/{entry.name.removeprefix(prefix)}": entry.name for entry in signature.state if entry.name.startswith(prefix)}
+    kept = (entry.name for entry in signature.state if slot_of(entry.name) == AVERAGE)
+    found = {f"param/{parameter_of(name)}": name for name in kept}
     if not found:
         raise ConfigurationError(
             "parameters='average': the program's optimizer keeps no average of them; wrap it in burnish.optim.ema(...) or "

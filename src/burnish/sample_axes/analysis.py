@@ -11,14 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.graph import constant_array, describe_node, static_shape
+from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.sample_axes import rules as _rules  # noqa: F401  # registers the rules
 from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
 from burnish.sample_axes.inputs import sample_inputs
 from burnish.sample_axes.layouts import AXES, LAYOUTS, LONGEST, NUMBERS, Call, Layout, Untold
-
-DRAWING = frozenset(
-    {"Dropout", "RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"}
-)
 
 
 class Analysis:
@@ -84,7 +81,7 @@ class Analysis:
     def _results(self, node: ir.Node, operands: Sequence[Layout | None]) -> Sequence[Layout]:
         call = Call(node, operands, self)
         is_standard = node.domain == ""
-        constant = node.op_type not in DRAWING and all(operand is None or operand.is_constant for operand in operands)
+        constant = node.op_type not in RANDOM_OPERATORS and all(operand is None or operand.is_constant for operand in operands)
         numbers = None
         try:
             if is_standard and node.op_type in LAYOUTS:

@@ -117,7 +117,7 @@ def lost(key: str, reason: str) -> Factor:
 
 
 def axis_of(number: Number, key: str, reason: str) -> Axis:
-    """The axis of so many places, all alike; lost where samples are among several factors, whose order nobody said."""
+    """The axis of ``number`` places, all alike; lost where samples are among several factors, whose order is not known."""
     factors: Axis = normal((number.coefficient, *(replace(factor, is_uniform=True) for factor in number.factors)))
     if len(factors) < 2 or is_fixed(factors):
         return factors
@@ -160,10 +160,10 @@ def _broadcast_samples(axis: Axis, fixed: Axis) -> Axis:
 
 def _alike(one: Axis, other: Axis) -> bool:
     """Whether samples stand at the same places of two axes of the same extent: as many factors are slower in both, or faster."""
-    found = [sides(axis) for axis in (one, other)]
-    if any(len(times) != 1 for times in found):
+    both = [sides(axis) for axis in (one, other)]
+    if any(len(times) != 1 for times in both):
         return False
-    (slower, faster), (others_slower, others_faster) = found[0][0], found[1][0]
+    (slower, faster), (others_slower, others_faster) = both[0][0], both[1][0]
     return Number.of(slower) == Number.of(others_slower) or Number.of(faster) == Number.of(others_faster)
 
 

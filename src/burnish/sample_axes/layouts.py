@@ -86,10 +86,10 @@ class Call:
         return index < len(self.operands) and self.operands[index] is not None
 
     def layout(self, index: int) -> Layout:
-        found = self.operands[index]
-        if found is None:
+        operand = self.operands[index]
+        if operand is None:
             raise Untold(f"{describe_node(self.node)} lacks an operand")
-        return found
+        return operand
 
     def axes(self, index: int = 0) -> Axes:
         """The axes of an operand.
@@ -97,10 +97,10 @@ class Call:
         Raises:
             Untold: they are not known.
         """
-        found = self.layout(index)
-        if found.axes is None:
-            raise Untold(found.reason)
-        return found.axes
+        operand = self.layout(index)
+        if operand.axes is None:
+            raise Untold(operand.reason)
+        return operand.axes
 
     def rank(self, index: int = 0) -> int:
         return len(self.axes(index))
@@ -111,15 +111,15 @@ class Call:
         Raises:
             Untold: it is not.
         """
-        found = self.layout(index)
-        if found.numbers is not None:
-            return found.numbers
-        length = Number.of(found.axes[0]).integer if found.axes is not None and len(found.axes) == 1 else None
-        if found.axes == ():
+        operand = self.layout(index)
+        if operand.numbers is not None:
+            return operand.numbers
+        length = Number.of(operand.axes[0]).integer if operand.axes is not None and len(operand.axes) == 1 else None
+        if operand.axes == ():
             length = 1
         if length is None or length > LONGEST:
             raise Untold(f"{describe_node(self.node)} has an operand that is known only when it runs")
-        return tuple(self.unknown(f"{index}:{place}", found.is_constant) for place in range(length))
+        return tuple(self.unknown(f"{index}:{place}", operand.is_constant) for place in range(length))
 
     def integers(self, index: int) -> list[int] | None:
         """The elements of a list of integers, where all are known."""
@@ -128,6 +128,20 @@ class Call:
         numbers = self.layout(index).numbers
         known = [number.integer for number in numbers or ()]
         return None if numbers is None or None in known else [integer for integer in known if integer is not None]
+
+    def named_axes(self) -> Sequence[int] | None:
+        """The axes that the second operand names, or the attribute; None where neither is there.
+
+        Raises:
+            Untold: the operand is computed.
+        """
+        if not self.has(1):
+            named: Sequence[int] | None = self.attribute("axes")
+            return named
+        axes = self.integers(1)
+        if axes is None:
+            raise Untold(self.reason)
+        return axes
 
     def unknown(self, name: str, constant: bool) -> Number:
         """A number that only the running graph knows."""
@@ -142,7 +156,7 @@ class Call:
         return (lost(f"{self.key}:{name}", self.reason),)
 
     def places(self, count: int) -> Axis:
-        """An axis of so many places."""
+        """An axis of ``count`` places."""
         return () if count == 1 else (count,)
 
     def rest(self, output: int, start: int, rank: int | None = None) -> Axes:
@@ -172,13 +186,13 @@ class Call:
         rank = self.rank() if rank is None else rank
         return int(self.attribute(name, default)) % max(1, rank)
 
-    def declared(self, output: int = 0) -> list[int | None]:
-        """The extents of an output that shape inference found.
+    def declared(self) -> list[int | None]:
+        """The extents of the first output that shape inference found.
 
         Raises:
             Untold: it found no rank.
         """
-        return self._declared(output, None)
+        return self._declared(0, None)
 
     def _declared(self, output: int, rank: int | None) -> list[int | None]:
         shape = self.node.outputs[output].shape

@@ -34,10 +34,10 @@ def _problem(factors: Axis) -> str:
 
 
 def _places(factors: Axis, counted: Mapping[str, str]) -> Places:
-    found = sides(factors)
-    if not found:
+    times = sides(factors)
+    if not times:
         return Places()
-    slower, faster = (None if number.factors else number.coefficient for number in map(Number.of, found[0]))
+    slower, faster = (None if number.factors else number.coefficient for number in map(Number.of, times[0]))
     if slower is None and faster is None:
         return Places(problem="samples stand between axes whose extents are both symbolic")
     samples = next(factor for factor in factors if isinstance(factor, Factor) and factor.kind is Kind.SAMPLES)

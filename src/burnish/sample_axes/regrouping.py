@@ -1,6 +1,6 @@
 """The axes of a Reshape: the factors of the operand's, cut anew.
 
-Elements keep their order, so that the factors of all axes, one behind the other, are those of the result. They are cut where the
+Elements keep their order, so that the factors of all axes, one after the other, are those of the result. They are cut where the
 numbers of the target say, from both ends; what is left in between is told where it is one axis, or where no samples are in it.
 """
 
@@ -32,24 +32,24 @@ def regrouped(axes: Axes, target: Sequence[Target], key: str, reason: str) -> Ax
     back = _taken(left, targets)
     left.reverse()
     targets.reverse()
-    found = [*front, *_between(tuple(left), targets, key, reason), *(tuple(reversed(axis)) for axis in reversed(back))]
+    result = [*front, *_between(tuple(left), targets, key, reason), *(tuple(reversed(axis)) for axis in reversed(back))]
     if not targets and len(front) > 0:
-        found[len(front) - 1] += tuple(left)  # of one place: a batch of one sample that the model fixes
+        result[len(front) - 1] += tuple(left)  # of one place: a batch of one sample that the model fixes
     elif not targets and back:
-        found[0] = (*left, *found[0])
-    return tuple(map(normal, found))
+        result[0] = (*left, *result[0])
+    return tuple(map(normal, result))
 
 
 def _taken(left: deque[int | Factor], targets: list[Target]) -> list[Axis]:
     """Take axes off the front of both, as long as the factors tell them."""
-    found: list[Axis] = []
+    axes: list[Axis] = []
     while targets and (extent := targets[0]) is not None:
         axis = _axis(left, extent)
         if axis is None:
             break
-        found.append(axis)
+        axes.append(axis)
         del targets[0]
-    return found
+    return axes
 
 
 def _axis(left: deque[int | Factor], extent: Number) -> Axis | None:
@@ -90,11 +90,11 @@ def _between(left: Axis, targets: Sequence[Target], key: str, reason: str) -> li
     if len(targets) == 1:
         return [left]
     if is_fixed(left) and all(target is None or target.is_fixed for target in targets):
-        found: list[Axis] = []
+        axes: list[Axis] = []
         for index, target in enumerate(targets):
-            own = f"{key}:{index}"
-            found.append((Factor(own, Kind.FIXED),) if target is None else axis_of(target, own, reason))
-        return found
+            name = f"{key}:{index}"
+            axes.append((Factor(name, Kind.FIXED),) if target is None else axis_of(target, name, reason))
+        return axes
     whole = [axis for axis in left if isinstance(axis, Factor) and axis.kind is Kind.LOST]
     said = whole[0].reason if whole and not has(left, Kind.SAMPLES) else reason
     return [(lost(f"{key}:{index}", said),) for index in range(len(targets))]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread_value, replace_node, static_dimension
+from burnish.graph.uses import is_used
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.ops.normalization.statistics import per_channel
@@ -85,7 +86,7 @@ def _check(node: ir.Node, target: str, groups: int) -> None:
     x, scale = node.inputs[0], node.inputs[1]
     assert x is not None
     assert scale is not None
-    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+    if any(map(is_used, node.outputs[1:])):
         raise ConfigurationError(
             f"convert: the model reads the running statistics that {describe_node(node)} returns, and after the conversion "
             "there are none; remove those outputs from the model, or leave the layer out with layers=..."

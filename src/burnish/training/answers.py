@@ -1,4 +1,4 @@
-"""What a model's output says of a sample: a class with its probability, yes or no, a score, or values; and the table of it."""
+"""What a model's output says of a sample: a class with its probability, yes or no, a score, or values. And tables of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run is: what a checkpoint of the trainer holds beside the session's state, so that it goes on as if never stopped."""
+"""Where a run is: what a checkpoint holds beside the session's state, so that the run goes on as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Position:
         self.since_epoch = Means()
 
     def take_best(self, watched: str) -> bool:
-        """Enter the epoch that ended as the best where ``watched``, loss or a metric, is better; returns whether it is."""
+        """Record the last epoch as the best where its ``watched``, the loss or a metric, is better; return whether it is."""
         value = self.metrics[watched]
         if self.best is not None and not is_better(watched, value, self.best["value"]):
             return False
@@ -103,7 +103,7 @@ def _is_best(best: object) -> bool:
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
-    """Whether a figure is better than another: for metrics as they say, for the loss the smaller one; NaN is worse than all."""
+    """Whether a figure is better than another. A metric says which is better, the smaller loss is; NaN is worse than all."""
     if math.isnan(value) or math.isnan(than):
         return not math.isnan(value)
     return value > than if higher_is_better(metric) else value < than

@@ -8,7 +8,7 @@ from burnish.training.inputs import broken_rule
 
 
 def batches_per_epoch(program: Program, samples: int, batch_size: int) -> int:
-    """Return how many steps an epoch over so many samples has, without the last batch where the program takes none of its size.
+    """Return how many steps an epoch over so many samples has. A last batch of a size that the program does not take is left out.
 
     Raises:
         ConfigurationError: the program takes no batch of ``batch_size``.
@@ -18,7 +18,7 @@ def batches_per_epoch(program: Program, samples: int, batch_size: int) -> int:
 
 
 def samples_left_out(program: Program, samples: int, batch_size: int) -> int:
-    """Return how many samples are left at the end of an epoch that make no batch which the program takes.
+    """Return how many samples at the end of an epoch make no batch that the program takes.
 
     Raises:
         ConfigurationError: the program takes no batch of ``batch_size``.

@@ -65,7 +65,7 @@ def check_batch(
 
 
 class BatchCheck:
-    """``check_batch`` for one graph, batch after batch: of one that has the form of the last, only the values are checked.
+    """``check_batch`` for one graph, batch after batch. Where a batch has the form of the last, only its values are checked.
 
     Args:
         signature, ignored, part: as ``check_batch`` takes them.
@@ -94,7 +94,7 @@ class BatchCheck:
         return arrays
 
     def _forms(self, batch: Mapping[str, Any]) -> list[_Form] | None:
-        """What is asked of arrays beside their values; None where something is no array, or there is more than is used."""
+        """Return what is checked of arrays beside their values; None where one is no array, or the batch holds others."""
         if type(batch) is not dict or len(batch) != len(self._entries):
             return None
         forms = []
@@ -107,7 +107,7 @@ class BatchCheck:
 
 
 class HyperparameterCheck:
-    """``check_hyperparameters`` for one graph, step after step: what is given again is not checked again.
+    """``check_hyperparameters`` for one graph, step after step: values that stay the same are checked once.
 
     Args:
         signature: of the graph.
@@ -275,7 +275,7 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
 
 
 def _how_to_open(entry: Entry, axis: int) -> str:
-    """What to do about an axis of extent 1 in which the samples of a batch would stand; nothing of any other."""
+    """Return what to do where the axis of the samples has extent 1; nothing for any other axis."""
     if entry.role is not Role.DATA or 1 not in entry.extents or entry.extents.index(1) != axis:
         return ""
     return (
@@ -355,5 +355,5 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
 
 
 def _position(mask: np.ndarray) -> str:
-    """The first true position of a mask, as an index."""
+    """Return the first true position of a mask, as an index."""
     return str([int(index) for index in np.unravel_index(int(mask.argmax()), mask.shape)])

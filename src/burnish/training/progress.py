@@ -164,10 +164,10 @@ class Bar:
         )
 
     def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
-        self._bar.console.print(escaped(epoch_line(reached, evaluation)), highlight=False, markup=False)
+        self._bar.console.print(escaped(epoch_line(reached, evaluation)), highlight=False, markup=False, emoji=False)
 
     def note(self, text: str) -> None:
-        self._bar.console.print(escaped(text), highlight=False, markup=False)
+        self._bar.console.print(escaped(text), highlight=False, markup=False, emoji=False)
 
     def close(self) -> None:
         self._bar.stop()

@@ -105,7 +105,7 @@ class RunFolder:
             self.checkpoints.clear()
 
     def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:
-        """Append what was reached to the table; its averages begin anew."""
+        """Append a row to the table: the averages since the last one, which begin again, and the figures of an evaluation."""
         assert self._table is not None
         self._table.append(
             {
@@ -153,7 +153,7 @@ class RunFolder:
 
 
 class FollowedFolder(RunFolder):
-    """The folder of a run as all workers but the first have it: that one keeps it, and these give it what they hold."""
+    """The folder of a run for all workers but the first. The first one keeps it; these give it their part of the state."""
 
     def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What stands where in the folder of a run: the checkpoint that is asked for, its program, and what the run exported."""
+"""What the folder of a run holds: checkpoints, the program beside them, and a record of the command."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def exported_parameters(run: Path) -> str | None:
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """Return what ``burnish train`` wrote of a run into its folder; empty where there is nothing that can be read."""
+    """Return what ``burnish train`` recorded of a run in its folder; empty where nothing can be read."""
     try:
         record = json.loads((run / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -162,7 +162,7 @@ class Session:
         return {name: value.item() for name, value in outputs.items() if total_of(name) is None}
 
     def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
-        """Return what is to be added over batches, replicas or clients to know the figures of them all.
+        """Return the totals of one batch. Added over batches, replicas or clients, they tell the figures of all of them.
 
         Args:
             batch, parameters: as in ``evaluate``.
@@ -176,7 +176,7 @@ class Session:
         return only_totals(self._evaluated(batch, parameters))
 
     def combine_totals(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the loss and the metrics that totals come to, added up from those of any number of batches.
+        """Return the loss and the metrics of totals that were added up over any number of batches.
 
         Raises:
             InputError: nothing counts towards one of them.
@@ -363,7 +363,7 @@ class Session:
 
     @_one_at_a_time
     def take_part(self) -> None:
-        """Give what this worker alone has of the state to another, which calls ``state``, ``save_checkpoint`` or ``export``."""
+        """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``."""
         if isinstance(self._runner, SpreadRunner):
             self._runner.state()
 
@@ -378,7 +378,7 @@ class Session:
 
     @property
     def meets(self) -> bool:
-        """Whether workers exchange something in the next step: not where they step alone, and the round does not end."""
+        """Whether workers exchange something in the next step; they do not where they step alone and the round goes on."""
         return self._runner.ends_round if isinstance(self._runner, LocalSteps) else True
 
     def __enter__(self) -> Session:
@@ -397,7 +397,7 @@ class Session:
         return self._runner
 
     def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Mapping[str, np.ndarray]:
-        """The state, one entry of which is copied when it is asked for; in the place of some, others of its entries.
+        """Return the state, of which an entry is copied when it is asked for; ``instead`` names entries that stand in for others.
 
         It is that of now, and what asks for it is done before the state changes. What other workers hold a part of is asked of
         them at once, and whole.
@@ -422,5 +422,5 @@ class Session:
         return dict(self._open_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
-        """What a graph reads in place of the parameters, as the further argument of a runner's method; none by default."""
+        """Return what a graph reads in place of the parameters, as a further argument of a runner's method; empty by default."""
         return () if parameters is None else (averages(self.program.signature, parameters),)

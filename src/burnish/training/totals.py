@@ -1,4 +1,4 @@
-"""Figures of many batches: totals added up as they come, and averages of figures that batches came with."""
+"""Figures of many batches: from totals that add up, or as averages of the batches' own figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Totals:
                 self.sums.setdefault(name, []).append(array)
 
     def added(self) -> dict[str, np.ndarray]:
-        """Return what they come to; sums are rounded once."""
+        """Return the added totals; sums are rounded once."""
         sums = {
             name: np.array([math.fsum(column) for column in np.stack(arrays).reshape(len(arrays), -1).T]).reshape(arrays[0].shape)
             for name, arrays in self.sums.items()
@@ -47,7 +47,7 @@ class Totals:
 
 
 def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -> dict[str, float]:
-    """Return the loss and the metrics that added totals come to.
+    """Return the loss and the metrics of added totals.
 
     Args:
         totals: by name of the output of ``evaluate``. What has a sum and a count is their quotient; what has other totals is the
@@ -94,7 +94,7 @@ def _figure(name: str, parts: Mapping[str, np.ndarray]) -> float:
 
 @dataclass
 class Means:
-    """Averages of loss and metrics, each batch weighted by its samples; without the batches in which a figure is NaN."""
+    """Averages of loss and metrics. Each batch weighs as much as its samples; NaN is left out."""
 
     samples: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)

@@ -58,12 +58,12 @@ class TrainedModel:
 
     @property
     def to_predict(self) -> DataSpec:
-        """What a data set has to fill to predict: no labels."""
+        """The inputs that a data set has to fill to predict: no labels."""
         return DataSpec(self._signature["predict"].inputs_of(Role.DATA), None, described=self.described, predicts=True)
 
     @property
     def to_evaluate(self) -> DataSpec:
-        """What a data set has to fill to evaluate.
+        """The inputs that a data set has to fill to evaluate.
 
         Raises:
             ConfigurationError: the model does not say which loss it was trained on, and none was given.

@@ -1,4 +1,4 @@
-"""The trainer: epochs over a data set, with evaluation, reports, checkpoints, and going on where a run stopped."""
+"""The trainer: epochs over a data set, with evaluation, reports and checkpoints, from which a run goes on."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ class Trainer:
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
     def _agree(self, course: Mapping[str, object], evaluation: Dataset | None) -> None:
-        """Check that all workers were given the same, as far as the program, whose session compares it, does not say it."""
+        """Check that all workers were started alike. Their sessions compare the programs."""
         if self._group.world_size == 1:
             return
         facts = {
@@ -351,13 +351,13 @@ class Trainer:
         self._group.barrier(name="the first worker to write a checkpoint")
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the other workers why this one stops, unless all stop by the same."""
+        """Tell the other workers why this one stops, unless all stop for the same reason."""
         is_alike = TrainingInterrupted if self._steps_alone else NonFiniteLossError | TrainingInterrupted
         if not isinstance(error, is_alike):
             self._group.fail(error)
 
     def _stopped_by(self, error: BurnishError) -> BurnishError:
-        """Save what there is; return the error with where that is and, for a loss that is not finite, how to go on."""
+        """Save the state; return the error with the place of the checkpoint and, for a loss that is not finite, with advice."""
         position = self._position
         text = f"{str(error).rstrip('.')}. Training stopped in epoch {position.epoch + 1}, batch {position.batch + 1}"
         try:
@@ -395,7 +395,7 @@ def _check_whole(**numbers: int | None) -> None:
 
 
 def _evaluated(program: Program, parameters: str | None) -> str | None:
-    """Return what is evaluated after each epoch; refuses what the program keeps none of."""
+    """Return what is evaluated after each epoch; raise ConfigurationError for an average that the program does not keep."""
     if parameters is not None:
         averages(program.signature, parameters)
     return parameters

@@ -130,7 +130,7 @@ def agree(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
 
 
 def described(dataset: Dataset) -> dict[str, Any]:
-    """Return what all workers must find alike in a data set: its size, its arrays, its classes, and a few of its samples."""
+    """Return what must be alike on all workers: the size of a data set, its arrays, its classes, and a few of its samples."""
     count = len(dataset)
     places = np.unique(np.linspace(0, count - 1, SAMPLES_COMPARED).astype(np.int64))
     samples = dataset.batch(places)
@@ -190,7 +190,7 @@ def take_over_state(group: ProcessGroup, session: Session) -> None:
 def evaluate(
     group: ProcessGroup, session: Session, loader: Loader, *, parameters: str | None = None, looked_up: Callable[[], None]
 ) -> dict[str, float]:
-    """Return the loss and the metrics over a data set, of which each worker evaluates every so many batches.
+    """Return the loss and the metrics over a data set, whose batches the workers share.
 
     The totals of all batches are added as one process would: counts exactly, sums rounded once. So the figures do not depend on
     the number of workers.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.engines.torch.families.attention.dispatch import FEWEST_QUERIES, attention, attention_gradient
+from burnish.engines.torch.families.attention.dispatch import attention, attention_gradient
+from burnish.engines.torch.families.thresholds import Attention
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.processor import has_wide_vectors
 
@@ -209,7 +210,7 @@ def test_without_the_kernel_pytorchs_attend(monkeypatch):
 
 @needs_kernel
 @pytest.mark.skipif(not has_wide_vectors(), reason="the processor has no vectors of eight float32")
-@pytest.mark.parametrize("queries", [FEWEST_QUERIES - 1, FEWEST_QUERIES])
+@pytest.mark.parametrize("queries", [Attention.FEWEST_QUERIES - 1, Attention.FEWEST_QUERIES])
 def test_many_queries_of_float32_are_the_kernels_and_few_are_pytorchs(queries, monkeypatch):
     called = []
     own = {name: getattr(torch.ops.burnish, name).default for name in ("attention", "attention_gradient")}
@@ -232,4 +233,4 @@ def test_many_queries_of_float32_are_the_kernels_and_few_are_pytorchs(queries, m
         else:
             assert result[:, :, 3].isnan().all()
             assert all(gradient.isnan().any() for gradient in gradients)
-    assert called == (["attention", "attention_gradient"] * 2 if queries == FEWEST_QUERIES else [])
+    assert called == (["attention", "attention_gradient"] * 2 if queries == Attention.FEWEST_QUERIES else [])

@@ -9,8 +9,9 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch.families.convolution import pointwise
 from burnish.engines.torch.families.convolution.products_fusion import use_products
-from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.families.thresholds import Pointwise
 from burnish.engines.torch.native import kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
@@ -118,13 +119,13 @@ def test_operands_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("strides", [[1, 1], [2, 1], [2, 2]])
 @pytest.mark.parametrize(("channels", "count", "side"), [(16, 17, 5), (512, 640, 9)])
 def test_convolutions_of_one_pixel(channels, count, side, strides, way, monkeypatch, threads):
-    monkeypatch.setattr(products, "MOST_PIXELS", 0 if way == "convolution" else products.MOST_PIXELS)
-    monkeypatch.setattr(products, "_has_fast_pixels", lambda *_: way == "product")
+    monkeypatch.setattr(Pointwise, "MOST_PIXELS", 0 if way == "convolution" else Pointwise.MOST_PIXELS)
+    monkeypatch.setattr(pointwise, "_has_fast_pixels", lambda *_: way == "product")
     shape = (3, channels, count, side, side + 1, (1, 1), strides, (0, 0))
     x, weight, dy = operands(shape)
     bias = torch.randn(count, generator=torch.Generator().manual_seed(0))
-    y = products.pointwise_convolution(x, weight, bias, strides)
-    dx = products.pointwise_input_gradient(dy, weight, x, strides)
+    y = pointwise.convolution(x, weight, bias, strides)
+    dx = pointwise.input_gradient(dy, weight, x, strides)
     exact = torch.nn.functional.conv2d(x.double(), weight.double(), bias.double(), strides)
     exact_dx = gradients(x.double(), weight.double(), dy.double(), strides, [0, 0])[0]
     for found, expected in ((y, exact), (dx, exact_dx)):
@@ -137,14 +138,14 @@ def test_a_bias_with_strides():
     x, weight, _ = operands((3, 16, 32, 5, 5, (1, 1), [1, 1], (0, 0)))
     numbers = torch.randn(64, generator=torch.Generator().manual_seed(0))
     for bias in (numbers[:1].expand(32), numbers[::2]):
-        found = products.pointwise_convolution(x, weight, bias, [1, 1])
-        assert torch.equal(found, products.pointwise_convolution(x, weight, bias.contiguous(), [1, 1]))
+        found = pointwise.convolution(x, weight, bias, [1, 1])
+        assert torch.equal(found, pointwise.convolution(x, weight, bias.contiguous(), [1, 1]))
 
 
 def test_an_empty_batch_of_one_pixel_kernels():
     x, weight = torch.empty(0, 16, 4, 4), torch.ones(32, 16, 1, 1)
-    assert products.pointwise_convolution(x, weight, None, [1, 1]).shape == (0, 32, 4, 4)
-    assert products.pointwise_input_gradient(torch.empty(0, 32, 4, 4), weight, x, [1, 1]).shape == x.shape
+    assert pointwise.convolution(x, weight, None, [1, 1]).shape == (0, 32, 4, 4)
+    assert pointwise.input_gradient(torch.empty(0, 32, 4, 4), weight, x, [1, 1]).shape == x.shape
 
 
 def taken(op_type: str, attributes: dict, dtype=ir.DataType.FLOAT, weight=(64, 64, 1, 1)) -> str:

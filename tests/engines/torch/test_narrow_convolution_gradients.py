@@ -11,6 +11,7 @@ import burnish
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.families.convolution import narrow_gradients as convolution_gradients
 from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_gradients
+from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import translate
 from burnish.graph import BURNISH_DOMAIN
@@ -187,7 +188,7 @@ def test_gradients_of_images_that_are_seen_in_part(count, channels, strides, dty
     dy = torch.randn(images, count, *out, generator=generator).bfloat16().contiguous(memory_format=torch.channels_last)
     weight = torch.randn(count, channels, 1, 1, generator=generator).bfloat16()
     x = torch.empty(images, channels, 9, 10, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    if count < convolution_gradients.LEAST_CHANNELS and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if count < NarrowConvolutions.LEAST_CHANNELS and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("PyTorch's own convolutions round between terms where the processor has no vectors for bfloat16")
     found = convolution_gradients.strided_input_gradient(dy, weight, x, strides)
 
@@ -260,7 +261,7 @@ def test_what_they_become_depends_on_the_processor(window, suits, monkeypatch):
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 runs in float32 on this processor")
 def test_a_network_trains_alike_with_and_without(monkeypatch):
     monkeypatch.setattr("burnish.engines.torch.families.convolution.translation.has_narrow_vectors", lambda: True)
-    monkeypatch.setattr(convolution_gradients, "LEAST_CHANNELS", 1)
+    monkeypatch.setattr(NarrowConvolutions, "LEAST_CHANNELS", 1)
     asked = []
     monkeypatch.setattr(convolution_gradients, "_is_fast", lambda *given: asked.append(given) is None)
     model = mobile()

@@ -9,9 +9,9 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.convolution import products_fusion as convolution_products
+from burnish.engines.torch.families.convolution import pointwise
 from burnish.engines.torch.families.convolution.products_fusion import use_products
-from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.families.thresholds import ConvolutionProducts, Pointwise
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
@@ -117,10 +117,10 @@ def test_operands_that_do_not_fit_are_refused():
 def test_gradients_whichever_way_they_are_computed(count, channels, side, built, monkeypatch, threads):
     """Together; apart where there are many weights, few channels or few pixels; by PyTorch where there are no kernels."""
     given = operands((2, count, channels, side, side))
-    asked, found_kernel = [], products._of_convolutions
-    monkeypatch.setattr(products, "_of_convolutions", lambda name: asked.append(name) or (found_kernel(name) if built else None))
+    asked, found_kernel = [], pointwise._of_convolutions
+    monkeypatch.setattr(pointwise, "_of_convolutions", lambda name: asked.append(name) or (found_kernel(name) if built else None))
     exact = of_pytorch(*(tensor.double() for tensor in given))
-    for found, expected in zip(products.pointwise_gradients(*given), exact, strict=True):
+    for found, expected in zip(pointwise.gradients(*given), exact, strict=True):
         assert found.shape == expected.shape
         assert error(found, expected) < 1e-6
     together = side == 15 and (count, channels) in ((64, 64), (20, 80))
@@ -179,9 +179,9 @@ def test_layers_that_share_kernels_and_a_gradient_are_told_apart():
 @needs_kernels
 @pytest.mark.parametrize("recompute", [None, "layers"])
 def test_a_network_trains_alike_with_and_without(recompute, monkeypatch):
-    monkeypatch.setattr(products, "LEAST_OF_WIDER", 1)
-    monkeypatch.setattr(products, "LEAST_PIXELS", 0)
-    monkeypatch.setattr(convolution_products, "LEAST_CHANNELS_OF_BOTH", 8)
+    monkeypatch.setattr(Pointwise, "LEAST_OF_WIDER", 1)
+    monkeypatch.setattr(Pointwise, "LEAST_PIXELS", 0)
+    monkeypatch.setattr(ConvolutionProducts, "LEAST_CHANNELS_OF_BOTH", 8)
     model = mobile()
     program = burnish.compile(model, optimizer=burnish.optim.sgd(lr=0.01, momentum=0.9), recompute=recompute)
     sessions = [burnish.Session(program, engine, threads=2) for engine in (TorchEngine(), TorchEngine(compile="none"))]

@@ -44,7 +44,7 @@ class BFloat16(Encoding):
 
 
 class Float16(Encoding):
-    """Numbers are rounded to float16, each row times a power of two that travels behind it.
+    """Numbers are rounded to float16, each row times a power of two that travels after it.
 
     The error is up to 2^-11 of each number that is at least 2^-29 of the largest in its row, and below that 2^-39 of the largest.
     NaN and infinities stay what they are.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 16 * 2**10
 """Up to here a message goes to all workers, and into the system at once: there is always room for so much."""
 PIECE_ELEMENTS = 2**15 - 1
-"""Of a sum, what is added at once: few enough that PyTorch starts no threads for it beside those that compute."""
+"""How many elements are added at once: so few that PyTorch starts no threads beside those that compute."""
 END_SECONDS = 5.0
 _HEADER = struct.Struct("<QIQ")
 
@@ -44,7 +44,7 @@ class Task:
         self._done = threading.Event()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it is done, within so many seconds.
+        """Wait for at most ``seconds``; return whether it is done.
 
         Raises:
             OSError: a connection broke.
@@ -91,12 +91,12 @@ class Exchange:
 
     def all_gather(self, rows: Sequence[torch.Tensor], tensor: torch.Tensor) -> Task:
         """Begin to fill contiguous rows with the tensors of all workers."""
-        given = tensor.contiguous()
-        return self._begin(lambda: self._gather(rows, given), "gather", tensor)
+        row = tensor.contiguous()
+        return self._begin(lambda: self._gather(rows, row), "gather", tensor)
 
-    def all_to_all(self, received: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Task:
+    def all_to_all(self, received: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Task:
         """Begin to give each worker a tensor, and to get one from each; all are contiguous."""
-        return self._begin(lambda: self._give_all(received, given), "all-to-all", given[0])
+        return self._begin(lambda: self._give_all(received, parts), "all-to-all", parts[0])
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Task:
         """Begin to replace a contiguous tensor by that of one rank."""
@@ -164,14 +164,14 @@ class Exchange:
     def _gather(self, rows: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
         self._give_all(rows, [tensor] * self._size)
 
-    def _give_all(self, received: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        received[self._rank].copy_(given[self._rank])
+    def _give_all(self, received: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        received[self._rank].copy_(parts[self._rank])
         others = range(1, self._size)
-        sent = [self._send((self._rank + step) % self._size, given[(self._rank + step) % self._size]) for step in others]
+        sending = [self._send((self._rank + step) % self._size, parts[(self._rank + step) % self._size]) for step in others]
         for step in others:
             source = (self._rank - step) % self._size
             self._receive(source, received[source])
-        for each in sent:
+        for each in sending:
             _finish(each)
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -219,10 +219,10 @@ class Exchange:
         self._receive_header(rank, vector.nbytes)
         room = vector.new_empty(min(PIECE_ELEMENTS, vector.numel()))
         for begin in range(0, vector.numel(), PIECE_ELEMENTS):
-            own = vector[begin : begin + PIECE_ELEMENTS]
-            piece = room[: own.numel()]
+            section = vector[begin : begin + PIECE_ELEMENTS]
+            piece = room[: section.numel()]
             self._fill(rank, _bytes_of(piece))
-            _combine(own, piece, operation)
+            _combine(section, piece, operation)
 
     def _fill(self, rank: int, content: memoryview) -> None:
         stream = self._streams[rank]
@@ -239,14 +239,14 @@ def _finish(sent: Task | None) -> None:
             pass
 
 
-def _combine(own: torch.Tensor, other: torch.Tensor, operation: str) -> None:
+def _combine(total: torch.Tensor, other: torch.Tensor, operation: str) -> None:
     import torch
 
     if operation == "sum":
-        own += other
+        total += other
     else:
         function = torch.minimum if operation == "min" else torch.maximum
-        function(own, other, out=own)
+        function(total, other, out=total)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -59,18 +59,25 @@ def join(
             "torch.distributed is initialized already in this process: close the group that burnish joined earlier (close()), or "
             "leave torch.distributed.init_process_group to burnish"
         )
-    if own_device == "cpu" and share_memory:
+    _joined = _connected(place, own_device, timeout, first_contact, share_memory)
+    _joined.open_lane()
+    return _joined
+
+
+def _connected(place: rendezvous.Place, device: str, timeout: float, first_contact: float, share_memory: bool) -> ProcessGroup:
+    """Meet the other workers, and connect with them."""
+    if device == "cpu" and share_memory:
         shared_memory.prepare()  # before workers wait for each other
     meeting = rendezvous.meet(place, first_contact)
     limit = timeout + GRACE_SECONDS
     exchange = meeting.connect_all(limit)
-    gpus = None if own_device == "cpu" else Nccl.open(meeting, own_device, limit)
+    gpus = None if device == "cpu" else Nccl.open(meeting, device, limit)
     watch = Watch(meeting.open_store, place.address, place.rank, place.world_size, timeout, _abort_on_cuda(gpus))
     watch.start()
-    _joined = ProcessGroup(
+    return ProcessGroup(
         place.rank,
         place.world_size,
-        own_device,
+        device,
         timeout,
         first_contact,
         meeting,
@@ -79,8 +86,6 @@ def join(
         watch,
         share_memory=share_memory,
     )
-    _joined.open_lane()
-    return _joined
 
 
 def has_joined() -> bool:
@@ -102,10 +107,10 @@ def _own_device(device: str, local_rank: int) -> str:
     name, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     if name != "cuda" or (index and not index.isdecimal()):
         raise EngineError(f"device={device!r}: workers exchange tensors on cpu or cuda")
-    own = int(index) if index else local_rank
-    if own >= torch.cuda.device_count():
+    number = int(index) if index else local_rank
+    if number >= torch.cuda.device_count():
         raise EngineError(
             f"device={device!r}: this worker is number {local_rank} of its machine, which has {torch.cuda.device_count()} GPUs: "
             "start as many workers on it as it has GPUs, or train on cpu"
         )
-    return f"cuda:{own}"
+    return f"cuda:{number}"

@@ -1,4 +1,4 @@
-"""Where a worker is reached by the others of its run, and how many strangers it puts up with."""
+"""The socket at which the other workers of a run reach this one, and the limits that it sets to strangers."""
 
 from __future__ import annotations
 

@@ -101,9 +101,9 @@ class Nccl:
         """Begin to fill rows with the tensors of all workers."""
         return torch_distributed().all_gather(list(rows), tensor, group=self.group, async_op=True)
 
-    def all_to_all(self, received: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
+    def all_to_all(self, received: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
         """Begin to give each worker a tensor, and to get one from each."""
-        return torch_distributed().all_to_all(list(received), list(given), group=self.group, async_op=True)
+        return torch_distributed().all_to_all(list(received), list(parts), group=self.group, async_op=True)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Any:
         """Begin to replace a tensor by that of one rank."""

@@ -94,8 +94,8 @@ class _Parted:
     def wait(self) -> None:
         self._pending.wait()
         wide = _wide(self._buffer)
-        own = added_up(self._encoding.decoded(self._rows, wide))
-        sums = self._communicator.all_gather(self._encoding.encoded(own.unsqueeze(0))[0], group=self._group)
+        part = added_up(self._encoding.decoded(self._rows, wide))
+        sums = self._communicator.all_gather(self._encoding.encoded(part.unsqueeze(0))[0], group=self._group)
         self._buffer.copy_(self._encoding.decoded(sums, wide).flatten()[: self._buffer.numel()])
 
 
@@ -109,27 +109,27 @@ def scattered(
 ) -> tuple[torch.Tensor, Pending]:
     """Begin to add up parts of a buffer, each on its worker: ``Communicator.reduce_scatter`` by an exchange of all with all."""
     first = sum(sizes[: communicator.rank])
-    own = buffer[first : first + sizes[communicator.rank]]
-    return own, _Scattered(communicator, buffer, own, sizes, encoding or Encoding(), channel)
+    part = buffer[first : first + sizes[communicator.rank]]
+    return part, _Scattered(communicator, buffer, part, sizes, encoding or Encoding(), channel)
 
 
 class _Scattered:
     """Sums of which every worker wants its part alone; the parts are under way to them when this is made.
 
     Args:
-        own: where the sums of this worker's part go.
+        part: this worker's of the buffer, where its sums go.
     """
 
     def __init__(
         self,
         communicator: Communicator,
         buffer: torch.Tensor,
-        own: torch.Tensor,
+        part: torch.Tensor,
         sizes: Sequence[int],
         encoding: Encoding,
         channel: str,
     ):
-        self._own, self._encoding = own, encoding
+        self._own, self._encoding = part, encoding
         wire, widths = _wire(buffer, sizes, encoding)
         self._rows, self._pending = communicator.all_to_all(wire, sizes=widths, channel=channel)
 
@@ -143,7 +143,7 @@ class EncodedBuffer:
     """Numbers of this worker that are exchanged through memory which the workers share, in the form in which they travel.
 
     Args:
-        terms: what the workers give: for each of them its part of this worker's numbers, one behind the other.
+        terms: what the workers give: for each of them its part of this worker's numbers, one after the other.
         sums: of each worker's part.
         rank, workers: of this worker, and how many there are.
         dtype, count: of the numbers.
@@ -218,15 +218,15 @@ class EncodedBuffer:
         rows = torch.stack([row[self._place].view(self._wire_dtype) for row in self._terms.rows()])
         self._terms.release()
         if self._section is not None:
-            own = self.tensor[self._section]
-            if own.numel():
-                own.copy_(added_up(self._encoding.decoded(rows, wide)))
+            part = self.tensor[self._section]
+            if part.numel():
+                part.copy_(added_up(self._encoding.decoded(rows, wide)))
             return
-        own = self._encoding.encoded(added_up(self._encoding.decoded(rows, wide)).unsqueeze(0))[0]
+        part = self._encoding.encoded(added_up(self._encoding.decoded(rows, wide)).unsqueeze(0))[0]
         self._sums.settle()
-        self._sums.tensor.view(own.dtype).copy_(own)
+        self._sums.tensor.view(part.dtype).copy_(part)
         self._sums.show()
-        sums = torch.stack([row.view(own.dtype) for row in self._sums.rows()])
+        sums = torch.stack([row.view(part.dtype) for row in self._sums.rows()])
         self._sums.release()
         self.tensor.copy_(self._encoding.decoded(sums, wide).flatten()[: self.tensor.numel()])
 
@@ -240,7 +240,7 @@ def _parts(buffer: torch.Tensor, workers: int) -> torch.Tensor:
 
 
 def _wire(buffer: torch.Tensor, sizes: Sequence[int], encoding: Encoding) -> tuple[torch.Tensor, list[int]]:
-    """What travels of parts of a buffer, one behind the other, and how many elements of each."""
+    """What travels of parts of a buffer, one after the other, and how many elements of each."""
     import torch
 
     if type(encoding) is Encoding:

@@ -84,7 +84,7 @@ class _Wire:
         self._shared = communicator.shared_buffer(like.dtype, count, channel=GRADIENTS) if is_on_cpu and count else None
 
     def summed(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
-        """Begin to add up vectors, which come one behind the other; where the sums will be."""
+        """Begin to add up vectors, which come one after the other; where the sums will be."""
         import torch
 
         if self._shared is None:
@@ -141,7 +141,7 @@ class PowerSGD:
 
         Args:
             buffer: floating-point; not to be touched before the exchange is done.
-            shapes: of the tensors that lie in it one behind the other.
+            shapes: of the tensors that lie in it one after the other.
             bucket: what tells it from others: the same at each step.
         """
         if bucket not in self._buckets:
@@ -177,7 +177,7 @@ class PowerSGD:
 
 
 class _Approximated:
-    """A sum under way, of which the first of two exchanges has begun when this is made."""
+    """A sum under way: making it begins the first of two exchanges."""
 
     def __init__(self, first: _Wire, second: _Wire, buffer: torch.Tensor, bucket: _Bucket):
         self._second, self._buffer, self._bucket = second, buffer, bucket
@@ -208,11 +208,11 @@ class _Approximated:
             torch.linalg.qr(product.view(matrix.rows, -1)).Q
             for matrix, product in zip(self._bucket.matrices, products, strict=True)
         ]
-        own = [matrix.of(self._buffer).T @ basis for matrix, basis in zip(self._bucket.matrices, bases, strict=True)]
-        wire, pending = self._second.summed([part.flatten() for part in own])
+        projections = [matrix.of(self._buffer).T @ basis for matrix, basis in zip(self._bucket.matrices, bases, strict=True)]
+        wire, pending = self._second.summed([part.flatten() for part in projections])
         pending.wait()
-        sums = torch.split(wire, [part.numel() for part in own])
-        for matrix, basis, part, total in zip(self._bucket.matrices, bases, own, sums, strict=True):
+        sums = torch.split(wire, [part.numel() for part in projections])
+        for matrix, basis, part, total in zip(self._bucket.matrices, bases, projections, sums, strict=True):
             view = matrix.of(self._buffer)
             matrix.error = view - basis @ part.T
             matrix.basis = total.view(part.shape).clone()

@@ -109,32 +109,20 @@ class ProcessGroup:
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
         """Return the tensors of all workers, in the order of their ranks; all are of one shape and dtype."""
-        gathered, pending = self.begin_all_gather(tensor, name=name)
-        pending.wait()
-        return gathered
-
-    def begin_all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> tuple[list[torch.Tensor], Pending]:
-        """Begin what ``all_gather`` does; the tensors returned hold their values when ``wait`` has returned."""
-        if self.world_size == 1:
-            return [tensor.clone()], DONE
-        rows, pending = self._begin_to_gather(tensor, name)
-        return list(rows.unbind()), pending
+        return list(self.all_gather_rows(tensor, name=name).unbind())
 
     def all_gather_rows(self, tensor: torch.Tensor, *, name: str = "values") -> torch.Tensor:
         """Return the tensors of all workers as one, [workers, ...]."""
         if self.world_size == 1:
             return tensor.unsqueeze(0).clone()
-        rows, pending = self._begin_to_gather(tensor, name)
-        pending.wait()
-        return rows
-
-    def _begin_to_gather(self, tensor: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending]:
         rows = tensor.new_empty((self.world_size, *tensor.shape))
         what = f"all-gather of {name}"
         if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, "gather"):
             self.count(what)
-            return rows, lane.begin(tensor, rows, "gather", what)
-        return rows, self._begin(lambda way: way.all_gather(rows.unbind(), tensor), what, tensor)
+            lane.begin(tensor, rows, "gather", what).wait()
+        else:
+            self._begin(lambda way: way.all_gather(rows.unbind(), tensor), what, tensor).wait()
+        return rows
 
     def begin_all_to_all(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None = None, *, name: str = "values"
@@ -143,7 +131,7 @@ class ProcessGroup:
 
         Args:
             tensor: [workers, ...], of which each worker gets a row; with ``sizes`` a vector.
-            sizes: of the parts, which lie one behind the other, by rank; the same on all workers.
+            sizes: of the parts, which lie one after the other, by rank; the same on all workers.
             name: what is exchanged, for messages.
 
         Returns:
@@ -154,9 +142,9 @@ class ProcessGroup:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
         import torch
 
-        given = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
-        received = tensor.new_empty((self.world_size, *given[self.rank].shape))
-        return received, self._begin(lambda way: way.all_to_all(received.unbind(), given), f"all-to-all of {name}", tensor)
+        parts = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
+        received = tensor.new_empty((self.world_size, *parts[self.rank].shape))
+        return received, self._begin(lambda way: way.all_to_all(received.unbind(), parts), f"all-to-all of {name}", tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
@@ -164,15 +152,14 @@ class ProcessGroup:
             self._begin(lambda way: way.broadcast(tensor, source), f"broadcast of {name}", tensor).wait()
         return tensor
 
-    def barrier(self, *, name: str = "the others", timeout: float | None = None) -> None:
-        """Wait until all workers have come here.
+    def barrier(self, *, name: str = "the others") -> None:
+        """Wait until all workers have come here, for ``patience`` seconds at most.
 
         It takes a hundredth of a second or more, and may last longer than an exchange: it is for what workers do at different
         speeds, such as compiling, or waiting for rank 0 to write a checkpoint.
 
         Args:
             name: what is waited for, for messages.
-            timeout: seconds at most; by default ``patience``.
 
         Raises:
             WorkerError: a worker is gone, or has not come in time.
@@ -181,10 +168,10 @@ class ProcessGroup:
             return
         self.count(f"wait for {name}")
         self._barriers += 1
-        limit = self.patience if timeout is None else timeout
-        if self._watch is not None and not self._watch.wait_for_all(f"{self._name}:{self._barriers}", self.world_size, limit):
+        key = f"{self._name}:{self._barriers}"
+        if self._watch is not None and not self._watch.wait_for_all(key, self.world_size, self.patience):
             self.check()
-            raise self.late(f"wait for {name}", limit)
+            raise self.late(f"wait for {name}", self.patience)
 
     def all_gather_bytes(self, content: bytes, *, name: str = "values") -> list[bytes]:
         """Return the bytes of all workers, in the order of their ranks; each may have any number of them."""

@@ -31,9 +31,9 @@ from burnish.errors import ConfigurationError, EngineError, WorkerError
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
 FOLDER = "BURNISH_MEETING"
-"""In the environment of workers of one machine: the folder that they meet in."""
+"""The environment variable with the folder in which workers of one machine meet."""
 SECRET = "BURNISH_SECRET"
-"""In the environment of workers of several machines: what strangers do not know."""
+"""The environment variable with the secret that workers of several machines share."""
 SECRET_CHARACTERS = 16
 _RETRY_SECONDS = 0.1
 _POLL_SECONDS = 0.05
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Where the store is, for messages."""
+        """The address of the store, for messages."""
         return self.folder or f"{self.host}:{self.port}"
 
     @classmethod
@@ -151,7 +151,7 @@ class Meeting:
         return Store(connection)
 
     def connect_all(self, seconds: float) -> Exchange:
-        """Connect all workers with each other, which may take so many seconds.
+        """Connect all workers with each other within ``seconds``.
 
         Raises:
             WorkerError: one is not reached.
@@ -178,15 +178,15 @@ class Meeting:
             OSError: one has not come, or is not reached.
         """
         until = time.monotonic() + seconds
-        own = members.index(self.place.rank)
+        place = members.index(self.place.rank)
         connections: dict[int, Connection] = {}
         try:
             for index, rank in enumerate(members):
-                if index < own:
+                if index < place:
                     connections[index] = self._dialled(rank, until, look_up)
                     connections[index].send(["exchange", self._number, group, self.place.rank])
             for index, rank in enumerate(members):
-                if index > own:
+                if index > place:
                     connections[index] = self._listener.taken(self._number, group, rank, until, look_up)
         except BaseException as error:
             for connection in connections.values():
@@ -194,7 +194,7 @@ class Meeting:
             if isinstance(error, OSError):
                 raise OSError(f"{ranks([rank])}: {first_line(error)}") from error
             raise
-        self._exchanges.append(Exchange(own, {index: connection.stream for index, connection in connections.items()}))
+        self._exchanges.append(Exchange(place, {index: connection.stream for index, connection in connections.items()}))
         return self._exchanges[-1]
 
     def close(self) -> None:
@@ -242,10 +242,10 @@ def meet(place: Place, first_contact: float) -> Meeting:
         try:
             store = _arrived(place, store_address, listener, until)
             while store is not None:
-                found = store.ask("members", place.rank, until=until + HANDSHAKE_SECONDS)
-                _check_taken(place, found)
-                if not (missing := found["missing"]):
-                    return Meeting(place, _meetings, listener, store, [_reached(place, *each) for each in found["addresses"]])
+                answer = store.ask("members", place.rank, until=until + HANDSHAKE_SECONDS)
+                _check_taken(place, answer)
+                if not (missing := answer["missing"]):
+                    return Meeting(place, _meetings, listener, store, [_reached(place, *each) for each in answer["addresses"]])
                 if time.monotonic() > until:
                     raise _not_met(place, first_contact, missing, None)
                 time.sleep(_POLL_SECONDS)
@@ -268,8 +268,8 @@ def _arrived(place: Place, address: Address, listener: Listener, until: float) -
     connection = dial(address, place.secret, 0, max(until, time.monotonic() + _RETRY_SECONDS))
     connection.send(["store", _meetings])
     store = Store(connection)
-    own = listener.address if isinstance(listener.address, str) else listener.address[1]
-    answer = store.ask("arrive", place.rank, place.world_size, own, until=until + HANDSHAKE_SECONDS)
+    reached_at = listener.address if isinstance(listener.address, str) else listener.address[1]
+    answer = store.ask("arrive", place.rank, place.world_size, reached_at, until=until + HANDSHAKE_SECONDS)
     _check_taken(place, answer)
     return None if "later" in answer else store
 
@@ -307,7 +307,7 @@ def _not_met(place: Place, seconds: float, missing: Sequence[int], failure: OSEr
 
 
 def _listener(place: Place) -> Listener:
-    """Where this process listens in this run; opened at its first meeting."""
+    """Return the listener of this process in this run; its first meeting opens it."""
     key = (place.folder or place.host, place.port, place.rank)
     if key in _listeners:
         return _listeners[key]
@@ -329,11 +329,11 @@ def _path(place: Place, rank: int) -> str:
     return str(Path(place.folder) / str(rank))
 
 
-def _reached(place: Place, host: str | None, own: str | int) -> Address:
-    """Where a worker is reached from here: as the store sees it, or, on the store's machine, as the store is reached."""
+def _reached(place: Place, host: str | None, address: str | int) -> Address:
+    """Return the address at which this process reaches a worker: as the store sees it, or the store's own on its machine."""
     if place.folder:
-        return str(own)
-    return (host or place.host, int(own))
+        return str(address)
+    return (host or place.host, int(address))
 
 
 def _text(name: str) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_BYTES = 2**18
-"""What a worker gives in an exchange up to here goes through places that are there for all exchanges of a group."""
+"""Up to this size, what a worker gives to an exchange goes through places that all exchanges of a group share."""
 SWITCH = "BURNISH_SHARED_MEMORY"
 OPERATIONS = ("sum", "min", "max", "gather")
 LOOK_UP_SECONDS = 0.5
@@ -79,14 +79,14 @@ class Files:
 
         None, on all of them, where one of them cannot.
         """
-        own, offer = _offered(size) if group.shares_memory else (None, None)
+        file, offer = _offered(size) if group.shares_memory else (None, None)
         try:
             offers = group.all_gather_json(offer, name="offers to share memory")
-            mapped = None if own is None or not _are_of_one_place(offers) else _mapped(offers, own, group.rank, size)
+            mapped = None if file is None or not _are_of_one_place(offers) else _mapped(offers, file, group.rank, size)
             usable = group.all_gather_json(mapped is not None, name="whether memory is shared")
         finally:
-            if own is not None:
-                os.close(own)
+            if file is not None:
+                os.close(file)
         return cls(group, *mapped) if mapped is not None and all(usable) else None
 
     def tensors(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
@@ -115,7 +115,7 @@ class Files:
 
 
 class Processes:
-    """The processes of other workers, to be asked whether they still run.
+    """The processes of other workers: which of them still run.
 
     Args:
         numbers: of the processes, by rank.
@@ -140,7 +140,7 @@ class Lane:
     """Exchanges of small values, one after the other: each worker gives its own, and takes what all gave.
 
     An exchange is taken at the latest when the next one begins. So two places for each worker are enough: who gives to an
-    exchange has taken from the one before, to which every other gave behind taking from the one before that.
+    exchange has taken from the one before, to which every other gave after it had taken from the one before that.
 
     Args:
         group: the workers.
@@ -280,7 +280,7 @@ class SharedBuffer(_Shared):
         """Begin to replace this worker's section of the numbers by their sums; ``wait`` ends it. Other sections stay.
 
         Args:
-            sizes: of the sections, which lie one behind the other, by rank.
+            sizes: of the sections, which lie one after the other, by rank.
         """
         first = sum(sizes[: self._rank])
         return self._begin((first, first + sizes[self._rank]))
@@ -364,7 +364,7 @@ def prepare() -> bool:
 
 
 def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
-    """A file with room for so many bytes, and what others need to know to map it; None where this worker shares no memory."""
+    """A file with room for ``size`` bytes, and what others need to know to map it; None where this worker shares no memory."""
     if not prepare():
         return None, None
     import fcntl
@@ -397,18 +397,19 @@ def _are_of_one_place(offers: Sequence[dict[str, Any] | None]) -> bool:
     return len(places) == 1 and None not in places
 
 
-def _mapped(offers: Sequence[Any], own: int, rank: int, size: int) -> tuple[list[mmap.mmap], Processes] | None:
+def _mapped(offers: Sequence[Any], own_file: int, rank: int, size: int) -> tuple[list[mmap.mmap], Processes] | None:
     """The files that are offered, and who offers them; None where one is not to be had."""
     maps = []
     try:
         processes = Processes({other: offer["process"] for other, offer in enumerate(offers) if other != rank})
         for other, offer in enumerate(offers):
-            file = own if other == rank else os.open(f"/proc/{offer['process']}/fd/{offer['file']}", os.O_RDWR | os.O_CLOEXEC)
+            path = f"/proc/{offer['process']}/fd/{offer['file']}"
+            file = own_file if other == rank else os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                found = os.fstat(file)
-                if found.st_size != _HEADER + size or found.st_uid != os.geteuid():
+                status = os.fstat(file)
+                if status.st_size != _HEADER + size or status.st_uid != os.geteuid():
                     return None
-                maps.append(mmap.mmap(file, found.st_size))
+                maps.append(mmap.mmap(file, status.st_size))
             finally:
                 if other != rank:
                     os.close(file)

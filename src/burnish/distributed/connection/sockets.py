@@ -41,7 +41,7 @@ Address = str | tuple[str, int]
 
 
 class StrangerError(ConnectionError):
-    """At the other end is no process of this run."""
+    """The process at the other end is not of this run."""
 
 
 class SecretError(StrangerError):
@@ -139,13 +139,13 @@ def admit(stream: socket.socket, secret: bytes, rank: int, until: float, known: 
     stream.settimeout(max(0.01, until - time.monotonic()))
     stream.sendall(GREETING + challenge)
     answer = read(stream, _CHALLENGE + _PROOF, until)
-    own, proof = answer[:_CHALLENGE], answer[_CHALLENGE:]
-    if not hmac.compare_digest(proof, _proof(secret, "comes to", rank, challenge, own)):
+    response, proof = answer[:_CHALLENGE], answer[_CHALLENGE:]
+    if not hmac.compare_digest(proof, _proof(secret, "comes to", rank, challenge, response)):
         stream.sendall(_REFUSED)
         raise StrangerError("it does not know the secret")
     if not known():
         raise StrangerError("it has been sent away meanwhile")
-    stream.sendall(_proof(secret, "is let in by", rank, challenge, own))
+    stream.sendall(_proof(secret, "is let in by", rank, challenge, response))
     return Connection(stream)
 
 
@@ -153,12 +153,12 @@ def _introduce(stream: socket.socket, secret: bytes, rank: int, until: float) ->
     greeting = read(stream, len(GREETING) + _CHALLENGE, min(until, time.monotonic() + HANDSHAKE_SECONDS))
     if not greeting.startswith(GREETING):
         raise StrangerError("it does not greet as a worker")
-    challenge, own = greeting[len(GREETING) :], secrets.token_bytes(_CHALLENGE)
-    stream.sendall(own + _proof(secret, "comes to", rank, challenge, own))
+    challenge, response = greeting[len(GREETING) :], secrets.token_bytes(_CHALLENGE)
+    stream.sendall(response + _proof(secret, "comes to", rank, challenge, response))
     proof = read(stream, _PROOF, min(until, time.monotonic() + HANDSHAKE_SECONDS))
     if proof == _REFUSED:
         raise SecretError("it refuses the secret")
-    if not hmac.compare_digest(proof, _proof(secret, "is let in by", rank, challenge, own)):
+    if not hmac.compare_digest(proof, _proof(secret, "is let in by", rank, challenge, response)):
         raise StrangerError("it does not know the secret")
 
 
@@ -167,7 +167,7 @@ def _proof(secret: bytes, what: str, rank: int, challenge: bytes, answer: bytes)
 
 
 def read(stream: socket.socket, count: int, until: float | None) -> bytes:
-    """Return so many bytes, whatever pieces they come in.
+    """Return ``count`` bytes, in whatever pieces they come.
 
     Raises:
         OSError: the other end is gone before, or they have not come in time.

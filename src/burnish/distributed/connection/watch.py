@@ -139,7 +139,7 @@ class Watch:
         self._entered.wait(2 * INTERVAL_SECONDS)
 
     def wait_for_all(self, name: str, workers: int, seconds: float) -> bool:
-        """Wait until so many workers have come to the barrier of this name; False where they have not in this time.
+        """Wait until ``workers`` have come to the barrier of this name; return False where they have not in time.
 
         The waiting is done in the store, so that it may last longer than an exchange, and ends at once where a cause is known.
         """

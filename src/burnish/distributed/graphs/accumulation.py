@@ -24,14 +24,15 @@ from burnish.ops.collectives import (
     all_reduce,
 )
 from burnish.ops.semantic import SemanticOperator
-from burnish.optim.accumulate import ACCUMULATED, COUNT, Accumulate
+from burnish.optim.accumulate import COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
+from burnish.optim.slots import slot_of
 from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
-from burnish.program.signature import Entry, Signature
+from burnish.program.signature import Entry
 
 MARKS = (ALL_REDUCE_WHERE, PARTS_OF)
-COUNT_ENTRY = f"opt/{COUNT}"
+COUNT_ENTRY = COUNT.entry()
 
 
 def accumulates(program: Program | Executable) -> bool:
@@ -47,16 +48,17 @@ def accumulates(program: Program | Executable) -> bool:
     return False
 
 
-def accumulated_entries(signature: Signature) -> tuple[str, ...]:
+def accumulated_entries(program: Program | Executable) -> tuple[str, ...]:
     """The state entries of which each worker has its own part."""
-    return tuple(entry.name for entry in signature.state if entry.name.startswith(f"opt/{ACCUMULATED}/"))
+    slots = optim.slots_by_options(program.options["optimizer"])
+    return tuple(entry.name for entry in program.signature.state if slot_of(entry.name, slots).is_partial)
 
 
 def exchanging_for_updates(executable: Executable) -> Executable:
     """Return an executable of several workers, with ``OwnGradients``, that exchanges what was accumulated of them."""
     signature = executable.signature["step"]
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
-    accumulated = set(accumulated_entries(executable.signature))
+    accumulated = set(accumulated_entries(executable))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
     return executable.rewritten(lambda model: exchange_accumulated(model, own, outputs), "step", marks=MARKS)
 

@@ -68,7 +68,9 @@ def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_siz
     bucket_gradients(model.graph, bucket_size, later)
     number_exchanges(model.graph)
     signature = executable.signature if counts is None else with_counts(executable.signature, counts)
-    derived = replace(executable, semantic={**executable.semantic, "grad": model}, signature=signature)
+    # The program's own step and gradients are those of one worker.
+    finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
+    derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
     return exchanging_for_updates(derived) if later else derived
 
 

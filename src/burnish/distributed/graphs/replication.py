@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import attribute_value
+from burnish.graph.uses import read_by
 from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_FINISH, GATHER_OWNED, WORKER_RANK
 from burnish.ops.semantic import semantic_operator
 from burnish.program import Role
@@ -44,14 +45,3 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
             f"parallel=...: '{entry.name}' would differ between workers: it is computed from each worker's own part of the "
             "batch. Train this program with one worker"
         )
-
-
-def read_by(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, in its bodies too, each value once and in one order."""
-    read = {value: None for value in node.inputs if value is not None}
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.as_graph().all_nodes():
-                read |= {value: None for value in inner.inputs if value is not None}
-            read |= dict.fromkeys(attribute.as_graph().outputs)
-    return list(read)

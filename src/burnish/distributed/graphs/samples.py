@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
-from burnish.modes import DRAWING
+from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, SAMPLE_SHARE, WORKER_RANK, all_gather
 from burnish.program.signature import Entry, Role
 from burnish.random import Places
@@ -161,7 +161,7 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
 
 def _refuse_other_draws(graph: ir.Graph, workers: int) -> None:
     """Raise ConfigurationError where a body, or a loss graph, draws from the runtime's own generator."""
-    found = next((node for node in graph.all_nodes() if node.op_type in DRAWING and node.domain == ""), None)
+    found = next((node for node in graph.all_nodes() if node.op_type in RANDOM_OPERATORS and node.domain == ""), None)
     if found is not None and workers > 1:
         raise ConfigurationError(
             f"parallel=...: {describe_node(found)} draws random numbers in a branch, a loop or a loss graph: they come from each "

@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
-from burnish.distributed.graphs.replication import read_by
 from burnish.graph import (
     BURNISH_DOMAIN,
     Builder,
@@ -25,6 +24,7 @@ from burnish.graph import (
     remove_node,
     static_shape,
 )
+from burnish.graph.uses import read_by
 from burnish.ops.collectives import (
     ALL_REDUCE_FINISH,
     GATHER_OWNED,
@@ -32,7 +32,7 @@ from burnish.ops.collectives import (
     REDUCE_SCATTER_START,
     gather_owned,
 )
-from burnish.optim.average import AVERAGE
+from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.passes import remove_unused
 from burnish.program.signature import Entry, Role, Signature
 
@@ -63,27 +63,30 @@ class Shares:
         return frozenset(self.slots) - self.of(rank)
 
 
-def shares_of(signature: Signature, workers: int, whole: Collection[str] = (AVERAGE,)) -> Shares:
+def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: Collection[str] = ()) -> Shares:
     """Divide the parameters that train among workers, so that each has about as many bytes of gradients and optimizer state.
 
     Args:
         signature: of the program.
         workers: how many there are.
-        whole: slots that stay on all workers, as averages of parameters do, which are evaluated with.
+        slots: what the optimizer declares; averages of parameters, which are evaluated with, stay on all workers.
+        parts: state entries of which each worker has its own part.
     """
     trained = {name for name in signature["step"].updates if name.startswith("param/")}
-    slots: dict[str, str] = {}
+    shared: dict[str, str] = {}
     size = {entry.name: bytes_of(entry) for entry in signature.state if entry.name in trained}
     for entry in signature.state:
-        kind, _, name = entry.name.removeprefix("opt/").partition("/")
-        if entry.role is Role.OPTIMIZER and kind not in whole and f"param/{name}" in trained:
-            slots[entry.name] = f"param/{name}"
-            size[f"param/{name}"] += bytes_of(entry)
+        parameter = f"param/{parameter_of(entry.name)}"
+        if entry.role is not Role.OPTIMIZER or parameter not in trained or entry.name in parts:
+            continue
+        if not slot_of(entry.name, slots).is_average:
+            shared[entry.name] = parameter
+            size[parameter] += bytes_of(entry)
     owners, load = {}, [0] * workers
     for name in sorted(size, key=lambda name: (-size[name], name)):
         owners[name] = load.index(min(load))
         load[owners[name]] += max(1, size[name])
-    return Shares(workers, owners, slots)
+    return Shares(workers, owners, shared)
 
 
 def bytes_of(entry: Entry) -> int:
@@ -268,7 +271,7 @@ class _Plan:
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
         for node in self._graph:
             by = self._wanted_of(node, self._wanted)
-            read = read_by(node)
+            read = list(dict.fromkeys(read_by(node)))
             placed = [value for value in read if value in self._places and value not in gathered]
             ranks = {self._places[value] for value in placed}
             level = max((gathered.get(value, levels.get(value, 0)) for value in read), default=0)
@@ -310,7 +313,7 @@ class _Condition:
         self._needed = set(graph.outputs)
         for node in reversed(graph):
             if not self._needed.isdisjoint(node.outputs):
-                self._needed.update(read_by(node)[2:] if self._decides(node) else read_by(node))
+                self._needed.update(list(dict.fromkeys(read_by(node)))[2 * self._decides(node) :])
 
     def leaves(self, value: ir.Value) -> bool:
         """Whether a value is one that workers need not be given where the scalar is false."""
@@ -348,7 +351,7 @@ def _is_of_state(value: ir.Value) -> bool:
     while pending:
         current = pending.pop()
         producer = current.producer()
-        if current.is_graph_input() and not (current.name or "").startswith("opt/"):
+        if current.is_graph_input() and not (current.name or "").startswith(STATE):
             return False
         if current not in seen and producer is not None:
             pending.extend(read_by(producer))

@@ -65,16 +65,16 @@ class AccumulatingRunner(SpreadRunner):
         is_begun = int(state[COUNT_ENTRY]) != 0
         return {name: np.array(state[name]) for name in self._accumulated if is_begun}
 
-    def _summed(self, own: Arrays) -> Arrays:
+    def _summed(self, state: Arrays) -> Arrays:
         """The sums over the workers, taken in float64."""
         import torch
 
-        parts = [np.asarray(own[name], np.float64).reshape(-1) for name in self._accumulated]
+        parts = [np.asarray(state[name], np.float64).reshape(-1) for name in self._accumulated]
         buffer = torch.from_numpy(np.concatenate(parts))
         self._communicator.all_reduce(buffer).wait()
         sums: Any = np.split(buffer.numpy(), np.cumsum([part.size for part in parts])[:-1])
         return {
-            name: total.reshape(own[name].shape).astype(own[name].dtype)
+            name: total.reshape(state[name].shape).astype(state[name].dtype)
             for name, total in zip(self._accumulated, sums, strict=True)
         }
 

@@ -46,7 +46,7 @@ class SpreadRunner:
         return self._runner.state()
 
     def state_entry(self, name: str) -> np.ndarray:
-        """As of any runner; of an entry that is spread, an exchange like ``state``."""
+        """The same as for any runner; for an entry that is spread, an exchange like ``state``."""
         return self._runner.state_entry(name)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:

@@ -74,7 +74,7 @@ def check_local_steps(program: Program) -> None:
 class LocalSteps(SpreadRunner):
     """A runner whose worker steps alone, and is made one with the others at the end of each round.
 
-    A round ends behind every so many steps, and where the state is asked for. An empty part counts as a step in which the worker
+    A round ends after every so many steps, and where the state is asked for. An empty part counts as a step in which the worker
     does nothing; what is reported of it is NaN.
 
     Args:
@@ -94,7 +94,7 @@ class LocalSteps(SpreadRunner):
         self._outer = outer_of(program)
         self._updated = set(signature.updates)
         held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
-        self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", f"opt/{AVERAGE}/{name}")}
+        self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", AVERAGE.entry(name))}
         self._step_entry = next((entry.name for entry in signature.inputs_of(Role.STEP)), None)
         self._key = next((entry.name for entry in signature.inputs_of(Role.KEY)), None)
         self._counted = sample_inputs({entry.name: entry.extents for entry in signature.inputs_of(Role.DATA)})[0]
@@ -160,43 +160,43 @@ class LocalSteps(SpreadRunner):
         """The state that the workers' states come to."""
         import torch
 
-        own = self.own_state()
-        changing = [name for name in own if name in self._updated]
+        state = self.own_state()
+        changing = [name for name in state if name in self._updated]
         outer = self._outer_entries()
-        whole = [name for name in changing if own[name].dtype.kind in "iub"]
+        whole = [name for name in changing if state[name].dtype.kind in "iub"]
         mean = [name for name in changing if name not in whole and name not in outer.values()]
         runner = self._runner if isinstance(self._runner, ReopeningRunner) else None
         counts = np.array([self._samples, self._taken, 0 if runner is None else runner.reopened], np.int64)
-        content = np.concatenate([counts, *(own[name].reshape(-1).astype(np.int64) for name in whole)])
+        content = np.concatenate([counts, *(state[name].reshape(-1).astype(np.int64) for name in whole)])
         rows = self._communicator.all_gather(torch.from_numpy(content)).numpy()
         if runner is not None:
             runner.reopen(int(rows[:, 2].max()))
         samples = rows[:, 0]
         weight = samples[self._communicator.rank] / samples.sum() if samples.any() else 1.0 / len(rows)
-        found = dict(
-            zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), len(counts) :], [own[name] for name in whole]), strict=True)
+        joined = dict(
+            zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), len(counts) :], [state[name] for name in whole]), strict=True)
         )
-        wide: Any = np.float64 if any(own[name].dtype == np.float64 for name in mean) else np.float32
-        moved = [(own[name].astype(wide) - self._start[name].astype(wide)).reshape(-1) * wide(weight) for name in mean]
+        wide: Any = np.float64 if any(state[name].dtype == np.float64 for name in mean) else np.float32
+        moved = [(state[name].astype(wide) - self._start[name].astype(wide)).reshape(-1) * wide(weight) for name in mean]
         buffer = torch.from_numpy(np.concatenate(moved) if moved else np.zeros(1, wide))
         self._communicator.all_reduce(buffer).wait()
-        steps = _parted(buffer.numpy()[: sum(part.size for part in moved)], [own[name].astype(wide) for name in mean])
+        steps = _parted(buffer.numpy()[: sum(part.size for part in moved)], [state[name].astype(wide) for name in mean])
         for name, step in zip(mean, steps, strict=True):
             if name in outer:
                 assert self._outer is not None
                 slot, momentum = outer[name], wide(self._outer.outer_momentum)
-                velocity = momentum * own[slot].astype(wide) - step
-                found[slot] = velocity.astype(own[slot].dtype)
+                velocity = momentum * state[slot].astype(wide) - step
+                joined[slot] = velocity.astype(state[slot].dtype)
                 step = wide(self._outer.outer_lr) * (step - momentum * velocity)
-            found[name] = (self._start[name].astype(wide) + step).astype(own[name].dtype)
+            joined[name] = (self._start[name].astype(wide) + step).astype(state[name].dtype)
             for row in self._held.get(name, ()):
-                found[name][row] = self._start[name][row]
-        return {**own, **found}
+                joined[name][row] = self._start[name][row]
+        return {**state, **joined}
 
     def _outer_entries(self) -> dict[str, str]:
         """For each parameter that takes an outer step, the state entry of its momentum."""
         names = [name.removeprefix("param/") for name in self._start if name.startswith("param/")]
-        slots = {f"param/{name}": f"opt/{OUTER_MOMENTUM}/{name}" for name in names}
+        slots = {f"param/{name}": OUTER_MOMENTUM.entry(name) for name in names}
         return {name: slot for name, slot in slots.items() if self._outer is not None and slot in self._start}
 
 

@@ -38,7 +38,7 @@ class ShardedRunner(SpreadRunner):
         super().__init__(runner, communicator)
         self._entries = {entry.name: entry for entry in entries}
         ranks = range(communicator.size)
-        self._slots = [[name for name in self._entries if name in own] for own in map(shares.of, ranks)]
+        self._slots = [[name for name in self._entries if name in share] for share in map(shares.of, ranks)]
         self._others: Arrays = {}
         self._remember(state)
 
@@ -52,9 +52,9 @@ class ShardedRunner(SpreadRunner):
         return True
 
     def state(self) -> Arrays:
-        own = self.own_state()
-        found = {**own, **(self._others or self._gathered(own))}
-        return {name: found[name] for name in self._entries}
+        share = self.own_state()
+        whole = {**share, **(self._others or self._gathered(share))}
+        return {name: whole[name] for name in self._entries}
 
     def state_entry(self, name: str) -> np.ndarray:
         is_kept = any(name in slots for slots in self._slots)
@@ -69,20 +69,20 @@ class ShardedRunner(SpreadRunner):
         others = [slots for rank, slots in enumerate(self._slots) if rank != self._communicator.rank]
         self._others = {name: np.array(state[name]) for slots in others for name in slots}
 
-    def _gathered(self, own: Arrays) -> Arrays:
+    def _gathered(self, share: Arrays) -> Arrays:
         """What the others hold."""
         import torch
 
         width = max(1, *(sum(bytes_of(self._entries[name]) for name in slots) for slots in self._slots))
-        content = b"".join(np.ascontiguousarray(own[name]).tobytes() for name in self._slots[self._communicator.rank])
+        content = b"".join(np.ascontiguousarray(share[name]).tobytes() for name in self._slots[self._communicator.rank])
         buffer = torch.frombuffer(bytearray(content.ljust(width, b"\0")), dtype=torch.uint8)
         rows = self._communicator.all_gather(buffer).numpy()
-        found: Arrays = {}
+        others: Arrays = {}
         for rank, slots in enumerate(self._slots):
             start = 0
             for name in slots if rank != self._communicator.rank else ():
                 entry = self._entries[name]
                 part = rows[rank, start : start + bytes_of(entry)]
-                found[name] = part.copy().view(entry.dtype.numpy()).reshape(entry.extents)
+                others[name] = part.copy().view(entry.dtype.numpy()).reshape(entry.extents)
                 start += part.size
-        return found
+        return others

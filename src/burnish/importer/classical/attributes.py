@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
@@ -26,9 +24,3 @@ def strings(node: ir.Node, name: str) -> np.ndarray:
     """A list of texts as bytes in UTF-8, which string tensors hold, empty where it is left out."""
     attribute = node.attributes.get(name)
     return np.asarray([] if attribute is None else [text.encode() for text in attribute.as_strings()], dtype=object)
-
-
-def single(node: ir.Node, name: str, default: Any) -> Any:
-    """A number or text."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.value

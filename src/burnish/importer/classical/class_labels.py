@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import constant_array
+from burnish.graph.uses import origin_of, producer_of
 
 CLASSES = "burnish.classes"
 """The entry of a model's metadata with the names of its classes in the order of their indices: JSON, a list."""
@@ -42,21 +43,11 @@ def note_class_labels(model: ir.Model) -> None:
 
 def _labels(output: ir.Value) -> np.ndarray | None:
     """The labels [classes] out of which an output is gathered by the place of the largest score; None where it is not."""
-    node = _source(output).producer()
-    if node is None or node.op_type != "Gather" or node.domain != "" or None in node.inputs:
+    node = producer_of(origin_of(output, _PASSES), "Gather")
+    if node is None or None in node.inputs:
         return None
-    table, index = (_source(value) for value in node.inputs if value is not None)
-    chooser = index.producer()
-    if chooser is None or chooser.domain != "" or chooser.op_type not in ("ArgMax", "Greater"):
-        return None
+    table, index = (origin_of(value, _PASSES) for value in node.inputs if value is not None)
     array = constant_array(table)
-    if array is None or array.dtype.kind not in "iuSUO":
+    if producer_of(index, "ArgMax", "Greater") is None or array is None or array.dtype.kind not in "iuSUO":
         return None
     return array.reshape(-1)
-
-
-def _source(value: ir.Value) -> ir.Value:
-    """What a value is before nodes that pass its elements on."""
-    while (node := value.producer()) is not None and node.domain == "" and node.op_type in _PASSES and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value

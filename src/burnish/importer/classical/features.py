@@ -12,9 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import Builder, Tensor, describe_node
-from burnish.importer.classical.attributes import integers, numbers, single
+from burnish.graph import Builder, Tensor, attribute_value, describe_node
+from burnish.graph.matching import Node, Variable
+from burnish.graph.uses import producer_of
+from burnish.importer.classical.attributes import integers, numbers
 
+_LOGISTIC_PAIR = Node("Sigmoid", Node("Concat", Node("Neg", Variable("score")), Variable("score")))
 _NUMERIC = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32})
 _MOST_RANK = 2
 """Data is [N, F], or one sample [F]; runtimes differ in what they make of more axes."""
@@ -44,10 +47,10 @@ def scaler(node: ir.Node, builder: Builder) -> Tensor | None:
 def normalizer(node: ir.Node, builder: Builder) -> Tensor | None:
     """Each row over its largest element (MAX), or its norm (L1, L2), in float32; rows of zeros stay.
 
-    L1 of rows that sum to 1 already, as classifiers write it behind a softmax, is left out.
+    L1 of rows that sum to 1 already, as classifiers write it after a softmax, is left out.
     """
     x = _operand(node, builder)
-    norm = single(node, "norm", "MAX")
+    norm = attribute_value(node, "norm", "MAX")
     if x is None or norm not in ("MAX", "L1", "L2"):
         return None
     x = builder.cast(x, ir.DataType.FLOAT)
@@ -66,7 +69,7 @@ def imputer(node: ir.Node, builder: Builder) -> Tensor | None:
         return None
     is_floating = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
     values = numbers(node, "imputed_value_floats") if is_floating else integers(node, "imputed_value_int64s")
-    missing = single(node, "replaced_value_float" if is_floating else "replaced_value_int64", 0)
+    missing = attribute_value(node, "replaced_value_float" if is_floating else "replaced_value_int64", 0)
     if not _fits(x, values):
         return None
     is_missing = builder.op("IsNaN", x) if np.isnan(missing) else builder.op("Equal", x, builder.scalar(missing, x))
@@ -78,7 +81,7 @@ def binarizer(node: ir.Node, builder: Builder) -> Tensor | None:
     x = _operand(node, builder)
     if x is None:
         return None
-    passed = builder.op("Greater", x, builder.scalar(single(node, "threshold", 0.0), x))
+    passed = builder.op("Greater", x, builder.scalar(attribute_value(node, "threshold", 0.0), x))
     return builder.cast(passed, x.dtype)
 
 
@@ -111,7 +114,7 @@ def one_hot_encoder(node: ir.Node, builder: Builder) -> Tensor | None:
     """One column for each category, behind the other axes, in float32. Text, and encoders that refuse others, stay nodes."""
     x = _operand(node, builder, most_rank=None)
     categories = integers(node, "cats_int64s")
-    if x is None or categories.size == 0 or single(node, "zeros", 1) != 1:
+    if x is None or categories.size == 0 or attribute_value(node, "zeros", 1) != 1:
         return None
     x = builder.op("Unsqueeze", builder.cast(x, ir.DataType.INT64), builder.integers([-1]))
     return builder.cast(builder.op("Equal", x, builder.constant(categories)), ir.DataType.FLOAT)
@@ -136,18 +139,11 @@ def _fits(x: Tensor, values: np.ndarray) -> bool:
 
 def _sums_to_one(value: ir.Value) -> bool:
     """Whether each row is a softmax, or the logistic function of a score and of its negative."""
-    node = value.producer()
-    if node is None or node.domain != "" or node.inputs[0] is None:
-        return False
-    if node.op_type == "Softmax":
-        return value.shape is not None and node.attributes["axis"].as_int() in (-1, len(value.shape) - 1)
-    pair = node.inputs[0].producer() if node.op_type == "Sigmoid" else None
-    if pair is None or pair.op_type != "Concat" or len(pair.inputs) != 2:
-        return False
-    negative, score = pair.inputs
-    negation = None if negative is None else negative.producer()
-    is_pair = negation is not None and negation.op_type == "Neg" and negation.inputs[0] is score
-    return is_pair and score is not None and score.shape is not None and score.shape.dims[-1] == 1
+    if (softmax := producer_of(value, "Softmax")) is not None:
+        return value.shape is not None and softmax.attributes["axis"].as_int() in (-1, len(value.shape) - 1)
+    match = next(_LOGISTIC_PAIR.match(value), None)
+    score = None if match is None else match["score"]
+    return score is not None and score.shape is not None and score.shape.dims[-1] == 1
 
 
 FEATURES: Mapping[str, Callable[[ir.Node, Builder], Tensor | None]] = {

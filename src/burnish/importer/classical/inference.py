@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.importer.classical.attributes import CLASSICAL_DOMAIN, integers, single
+from burnish.graph import attribute_value
+from burnish.importer.classical.attributes import CLASSICAL_DOMAIN, integers
 
 _TO_FLOAT = frozenset({"Normalizer", "Scaler"})
 """Operators that give the shape of what they read in float32, whatever that is of."""
@@ -35,7 +36,7 @@ def declare_outputs(model: ir.Model) -> None:
 def _columns(node: ir.Node) -> int | None:
     if node.op_type == "FeatureVectorizer":
         return int(integers(node, "inputdimensions").sum()) or None
-    return int(single(node, "targets", 1)) if node.op_type == "LinearRegressor" else None
+    return int(attribute_value(node, "targets", 1)) if node.op_type == "LinearRegressor" else None
 
 
 def stand_in_for_classical(graph: ir.Graph) -> None:

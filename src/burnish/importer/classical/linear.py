@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ModelError, UnsupportedOperatorError
-from burnish.graph import Builder, Names, Tensor, describe_node
-from burnish.importer.classical.attributes import integers, numbers, single, strings
+from burnish.graph import Builder, Names, Tensor, add_initializer, attribute_value, describe_node
+from burnish.graph.uses import is_used
+from burnish.importer.classical.attributes import integers, numbers, strings
 from burnish.importer.classical.scores import post_transform, transformed
 
 _AGAIN = "Export the model again"
@@ -30,7 +31,7 @@ class LinearModels:
         Raises:
             ModelError: the coefficients or intercepts are not as many as the targets ask for.
         """
-        targets = int(single(node, "targets", 1))
+        targets = int(attribute_value(node, "targets", 1))
         coefficients, intercepts = numbers(node, "coefficients"), numbers(node, "intercepts")
         if targets < 1 or intercepts.size not in (0, targets):
             raise ModelError(f"{describe_node(node)} has {targets} targets and {intercepts.size} intercepts. {_AGAIN}")
@@ -80,17 +81,13 @@ class LinearModels:
         return scores
 
     def _initializer(self, builder: Builder, name: str, array: np.ndarray) -> Tensor:
-        name = self._names.take(name)
         is_text = array.dtype == np.object_
-        tensor = ir.StringTensor(array, name=name) if is_text else ir.Tensor(np.ascontiguousarray(array), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self._graph.register_initializer(value)
-        return builder.tensor(value)
+        tensor = ir.StringTensor(array) if is_text else ir.Tensor(np.ascontiguousarray(array))
+        return builder.tensor(add_initializer(self._graph, self._names.take(name), tensor))
 
     def _label(self, node: ir.Node, builder: Builder, scores: Tensor, rows: int, labels: np.ndarray) -> Tensor | None:
         """The labels of the classes with the largest scores [N]; None where nothing reads them."""
-        label = node.outputs[0]
-        if not label.uses() and not label.is_graph_output():
+        if not is_used(node.outputs[0]):
             return None
         if rows > 1:
             index = builder.op("ArgMax", scores, axis=1, keepdims=0)

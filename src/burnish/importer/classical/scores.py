@@ -7,8 +7,7 @@ import math
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import Builder, Tensor, describe_node
-from burnish.importer.classical.attributes import single
+from burnish.graph import Builder, Tensor, attribute_value, describe_node
 
 _WINITZKI = 0.147
 """The constant of the approximation of erf's inverse that ONNX Runtime computes (S. Winitzki, 2008)."""
@@ -22,7 +21,7 @@ def post_transform(node: ir.Node) -> str:
     Raises:
         UnsupportedOperatorError: there is no such one.
     """
-    name: str = single(node, "post_transform", "NONE")
+    name: str = attribute_value(node, "post_transform", "NONE")
     if name not in ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"):
         raise UnsupportedOperatorError(
             f"{describe_node(node)} has the post_transform '{name}', which the standard does not know: it has NONE, SOFTMAX, "

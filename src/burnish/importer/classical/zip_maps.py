@@ -37,9 +37,9 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
         columns = max(map(len, attributes.values()), default=0)
         kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [None, columns or None])
         outputs[node.output[0]].type.CopyFrom(kind)
-    kept = [value for value in changed.graph.value_info if value.name not in maps]
+    infos = [value for value in changed.graph.value_info if value.name not in maps]
     changed.graph.ClearField("value_info")
-    changed.graph.value_info.extend(kept)
+    changed.graph.value_info.extend(infos)
     onnx.helper.set_model_props(changed, {**_metadata(changed), ZIP_MAPS: json.dumps(maps, ensure_ascii=False)})
     return changed
 

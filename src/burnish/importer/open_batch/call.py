@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, constant_array, typed_attribute
+from burnish.graph.uses import is_used
 from burnish.importer.open_batch.opening import Opening, new_axis
 from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, sample_shape
 
@@ -29,10 +30,10 @@ class Call:
         return index < len(self.operands) and self.operands[index] is not None
 
     def operand(self, index: int = 0) -> Operand:
-        found = self.operands[index] if index < len(self.operands) else None
-        if found is None:
+        operand = self.operands[index] if index < len(self.operands) else None
+        if operand is None:
             raise Refused(f"lacks its operand {index}")
-        return found
+        return operand
 
     @property
     def present(self) -> list[Operand]:
@@ -65,24 +66,21 @@ class Call:
         return [int(number) for number in array.reshape(-1)]
 
     def same_for_all(self, *indices: int) -> None:
-        """Raise Refused where an operand differs from sample to sample, all but these."""
+        """Raise Refused where an operand other than these differs from sample to sample."""
         for index, operand in enumerate(self.operands):
             if operand is not None and operand.batch is not None and index not in indices:
                 raise Refused(f"reads '{operand.value.name}' as operand {index}, which would have to be the same for all samples")
 
     def result_shape(self, index: int = 0) -> Shape:
         """The shape of a result for one sample."""
-        found = sample_shape(self.node.outputs[index])
-        if found is None:
+        shape = sample_shape(self.node.outputs[index])
+        if shape is None:
             raise Refused("has a result whose rank is not known")
-        return found
+        return shape
 
     def is_read(self, index: int) -> bool:
         """Whether there is a result of this number that is read."""
-        if index >= len(self.node.outputs):
-            return False
-        output = self.node.outputs[index]
-        return bool(output.uses()) or output.is_graph_output()
+        return index < len(self.node.outputs) and is_used(self.node.outputs[index])
 
     def one_result(self) -> None:
         """Raise Refused where a result after the first is read."""
@@ -93,14 +91,14 @@ class Call:
                 )
 
     def again(self, *operands: ir.Value | None, **attributes: Any) -> list[ir.Value]:
-        """The same node over other operands, with some of its attributes changed; one that is None is left out."""
-        given = list(operands)
-        while given and given[-1] is None:
-            given.pop()
+        """Emit the same node over other operands, with some attributes changed; an attribute that is None is left out."""
+        inputs = list(operands)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
         changed = {name: value for name, value in self.node.attributes.items() if name not in attributes}
         changed |= {name: typed_attribute(name, value) for name, value in attributes.items() if value is not None}
         node = ir.node(
-            self.node.op_type, given, changed, domain=self.node.domain, num_outputs=len(self.node.outputs), name=self.node.name
+            self.node.op_type, inputs, changed, domain=self.node.domain, num_outputs=len(self.node.outputs), name=self.node.name
         )
         node.metadata_props.update(self.node.metadata_props)
         self.opening.insert(node)
@@ -110,15 +108,23 @@ class Call:
         return list(node.outputs)
 
     def with_rest(self, *first: ir.Value | None) -> list[ir.Value | None]:
-        """Operands of which the first are others, and the rest as they are."""
+        """Other first operands, followed by the remaining ones as they are."""
         rest = [None if operand is None else operand.value for operand in self.operands[len(first) :]]
         return [*first, *rest]
 
+    def over(self, x: Operand, **attributes: Any) -> list[Result | None]:
+        """The same node over another first operand, along whose samples the results have theirs; other operands stay."""
+        return [(value, x.batch) for value in self.again(*self.with_rest(x.value), **attributes)]
+
+    def named_axes(self) -> list[int] | None:
+        """The axes that the second operand names, or the attribute; None where neither is there."""
+        return self.integers(1, "the axes") if self.has(1) else self.attribute("axes")
+
     def new_axis(self, axis: int, index: int = 0) -> int:
-        """Where an axis that an operand has for one sample is with all of them.
+        """Return the number that an axis of an operand, of one sample, has beside the samples.
 
         Raises:
-            Refused: samples stand in its place.
+            Refused: the samples stand in place of this axis.
         """
         return new_axis(self.operand(index), axis)
 

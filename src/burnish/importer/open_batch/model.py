@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError, UnsupportedOperatorError
-from burnish.graph import Names, bodies, describe_node, remove_node
+from burnish.graph import Names, describe_node, remove_node
+from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.uses import captured_by
 from burnish.importer.names import name_everything
 from burnish.importer.open_batch import rules as _rules  # noqa: F401  # registers the rules
 from burnish.importer.open_batch.call import RULES, Call, Result, Rule
@@ -15,7 +17,6 @@ from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample_shape
 from burnish.importer.shapes import infer_shapes
 
-DRAWN = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
 
 
@@ -66,7 +67,7 @@ def open_batch(model: ir.Model) -> None:
 def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
     """The inputs that hold samples, and along which axis."""
     shapes = {value: sample_shape(value) for value in graph.inputs}
-    found = [(value, shape.index(1)) for value, shape in shapes.items() if shape is not None and 1 in shape]
+    held = [(value, shape.index(1)) for value, shape in shapes.items() if shape is not None and 1 in shape]
     described = ", ".join(f"'{value.name}' {_written(value)}" for value in graph.inputs) or "none"
     first = next((shape for shape in shapes.values() if shape), None)
     if first is not None and isinstance(first[0], str) and 1 not in first:
@@ -74,12 +75,12 @@ def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
             f"batch='open': the batch of this model is open already: its inputs are {described}. Leave batch out: the model "
             "takes batches of any size as it is"
         )
-    if not found:
+    if not held:
         raise ConfigurationError(
             "batch='open': no input of the model has an axis of extent 1, in which the samples of a batch could stand: its "
             f"inputs are {described}. Leave batch out, or export the model at batch 1"
         )
-    return found
+    return held
 
 
 def _written(value: ir.Value) -> str:
@@ -88,12 +89,11 @@ def _written(value: ir.Value) -> str:
 
 
 def _open_node(node: ir.Node, opening: Opening) -> bool:
-    """Let something stand for the results of a node, where samples reach it; whether they do."""
+    """Let something stand for the results of a node, where samples reach it; return whether they do."""
     opening.before = node
     operands = [opening.operand(value) for value in node.inputs if value is not None]
-    read_inside = [value for body in bodies(node) for value in _captured(body)]
     try:
-        if any(opening.operand(value).batch is not None for value in read_inside):
+        if any(opening.operand(value).batch is not None for value in captured_by(node)):
             raise Refused("reads samples inside its body, which runs once")
         if all(operand.batch is None for operand in operands):
             _check_drawn(node)
@@ -123,14 +123,9 @@ def _by_rule(rule: Rule, call: Call) -> Result | Sequence[Result | None]:
         raise Refused(f"has operands or attributes that do not fit together ({type(error).__name__}: {error})") from error
 
 
-def _captured(body: ir.Graph) -> list[ir.Value]:
-    """What the nodes of a body read, inside or outside of it."""
-    return [value for node in body.all_nodes() for value in node.inputs if value is not None] + list(body.outputs)
-
-
 def _check_drawn(node: ir.Node) -> None:
     """Raise Refused for numbers that are drawn once for all samples, and perhaps were to be drawn for each."""
-    if node.domain != "" or node.op_type not in DRAWN:
+    if node.domain != "" or node.op_type not in RANDOM_OPERATORS:
         return
     shape = sample_shape(node.outputs[0])
     if shape is None or 1 in shape:

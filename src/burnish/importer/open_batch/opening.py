@@ -14,7 +14,7 @@ from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample
 
 
 class Count(Enum):
-    """Stands among the elements of a shape for the number of samples."""
+    """Stands for the samples: among the elements of a shape for their number, among axes for theirs."""
 
     SAMPLES = "samples"
 
@@ -44,8 +44,8 @@ class Opening:
 
     def operand(self, value: ir.Value) -> Operand:
         """What stands for a value of the model."""
-        found = self.results.get(value)
-        return Operand(value, sample_shape(value)) if found is None else found
+        result = self.results.get(value)
+        return Operand(value, sample_shape(value)) if result is None else result
 
     def settle(self, value: ir.Value, result: ir.Value, batch: Batch | None) -> None:
         """Let a result stand for a value of the model, under its name."""
@@ -153,16 +153,16 @@ class Opening:
 
     def _moved(self, operand: Operand, batch: Batch, rank: int) -> ir.Value:
         assert operand.batch is not None
-        present, wanted = _order(operand.rank, operand.batch, rank - operand.rank), _order(rank, batch, 0)
+        present, target = _order(operand.rank, operand.batch, rank - operand.rank), _order(rank, batch, 0)
         value = operand.value
-        superfluous = [index for index, axis in enumerate(present) if axis not in wanted]
+        superfluous = [index for index, axis in enumerate(present) if axis not in target]
         if superfluous:
             value = self.emit("Squeeze", value, self.integers(superfluous))
-        present = [axis for axis in present if axis in wanted]
-        permutation = [present.index(axis) for axis in wanted if axis in present]
+        present = [axis for axis in present if axis in target]
+        permutation = [present.index(axis) for axis in target if axis in present]
         if permutation != sorted(permutation):
             value = self.emit("Transpose", value, perm=permutation)
-        added = [index for index, axis in enumerate(wanted) if axis not in present]
+        added = [index for index, axis in enumerate(target) if axis not in present]
         return self.emit("Unsqueeze", value, self.integers(added)) if added else value
 
     def unsqueezed(self, value: ir.Value, axis: int) -> ir.Value:
@@ -192,18 +192,18 @@ class Opening:
         if operand.batch is None:
             return Operand(self.emit("Unsqueeze", operand.value, self.integers(sorted(axes))), shape)
         old_axes = [axis for axis in range(rank) if axis not in axes]
-        order: list[int | str] = [
+        order: list[int | Count] = [
             old_axes[axis] if isinstance(axis, int) else axis for axis in _order(operand.rank, operand.batch, 0)
         ]
-        at = order.index(SAMPLES)
+        at = order.index(Count.SAMPLES)
         if operand.batch.is_extra:
             following = order[at + 1] if at + 1 < len(order) else rank
             assert isinstance(following, int)
             batch = Batch(following, is_extra=True)
         else:
             batch = Batch(old_axes[operand.batch.axis], is_extra=False)
-        wanted = _order(rank, batch, 0)
-        added = [index for index, axis in enumerate(wanted) if axis in axes]
+        target = _order(rank, batch, 0)
+        added = [index for index, axis in enumerate(target) if axis in axes]
         return Operand(self.emit("Unsqueeze", operand.value, self.integers(added)), shape, batch)
 
     def removed(self, operand: Operand, axes: Sequence[int]) -> Operand:
@@ -214,26 +214,23 @@ class Opening:
         order = _order(operand.rank, operand.batch, 0)
         gone = [index for index, axis in enumerate(order) if axis in axes]
         value = self.emit("Squeeze", operand.value, self.integers(gone)) if gone else operand.value
-        at = order.index(SAMPLES)
+        at = order.index(Count.SAMPLES)
         axis = sum(index not in gone for index in range(at))
         return Operand(value, shape, Batch(axis, operand.batch.is_extra or operand.batch.axis in axes))
 
 
-SAMPLES = "samples"
-
-
-def _order(rank: int, batch: Batch, offset: int) -> list[int | str]:
+def _order(rank: int, batch: Batch, offset: int) -> list[int | Count]:
     """The axes of a value with its samples, by the number that they have for one sample, and where the samples are among them."""
-    order: list[int | str] = [axis + offset for axis in range(rank)]
-    order[batch.axis : batch.axis + (not batch.is_extra)] = [SAMPLES]
+    order: list[int | Count] = [axis + offset for axis in range(rank)]
+    order[batch.axis : batch.axis + (not batch.is_extra)] = [Count.SAMPLES]
     return order
 
 
 def new_axis(operand: Operand, axis: int) -> int:
-    """Where an axis that an operand has for one sample is with all of them: another than that in whose place they stand.
+    """Return the number that an axis of one sample has beside the samples.
 
     Raises:
-        Refused: they stand in its place.
+        Refused: the samples stand in place of this axis.
     """
     batch = operand.batch
     if batch is None:

@@ -1,4 +1,4 @@
-"""Where the samples of a batch stand in a value whose model was made for one sample."""
+"""Values of a model that was made for one sample, and where the samples of a batch stand in them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ class Batch:
 
     axis: int
     is_extra: bool
+
+
+FIRST = Batch(0, is_extra=True)
+"""Samples along a first axis that a sample does not have."""
+STACKED = Batch(0, is_extra=False)
+"""Samples along the first axis, in the place of a sample's own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Operand:
 
 
 class Refused(Exception):
-    """A node that cannot take a batch of any size: the clause that goes behind its description, and what to do about it.
+    """A node that cannot take a batch of any size: the clause that follows its description, and what to do about it.
 
     Args:
         reason: what stands in the way.
@@ -78,7 +84,7 @@ def sample_shape(value: ir.Value) -> Shape | None:
 
 
 def elements(extents: Sequence[Extent]) -> tuple[int, Counter[str]] | None:
-    """How many elements so many extents hold: an integer and the names it is multiplied by; None where one is unknown."""
+    """The product of extents: an integer, and the names that it is multiplied by; None where an extent is unknown."""
     if None in extents:
         return None
     integers = math.prod(extent for extent in extents if isinstance(extent, int))

@@ -26,6 +26,7 @@ from burnish.ops.normalization.statistics import (
     has_short_runs,
     per_channel,
 )
+from burnish.ops.positions import known_rank
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
 
@@ -63,7 +64,7 @@ def batch_norm_training_gradient(
     op: Operation,
     dy: Tensor | None,
     d_mean: Tensor | None,
-    d_inverse_std: Tensor | None,
+    dinverse_std_of: Tensor | None,
     d_variance: Tensor | None,
     *_: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
@@ -76,14 +77,14 @@ def batch_norm_training_gradient(
     dbias: Tensor | None = None
     if dy is not None:
         dx, dscale, dbias = BATCH_NORM_GRAD.emit(dy, x, scale, mean, inverse_std, centered, shift)
-    if d_mean is None and d_inverse_std is None and d_variance is None:
+    if d_mean is None and dinverse_std_of is None and d_variance is None:
         return dx, dscale, dbias
     count = elements_per_channel(x)
     deviation = centered - per_channel(shift, x)
     for cotangent, factor in (
         (d_mean, None),
         (d_variance, 2.0),
-        (d_inverse_std, -(inverse_std * inverse_std * inverse_std)),
+        (dinverse_std_of, -(inverse_std * inverse_std * inverse_std)),
     ):
         if cotangent is None:
             continue
@@ -105,12 +106,12 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
             "differentiate through burnish.grad or burnish.compile"
         )
     x, scale, mean, variance = op.required(0), op.required(1), op.required(3), op.required(4)
-    _check_rank(x, op)
+    known_rank(op, x)
     # The standard lets x, the affine pair and the statistics differ in dtype; the widest of x and the statistics has the digits.
     wide = max(x.dtype, variance.dtype, key=lambda dtype: dtype.itemsize)
     dtypes = [tensor.dtype for tensor in (x, scale, scale, mean, variance)]
     dy, x, scale, mean, variance = (op.builder.cast(tensor, wide) for tensor in (dy, x, scale, mean, variance))
-    inverse_std = _inverse_std(variance, op.attribute("epsilon", 1e-5))
+    inverse_std = inverse_std_of(variance, op.attribute("epsilon", 1e-5))
     dx = dy * per_channel(scale * inverse_std, x) if op.wants(0) else None
     dbias = channel_sum(dy) if any(map(op.wants, (2, 3))) else None
     weighted = None
@@ -134,8 +135,7 @@ def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
     exact to the last bits, and with momentum 0 its running outputs are the batch's own statistics.
     """
     x = op.required(0)
-    _check_rank(x, op)
-    return _by_standard_operator(op) if (x.rank or 0) > 2 and has_short_runs(x) else _by_corrected_two_pass(op)
+    return _by_standard_operator(op) if known_rank(op, x) > 2 and has_short_runs(x) else _by_corrected_two_pass(op)
 
 
 def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
@@ -163,7 +163,7 @@ def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
     )
     for statistic in (shift, variance):
         statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
-    return y, pilot + shift, _inverse_std(variance, epsilon), variance, centered, shift
+    return y, pilot + shift, inverse_std_of(variance, epsilon), variance, centered, shift
 
 
 def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
@@ -172,7 +172,7 @@ def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
     centered = x - per_channel(mean, x)
     shift = channel_mean(centered)
     variance = op.builder.op("Max", channel_mean(centered * centered) - shift * shift, 0)
-    inverse_std = _inverse_std(variance, op.attribute("epsilon"))
+    inverse_std = inverse_std_of(variance, op.attribute("epsilon"))
     gain = scale * inverse_std
     y = channel_affine(centered, gain, bias - shift * gain)
     return y, mean + shift, inverse_std, variance, centered, shift
@@ -196,12 +196,5 @@ def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
     return dy * per_channel(gain, dy) + channel_affine(centered, slope, offset), dscale, dbias
 
 
-def _check_rank(x: Tensor, op: Operation) -> None:
-    if x.rank is None:
-        raise UnsupportedOperatorError(
-            f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
-        )
-
-
-def _inverse_std(variance: Tensor, epsilon: float) -> Tensor:
+def inverse_std_of(variance: Tensor, epsilon: float) -> Tensor:
     return variance.builder.op("Reciprocal", variance.builder.op("Sqrt", variance + epsilon))

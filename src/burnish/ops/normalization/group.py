@@ -10,7 +10,6 @@ from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.ops.normalization.group_training import by_group, group_norm_training
 from burnish.ops.normalization.standardize import (
     check_not_empty,
-    known_rank,
     moved_back,
     negative_axis,
     rows_over,
@@ -18,7 +17,7 @@ from burnish.ops.normalization.standardize import (
     standardize,
 )
 from burnish.ops.normalization.statistics import per_channel
-from burnish.ops.positions import reshape_as
+from burnish.ops.positions import known_rank, reshape_as
 from burnish.ops.registry import Operation, training_form
 
 DEFAULT_AXES = (0, 2, 3)

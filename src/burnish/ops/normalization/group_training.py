@@ -33,7 +33,7 @@ from burnish.ops.registry import Operation
 from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
 
 LONGEST_PILOT = 1024
-"""Of rows that are longer, a part is averaged for the value that is taken off before their statistics are computed."""
+"""Rows up to this length are centred by their mean before their statistics are taken; longer ones by the mean of a part."""
 
 
 def _layer_and_statistics(operands: Operands) -> list[OutputType]:
@@ -142,7 +142,7 @@ def _rows(x: Tensor, num_groups: int) -> tuple[Tensor, int]:
 
 def by_group(x: Tensor, groups: int) -> tuple[Tensor, int]:
     """``x`` [N, C, ...] as [N, groups, elements], images of unknown extents as [N, groups, others, height, width]; and the first
-    axis behind the groups, counted from the end.
+    axis after the groups, counted from the end.
     """
     builder = x.builder
     batch = None if x.shape is None else x.shape.dims[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from burnish.errors import ModelError
 from burnish.graph import Tensor
 from burnish.ops.normalization.standardize import (
-    known_rank,
     moved_back,
     negative_axis,
     root_mean_square_normalize,
@@ -13,7 +12,7 @@ from burnish.ops.normalization.standardize import (
     staged,
     trailing_sum,
 )
-from burnish.ops.positions import count_like
+from burnish.ops.positions import count_like, known_rank
 from burnish.ops.registry import Operation, training_form
 
 

@@ -14,7 +14,7 @@ from copy import copy
 import numpy as np
 
 from burnish.graph import Builder, Tensor
-from burnish.ops.normalization.batch import BATCH_NORM_TRAINING, batch_norm_training, batch_norm_training_gradient
+from burnish.ops.normalization.batch import BATCH_NORM_TRAINING, batch_norm_training, batch_norm_training_gradient, inverse_std_of
 from burnish.ops.normalization.statistics import channel_affine
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import SemanticOperator
@@ -81,7 +81,7 @@ def correction(op: Operation, mean: Tensor, inverse_std: Tensor) -> tuple[Tensor
     """Emit r and d, each [C], from the statistics of the batch that BatchRenormTraining corrects."""
     running_mean, running_variance, r_max, d_max = (op.required(index) for index in range(3, 7))
     builder = op.builder
-    running_inverse_std = builder.op("Reciprocal", builder.op("Sqrt", running_variance + op.attribute("epsilon")))
+    running_inverse_std = inverse_std_of(running_variance, op.attribute("epsilon"))
     lowest = builder.op("Reciprocal", r_max)
     r = builder.op("Min", builder.op("Max", running_inverse_std / inverse_std, lowest), r_max, like=mean)
     d = builder.op("Min", builder.op("Max", (mean - running_mean) * running_inverse_std, -d_max), d_max, like=mean)

@@ -13,10 +13,10 @@ from math import ceil, log, prod
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ModelError, UnsupportedOperatorError
+from burnish.errors import ModelError
 from burnish.graph import Tensor
 from burnish.ops.normalization.statistics import blocked_sum
-from burnish.ops.positions import count_like, extents
+from burnish.ops.positions import count_like, extents, known_rank
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Inference, Operands, OutputType, SemanticOperator, like
 
@@ -31,7 +31,7 @@ SHORT_ROW = 16
 
 
 def _with_statistics(number: int) -> Inference:
-    """An output like x, and so many statistics, with the normalized axes as 1."""
+    """One output like x, and ``number`` statistics, with the normalized axes as 1."""
 
     def infer(operands: Operands) -> list[OutputType]:
         x, axis = operands["x"], operands.attributes["axis"]
@@ -80,15 +80,6 @@ def staged(x: Tensor) -> Tensor:
     return x if x.dtype == ir.DataType.DOUBLE else x.builder.cast(x, ir.DataType.FLOAT)
 
 
-def known_rank(op: Operation, x: Tensor) -> int:
-    """The rank of ``x``; raises UnsupportedOperatorError where it is not known."""
-    if x.rank is None:
-        raise UnsupportedOperatorError(
-            f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
-        )
-    return x.rank
-
-
 def negative_axis(op: Operation, x: Tensor, axis: int) -> int:
     """``axis`` counted from the end; raises ModelError where ``x`` has no such axis."""
     rank = known_rank(op, x)
@@ -106,7 +97,7 @@ def check_not_empty(op: Operation, x: Tensor, axis: int) -> None:
 
 
 def rows_over(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int] | None]:
-    """``x`` with ``axes`` (not negative) moved behind the others, and the permutation that moves them back (None: unmoved)."""
+    """``x`` with ``axes`` (not negative) moved after the others, and the permutation that moves them back (None: unmoved)."""
     rank = x.rank or 0
     order = [axis for axis in range(rank) if axis not in axes] + sorted(axes)
     if order == list(range(rank)):

@@ -12,7 +12,7 @@ z ``[T, N, G * H]`` is what frames and biases give to the G gates, in the standa
 
 The gradients, ``LSTMStepsGrad`` and so on, go through time the other way. What a state's cotangent is multiplied with is known
 before they begin, for all frames at once: a step of them is a product with r and few multiplications. The gradients of the
-weights are one product each behind the recursion, over all frames.
+weights are one product each after the recursion, over all frames.
 """
 
 from burnish.ops.recurrent import gru, lstm, rnn

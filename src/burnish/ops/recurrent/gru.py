@@ -125,8 +125,8 @@ def lower_gru_steps(op: Operation) -> tuple[Tensor, ...]:
 
     frames = [*split(z, 2 * hidden, hidden), *([] if live is None else [live])]
     reverse = bool(op.attribute("reverse"))
-    (last_h,), (h, *kept) = scan(op.builder, step, [initial_h], frames, reverse=reverse, name=op.output.name)
-    return h, last_h, *kept
+    (last_h,), (h, *gates) = scan(op.builder, step, [initial_h], frames, reverse=reverse, name=op.output.name)
+    return h, last_h, *gates
 
 
 @GRU_STEPS_GRAD.lowering

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, attribute_value, zeros_like
+from burnish.graph.uses import is_used
 from burnish.ops.positions import extent, joined
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Inference, Operands, OutputType
@@ -100,7 +101,7 @@ def refused(op: Operation, kind: Recurrence) -> GradientError:
 
 def is_recurrent(node: ir.Node) -> bool:
     """Whether a node is a recurrent layer of the standard."""
-    return node.domain in ("", "ai.onnx") and node.op_type in ("GRU", "LSTM", "RNN")
+    return node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN")
 
 
 def lacks_kernel(node: ir.Node) -> bool:
@@ -129,7 +130,7 @@ def recurrent_layer(
     outputs: list[Tensor | None] = []
     batch_first = bool(op.attribute("layout", 0))
     for index, output in enumerate(op.outputs):
-        if not (output.value.uses() or output.value.is_graph_output()):
+        if not is_used(output.value):
             outputs.append(None)
             continue
         parts = [result[index] for result in results]
@@ -158,8 +159,8 @@ def _activations(op: Operation, kind: Recurrence) -> tuple[str, ...]:
 
 
 def _hidden_size(op: Operation) -> int | None:
-    given = op.attribute("hidden_size")
-    return op.required(2).dimension(2) if given is None else int(given)
+    declared = op.attribute("hidden_size")
+    return op.required(2).dimension(2) if declared is None else int(declared)
 
 
 def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
@@ -202,8 +203,8 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
             z = z + of_input
         z.value.shape = _shape(x, kind.gates * hidden)
         initial = tuple(_zeros(x, hidden) if (given := state[index]) is None else given for state in states)
-        own = activations[index * len(kind.default) : (index + 1) * len(kind.default)]
-        directions.append(Direction(z, r, recurrent_bias, initial, peepholes[index], live, reverse, own, hidden))
+        chosen = activations[index * len(kind.default) : (index + 1) * len(kind.default)]
+        directions.append(Direction(z, r, recurrent_bias, initial, peepholes[index], live, reverse, chosen, hidden))
     return directions
 
 
@@ -294,9 +295,9 @@ def weight_gradient(dz: Tensor, h: Tensor, like: Tensor | None = None) -> Tensor
     return builder.op("Gemm", builder.op("Flatten", dz, axis=2), builder.op("Flatten", h, axis=2), transA=1, like=like)
 
 
-def given_or_zeros(given: Tensor | None, like: Tensor) -> Tensor:
+def given_or_zeros(cotangent: Tensor | None, like: Tensor) -> Tensor:
     """A cotangent, zeros where nothing depends on its value."""
-    return zeros_like(like) if given is None else given
+    return zeros_like(like) if cotangent is None else cotangent
 
 
 def dead(live: Tensor, like: Tensor) -> Tensor:

@@ -150,6 +150,6 @@ def lower_lstm_steps_grad(op: Operation) -> tuple[Tensor, ...]:
             d_before = d_before + d_h * frames[-1]
         return [d_before, d_c * carried], [dz]
 
-    starts = [given_or_zeros(given, initial_c) for given in (d_last_h, d_last_c)]
+    starts = [given_or_zeros(cotangent, initial_c) for cotangent in (d_last_h, d_last_c)]
     (d_initial_h, d_initial_c), (dz,) = scan(builder, step, starts, frames, reverse=not reverse, name=op.output.name)
     return dz, d_initial_h, d_initial_c

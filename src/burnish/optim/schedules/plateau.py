@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,10 +13,15 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors, check_fraction, check_not_negative
 from burnish.optim.schedules.base import check_choice, check_positive, double, number, options_of
+from burnish.optim.slots import Slot
 from burnish.settings import PlainSettings, is_whole
 
 MONITORED = "monitored"
-RATE, BEST, SEEN, BAD, COOLING = "plateau_rate", "plateau_best", "plateau_seen", "plateau_bad", "plateau_cooling"
+RATE = Slot("plateau_rate", per_parameter=False)
+BEST = Slot("plateau_best", per_parameter=False)
+SEEN = Slot("plateau_seen", per_parameter=False)
+BAD = Slot("plateau_bad", per_parameter=False)
+COOLING = Slot("plateau_cooling", per_parameter=False)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Plateau(PlainSettings):
     State: ``plateau_rate`` and ``plateau_best``, float64; ``plateau_seen`` (figures so far), ``plateau_bad`` and
     ``plateau_cooling``, int64; scalars.
     """
+
+    slots: ClassVar[tuple[Slot, ...]] = (RATE, BEST, SEEN, BAD, COOLING)
 
     lr: float
     factor: float
@@ -90,7 +97,7 @@ class Plateau(PlainSettings):
         is_reduced = builder.op("Greater", bad, self.patience)
         lowered = builder.op("Max", state[RATE] * self.factor, self.lowest)
         is_changed = builder.op("And", is_reduced, builder.op("Greater", state[RATE] - lowered, self.eps))
-        following = {
+        following: Tensors = {
             RATE: where(is_changed, lowered, state[RATE]),
             BEST: where(is_better, monitored, state[BEST]),
             SEEN: state[SEEN] + 1,

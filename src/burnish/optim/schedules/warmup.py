@@ -10,6 +10,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Schedule, Tensors, check_not_negative, is_schedule
 from burnish.optim.schedules.base import check_counts, double, options_of
+from burnish.optim.slots import Slot
 from burnish.settings import PlainSettings
 
 
@@ -44,6 +45,10 @@ class Warmup(PlainSettings):
 
     def hyperparameters(self) -> dict[str, float | None]:
         return self.schedule.hyperparameters()
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(getattr(self.schedule, "slots", ()))
 
     def init(self, builder: Builder) -> Tensors:
         return self.schedule.init(builder)

@@ -10,7 +10,7 @@ from burnish.sample_axes.extents import Axis, Kind, broadcast, has, is_fixed
 from burnish.sample_axes.layouts import Call, Layout, gives_layouts
 
 ROUNDS = 4
-"""After so many the layouts of what a loop carries have settled, or are lost."""
+"""After this many rounds, the layouts of what a loop carries have settled, or are lost."""
 
 
 @gives_layouts("If")

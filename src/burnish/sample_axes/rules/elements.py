@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 
+from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.sample_axes.extents import Axes, Axis, broadcast, is_fixed
-from burnish.sample_axes.layouts import Call, Untold, gives_axes
-
-ELEMENTWISE = (
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh Div "
-    "Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual "
-    "Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus "
-    "Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor"
-).split()
+from burnish.sample_axes.layouts import Call, gives_axes
 
 LIKE_FIRST = (
     "BatchNormalization Bernoulli Cast CastLike Clip CumProd CumSum DequantizeLinear DynamicQuantizeLinear EyeLike "
@@ -25,19 +19,19 @@ LIKE_FIRST = (
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
 
 
-def broadcast_axes(call: Call, operands: Iterable[Axes], name: str = "") -> Axes:
+def broadcast_axes(call: Call, operands: Iterable[Axes]) -> Axes:
     """The axes that operands come to which are broadcast against each other."""
 
     def two(one: Axes, other: Axes) -> Axes:
         rank = max(len(one), len(other))
         padded: list[Axes] = [((),) * (rank - len(axes)) + axes for axes in (one, other)]
         pairs = enumerate(zip(*padded, strict=True))
-        return tuple(broadcast(a, b, f"{call.key}:{name}{axis - rank}", call.reason) for axis, (a, b) in pairs)
+        return tuple(broadcast(a, b, f"{call.key}:{axis - rank}", call.reason) for axis, (a, b) in pairs)
 
     return reduce(two, operands)
 
 
-@gives_axes(*ELEMENTWISE)
+@gives_axes(*UNARY, *BROADCASTING)
 def elementwise(call: Call) -> Axes:
     return broadcast_axes(call, [call.axes(index) for index in range(len(call)) if call.has(index)])
 
@@ -55,14 +49,12 @@ def dropout(call: Call) -> list[Axes | None]:
 @gives_axes(*(f"Reduce{name}" for name in REDUCTIONS))
 def reduction(call: Call) -> Axes:
     rank = call.rank()
-    given: Sequence[int] | None = call.attribute("axes") if not call.has(1) else call.integers(1)
-    if given is None and call.has(1):
-        raise Untold(call.reason)
-    if not given:
+    named = call.named_axes()
+    if not named:
         if call.attribute("noop_with_empty_axes", 0):
             return call.axes()
-        given = range(rank)
-    return _without(call, {axis % rank for axis in given})
+        named = range(rank)
+    return _without(call, {axis % rank for axis in named})
 
 
 @gives_axes("ArgMax", "ArgMin")

@@ -29,8 +29,8 @@ def gather_elements(call: Call) -> Axes:
         return _picked(call, indices)
     pairs = enumerate(zip(data, indices, strict=True))
     return tuple(
-        own if axis == at or is_fixed(own) else broadcast(own, theirs, f"{call.key}:{axis}", call.reason)
-        for axis, (theirs, own) in pairs
+        index_axis if axis == at or is_fixed(index_axis) else broadcast(index_axis, data_axis, f"{call.key}:{axis}", call.reason)
+        for axis, (data_axis, index_axis) in pairs
     )
 
 

@@ -33,26 +33,24 @@ def flatten(call: Call) -> Axes:
 @gives_axes("Squeeze")
 def squeeze(call: Call) -> Axes:
     axes = call.axes()
-    given = call.integers(1) if call.has(1) else call.attribute("axes")
-    if given is None and call.has(1):
-        raise Untold(call.reason)
-    if given is None:
+    named = call.named_axes()
+    if named is None:
         extents = [Number.of(axis).integer for axis in axes]
         if None in extents:
             raise Untold(f"{call.reason}: it does not say which axes it removes")
-        given = [at for at, extent in enumerate(extents) if extent == 1]
-    removed = {axis % len(axes) for axis in given}
+        named = [at for at, extent in enumerate(extents) if extent == 1]
+    removed = {axis % len(axes) for axis in named}
     target = [Number.of(axis) for at, axis in enumerate(axes) if at not in removed]
     return regrouped(axes, target, call.key, call.reason)
 
 
 @gives_axes("Unsqueeze")
 def unsqueeze(call: Call) -> Axes:
-    given = call.integers(1) if call.has(1) else call.attribute("axes")
-    if given is None:
+    named = call.named_axes()
+    if named is None:
         raise Untold(call.reason)
-    rank = call.rank() + len(given)
-    added, rest = {axis % rank for axis in given}, iter(call.axes())
+    rank = call.rank() + len(named)
+    added, rest = {axis % rank for axis in named}, iter(call.axes())
     return tuple(() if at in added else next(rest) for at in range(rank))
 
 
@@ -64,7 +62,7 @@ def transpose(call: Call) -> Axes:
 
 @gives_axes("Concat")
 def concat(call: Call) -> Axes:
-    """Along an axis of samples, those of one operand come behind all of another: a worker's are not side by side."""
+    """Along an axis of samples, those of one operand come after all of another: a worker's are not side by side."""
     at = call.axis()
     parts = [call.axes(index) for index in range(len(call))]
     if len(parts) == 1:
@@ -85,13 +83,13 @@ def split(call: Call) -> list[Axes | None]:
     if count == 1:
         return [axes]
     sizes = call.integers(1) if call.has(1) else None
-    found: list[Axes | None] = []
+    parts: list[Axes | None] = []
     for index in range(count):
         part = call.lost(f"part {index}")
         if is_fixed(axes[at]):
             part = call.fixed(f"part {index}") if sizes is None else call.places(sizes[index])
-        found.append((*axes[:at], part, *axes[at + 1 :]))
-    return found
+        parts.append((*axes[:at], part, *axes[at + 1 :]))
+    return parts
 
 
 @gives_axes("Slice")
@@ -132,7 +130,7 @@ def expand(call: Call) -> Axes:
 
 @gives_axes("Tile")
 def tile(call: Call) -> Axes:
-    """Copies of a whole axis stand one behind the other: their number is the slowest factor."""
+    """Copies of a whole axis stand one after the other: their number is the slowest factor."""
     axes = []
     for at, (axis, number) in enumerate(zip(call.axes(), call.numbers(1), strict=True)):
         copies = axis_of(number, f"{call.key}:copies {at}", call.reason)
@@ -208,13 +206,13 @@ def resized(call: Call) -> Axes:
     axes = call.axes()
     if any(has(axis, Kind.LOST) for axis in axes):
         raise Untold(call.reason)
-    kept = _kept(call, len(axes))
+    unchanged = _kept(call, len(axes))
     results: list[Axis] = []
     for at, (axis, extent) in enumerate(zip(axes, call.declared(), strict=True)):
         if is_fixed(axis):
             results.append(call.fixed(f"along {at}") if extent is None else call.places(extent))
         else:
-            results.append(axis if at in kept else call.lost(f"along {at}"))
+            results.append(axis if at in unchanged else call.lost(f"along {at}"))
     return tuple(results)
 
 
@@ -222,15 +220,15 @@ def _kept(call: Call, rank: int) -> set[int]:
     """The axes that stay what they are."""
     operator = call.node.op_type
     if operator == "DFT":
-        given = call.integers(2) if call.has(2) else [int(call.attribute("axis", -2))]
-        return set(range(rank)) - {given[0] % rank} if given else set()
+        transformed = call.integers(2) if call.has(2) else [int(call.attribute("axis", -2))]
+        return set(range(rank)) - {transformed[0] % rank} if transformed else set()
     along = [axis % rank for axis in call.attribute("axes", None) or range(rank)]
-    kept = set(range(rank)) - set(along)
+    unchanged = set(range(rank)) - set(along)
     sizes = {"CenterCropPad": 1, "Resize": 3}.get(operator)
     if sizes is not None and call.has(sizes):
         if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-            return kept
+            return unchanged
         axes = call.axes()
-        return kept | {at for at, number in zip(along, call.numbers(sizes), strict=False) if number == Number.of(axes[at])}
+        return unchanged | {at for at, number in zip(along, call.numbers(sizes), strict=False) if number == Number.of(axes[at])}
     scales = call.array(2 if operator == "Resize" else 1)
-    return kept if scales is None else kept | {at for at, scale in zip(along, scales, strict=False) if scale == 1.0}
+    return unchanged if scales is None else unchanged | {at for at, scale in zip(along, scales, strict=False) if scale == 1.0}

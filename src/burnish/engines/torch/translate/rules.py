@@ -42,8 +42,7 @@ def translates(*operators: str | SemanticOperator | EngineOperator, domain: str 
 
 def find_rule(node: ir.Node, opset: int) -> Rule | None:
     """The rule of a node, by domain, operator and version."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return next((rule for since, rule in _RULES.get((domain, node.op_type), ()) if since <= opset), None)
+    return next((rule for since, rule in _RULES.get((node.domain, node.op_type), ()) if since <= opset), None)
 
 
 def translated_operators(domain: str = "") -> frozenset[str]:

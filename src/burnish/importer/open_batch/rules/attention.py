@@ -5,11 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens
-from burnish.importer.open_batch.operands import Batch, Extent, Operand, Refused
+from burnish.importer.open_batch.operands import FIRST, Extent, Operand, Refused
 from burnish.importer.open_batch.rules.images import stacked, unstacked
 
 MASK, LENGTHS = 3, 6
-FIRST = Batch(0, is_extra=True)
 
 
 @opens("Attention")
@@ -41,7 +40,7 @@ def _mask(call: Call, mask: Operand, count: Extent) -> ir.Value:
 
 @opens("RotaryEmbedding")
 def rotary_embedding(call: Call) -> Result:
-    """With positions, tables of all of them are the same for all samples; without, they hold a row for each sample."""
+    """With positions, the tables are the same for all samples; without, they have a row for each sample."""
     has_positions = call.has(3)
     if has_positions:
         call.same_for_all(0, 3)

@@ -6,43 +6,19 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.importer.open_batch.call import Call, Result, opens
 from burnish.importer.open_batch.opening import Opening
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, broadcast_extents
-
-UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitCast BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu "
-    "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not RandomNormalLike RandomUniformLike Reciprocal "
-    "Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
-).split()
-
-BROADCAST = (
-    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod "
-    "Mul Or Pow Sub Sum Where Xor"
-).split()
+from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, Shape, broadcast_extents
 
 
-@opens(*UNARY)
-def unary(call: Call) -> Result:
-    x = call.operand()
-    return call.again(x.value)[0], x.batch
-
-
-@opens("Clip")
-def clip(call: Call) -> Result:
+@opens(*UNARY, "Bernoulli", "BitCast", "Cast", "Clip", "Dropout", "RandomNormalLike", "RandomUniformLike")
+def unary(call: Call) -> list[Result | None]:
     call.same_for_all(0)
-    x = call.operand()
-    return call.again(*call.with_rest(x.value))[0], x.batch
+    return call.over(call.operand())
 
 
-@opens("Dropout")
-def dropout(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    return [(value, x.batch) if value.name != "" else None for value in call.again(*call.with_rest(x.value))]
-
-
-@opens(*BROADCAST)
+@opens(*BROADCASTING - {"PRelu"})
 def broadcast(call: Call) -> Result:
     values, batch, _ = aligned(call.opening, call.present)
     return call.again(*values)[0], batch
@@ -54,7 +30,7 @@ def prelu(call: Call) -> Result:
     x, slopes = call.operand(0), call.operand(1)
     check_shape_stays(x, slopes)
     if x.batch is None:
-        batch = Batch(0, is_extra=True)
+        batch = FIRST
         x = Operand(call.opening.spread(x, batch), x.shape, batch)
     values, batch, _ = aligned(call.opening, [x, slopes])
     return call.again(*values)[0], batch
@@ -90,7 +66,7 @@ def check_shape_stays(x: Operand, beside: Operand) -> None:
 
 
 def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
-    """Where samples stand in a result: in the place of an axis along which every operand has a single place, else in one more."""
+    """Return where samples stand in a result: in place of an axis of extent 1 in all operands, or else along one of their own."""
     batches = [
         Batch(operand.batch.axis + len(shape) - operand.rank, operand.batch.is_extra)
         for operand in operands
@@ -105,12 +81,9 @@ def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
 
 
 @opens("QuantizeLinear", "DequantizeLinear")
-def quantization(call: Call) -> Result:
+def quantization(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x, scale = call.operand(0), call.operand(1)
-    if scale.rank == 0:
-        return call.again(*call.with_rest(x.value))[0], x.batch
     if scale.rank > 1:
         raise Refused("quantizes in blocks")
-    axis = call.new_axis(call.axis(x.rank, 1))
-    return call.again(*call.with_rest(x.value), axis=axis)[0], x.batch
+    return call.over(x) if scale.rank == 0 else call.over(x, axis=call.new_axis(call.axis(x.rank, 1)))

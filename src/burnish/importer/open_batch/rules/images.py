@@ -9,10 +9,7 @@ import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens
 from burnish.importer.open_batch.opening import Count, Element, Opening
-from burnish.importer.open_batch.operands import Batch, Extent, Operand, Refused, Shape
-
-STACKED = Batch(0, is_extra=False)
-FIRST = Batch(0, is_extra=True)
+from burnish.importer.open_batch.operands import FIRST, STACKED, Extent, Operand, Refused, Shape
 
 
 @opens(
@@ -106,7 +103,7 @@ def max_unpool(call: Call) -> Result:
 
 
 def _counted_before(opening: Opening, shape: Shape, rank: int) -> ir.Value:
-    """How many elements the samples before each hold, along the first of so many axes."""
+    """For each sample, how many elements the samples before it hold; along the first of ``rank`` axes."""
     if not all(isinstance(extent, int) for extent in shape):
         raise Refused("counts positions of images whose extents are not known")
     size = math.prod(extent for extent in shape if isinstance(extent, int))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from burnish.importer.open_batch.call import Call, Result, opens, outcome
-from burnish.importer.open_batch.operands import Batch, Operand, Refused
-
-FIRST = Batch(0, is_extra=True)
+from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused
 
 
 @opens("Gather")
@@ -29,7 +27,7 @@ def gather(call: Call) -> Result:
 
 
 def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
-    """Each sample's own indices into what it has: with the axis that is indexed behind that of samples."""
+    """Each sample's own indices into what it has: the axis that is indexed comes after that of samples."""
     opening = call.opening
     value = opening.placed(x, FIRST)
     if axis:
@@ -65,7 +63,7 @@ def gather_nd(call: Call) -> Result:
 
 @opens("ScatterND")
 def scatter_nd(call: Call) -> Result:
-    """With samples along the last axis, which indices that are the same for all leave whole."""
+    """Samples go along the last axis: indices that are the same for all samples leave it whole."""
     call.same_for_all(0, 2)
     opening, indices = call.opening, call.operand(1)
     data, updates = call.operand(0), call.operand(2)
@@ -89,7 +87,7 @@ def one_hot(call: Call) -> Result:
 
 @opens("GridSample")
 def sampled_grid(call: Call) -> Result:
-    x, grid, stack = call.operand(0), call.operand(1), Batch(0, is_extra=False)
+    x, grid, stack = call.operand(0), call.operand(1), STACKED
     if x.shape[0] != 1 or grid.shape[0] != 1:
         raise Refused("samples several images of one sample")
     return call.again(call.opening.spread(x, stack), call.opening.spread(grid, stack))[0], stack

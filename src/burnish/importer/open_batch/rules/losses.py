@@ -10,7 +10,7 @@ from burnish.importer.open_batch.rules.reductions import LOSS_REMEDY
 
 @opens("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def class_loss(call: Call) -> list[Result | None]:
-    """Of each sample by itself; a sum or mean goes over all, and a sample has no part of it that the model would say."""
+    """Without a reduction, each sample has its own loss. A sum or mean goes over all samples, and is refused."""
     call.same_for_all(0, 1)
     reduction = call.attribute("reduction", "mean")
     if reduction != "none":

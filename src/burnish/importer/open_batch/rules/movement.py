@@ -7,9 +7,8 @@ import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens, outcome
 from burnish.importer.open_batch.opening import Count, Element, new_axis
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, elements
+from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused, Shape, elements
 
-FIRST = Batch(0, is_extra=True)
 LARGEST = 2**31 - 1
 """A bound of a slice from here on means "to the end"."""
 
@@ -72,14 +71,14 @@ def flatten(call: Call) -> Result:
     axis = axis + x.rank if axis < 0 else axis
     rows, columns = elements(x.shape[:axis]), elements(x.shape[axis:])
     if rows == (1, {}) and axis > 0:
-        stacked = opening.placed(x, Batch(0, is_extra=False))
-        return call.again(stacked, axis=axis)[0], Batch(0, is_extra=False)
+        stacked = opening.placed(x, STACKED)
+        return call.again(stacked, axis=axis)[0], STACKED
     known = [None if count is None or count[1] else count[0] for count in (rows, columns)]
     if known == [None, None]:
         raise Refused("flattens axes of unknown extents on both sides")
     parts: list[Element] = [-1 if count is None else count for count in known]
     if rows == (1, {}):
-        return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts[1:]]), Batch(0, is_extra=False)
+        return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts[1:]]), STACKED
     return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts]), FIRST
 
 
@@ -100,20 +99,20 @@ def transpose(call: Call) -> Result:
 @opens("Squeeze")
 def squeeze(call: Call) -> Result:
     x = call.operand()
-    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
-    if given is None:
+    axes = call.named_axes()
+    if axes is None:
         if not all(isinstance(extent, int) for extent in x.shape):
             raise Refused("does not say which axes it removes, and not all extents are known")
-        given = [axis for axis, extent in enumerate(x.shape) if extent == 1]
-    return outcome(call.opening.removed(x, sorted({axis % x.rank for axis in given})))
+        axes = [axis for axis, extent in enumerate(x.shape) if extent == 1]
+    return outcome(call.opening.removed(x, sorted({axis % x.rank for axis in axes})))
 
 
 @opens("Unsqueeze")
 def unsqueeze(call: Call) -> Result:
     x = call.operand()
-    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
-    rank = x.rank + len(given)
-    return outcome(call.opening.inserted(x, sorted({axis % rank for axis in given})))
+    axes = call.named_axes() or []
+    rank = x.rank + len(axes)
+    return outcome(call.opening.inserted(x, sorted({axis % rank for axis in axes})))
 
 
 @opens("Expand")
@@ -130,24 +129,25 @@ def expand(call: Call) -> Result:
         return call.again(x.value, target.value)[0], Batch(at, is_extra=False)
     value = opening.placed(x, FIRST, len(shape))
     ones = [1] * (len(shape) - length + 1)
-    return call.again(value, opening.vector([*ones, *_elements(call, 1, length)]))[0], FIRST
+    return call.again(value, opening.vector([*ones, *_elements(call)]))[0], FIRST
 
 
-def _elements(call: Call, index: int, length: int) -> list[Element]:
-    known = call.array(index)
-    return [call.operand(index).value] if known is None else [int(number) for number in known]
+def _elements(call: Call) -> list[Element]:
+    """The elements of the second operand, or the operand where they are not known."""
+    known = call.array(1)
+    return [call.operand(1).value] if known is None else [int(number) for number in known]
 
 
 @opens("Tile")
-def tile(call: Call) -> Result:
+def tile(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x, opening = call.operand(), call.opening
     assert x.batch is not None
     known = call.array(1)
     if not x.batch.is_extra and known is not None and known[x.batch.axis] == 1:
-        return call.again(*call.with_rest(x.value))[0], x.batch
+        return call.over(x)
     value = opening.placed(x, FIRST)
-    return call.again(value, opening.vector([1, *_elements(call, 1, x.rank)]))[0], FIRST
+    return [(call.again(value, opening.vector([1, *_elements(call)]))[0], FIRST)]
 
 
 @opens("Concat")
@@ -166,8 +166,7 @@ def concat(call: Call) -> Result:
 def split(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
-    axis = call.new_axis(call.axis(x.rank))
-    return [(value, x.batch) for value in call.again(*call.with_rest(x.value), axis=axis)]
+    return call.over(x, axis=call.new_axis(call.axis(x.rank)))
 
 
 @opens("Slice")
@@ -181,21 +180,21 @@ def slice_(call: Call) -> Result:
         raise Refused("computes how many axes it slices")
     axes = call.integers(3, "its axes") if call.has(3) else list(range(count))
     axes = [axis % x.rank for axis in axes]
-    kept = [index for index, axis in enumerate(axes) if x.batch.is_extra or axis != x.batch.axis]
-    if len(kept) < len(axes) and call.result_shape()[x.batch.axis] != 1:
+    remaining = [index for index, axis in enumerate(axes) if x.batch.is_extra or axis != x.batch.axis]
+    if len(remaining) < len(axes) and call.result_shape()[x.batch.axis] != 1:
         raise Refused("takes nothing of a sample")
-    if not kept:
+    if not remaining:
         return opening.emit("Identity", x.value), x.batch
     bounds = []
     for index in (1, 2, 4):
         if index == 4 and not call.has(4):
             continue
-        if len(kept) == len(axes):
+        if len(remaining) == len(axes):
             bounds.append(call.operand(index).value)
         else:
             numbers = call.integers(index, "its bounds")
-            bounds.append(opening.integers([numbers[position] for position in kept]))
-    new = opening.integers([call.new_axis(axes[position]) for position in kept])
+            bounds.append(opening.integers([numbers[position] for position in remaining]))
+    new = opening.integers([call.new_axis(axes[position]) for position in remaining])
     return opening.emit("Slice", x.value, bounds[0], bounds[1], _like(call, new, bounds[0]), *bounds[2:]), x.batch
 
 
@@ -230,11 +229,11 @@ def pad(call: Call) -> Result:
 
 @opens("CenterCropPad")
 def center_crop_pad(call: Call) -> Result:
-    """To so many places along axes, that of the samples not among them."""
+    """The sizes are those of some axes; the axis of the samples is left out of them."""
     call.same_for_all(0)
     x = call.operand()
-    given = call.attribute("axes")
-    axes = list(range(x.rank)) if given is None else [axis % x.rank for axis in given]
+    named = call.attribute("axes")
+    axes = list(range(x.rank)) if named is None else [axis % x.rank for axis in named]
     sizes = dict(zip(axes, call.integers(1, "its sizes"), strict=True))
     if x.batch is not None and not x.batch.is_extra and sizes.pop(x.batch.axis, 1) != 1:
         raise Refused("pads along the axis of the samples")
@@ -259,26 +258,15 @@ def fourier_transform(call: Call) -> Result:
     return call.again(x.value, length, opening.constant(np.asarray(new, np.int64)))[0], x.batch
 
 
-@opens("Trilu")
-def triangle(call: Call) -> Result:
+@opens("Trilu", "Det")
+def matrices(call: Call) -> list[Result | None]:
+    """These work on the matrices of the last two axes, so samples go in front."""
     call.same_for_all(0)
-    x = stack_of_matrices(call)
-    return call.again(*call.with_rest(x.value))[0], x.batch
-
-
-@opens("Det")
-def determinant(call: Call) -> Result:
-    x = stack_of_matrices(call)
-    return call.again(x.value)[0], x.batch
-
-
-def stack_of_matrices(call: Call) -> Operand:
-    """The first operand with its samples in front of its last two axes."""
     x = call.operand()
     assert x.batch is not None
-    if x.batch.axis < x.rank - 2 + x.batch.is_extra:
-        return x
-    return Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
+    if x.batch.axis >= x.rank - 2 + x.batch.is_extra:
+        x = Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
+    return call.over(x)
 
 
 @opens("ReverseSequence")
@@ -288,7 +276,7 @@ def reversed_sequence(call: Call) -> Result:
     x, lengths, opening = call.operand(0), call.operand(1), call.opening
     along = Batch(call.axis(x.rank, 1, "batch_axis"), is_extra=False)
     if x.shape[along.axis] == 1:
-        return call.again(opening.spread(x, along), opening.spread(lengths, Batch(0, is_extra=False)))[0], along
+        return call.again(opening.spread(x, along), opening.spread(lengths, STACKED))[0], along
     if lengths.batch is not None:
         raise Refused("reverses several sequences of a sample, each by a length of the sample's own")
     last = Batch(x.rank, is_extra=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.importer.open_batch.call import Call, Result, opens
-from burnish.importer.open_batch.operands import Batch, Operand, Refused
+from burnish.importer.open_batch.operands import FIRST, Operand, Refused
 from burnish.importer.open_batch.rules.elements import check_shape_stays
 from burnish.importer.open_batch.rules.reductions import reduced
 
@@ -19,11 +19,11 @@ def last_axes(call: Call) -> list[Result | None]:
     if not x.batch.is_extra and x.batch.axis >= first:
         raise Refused(f"normalizes over the axes from {first} on, among which the samples of a batch stand")
     if x.batch.axis > first:
-        x = Operand(call.opening.placed(x, Batch(0, is_extra=True)), x.shape, Batch(0, is_extra=True))
+        x = Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
         assert x.batch is not None
     weights = [_beside(call, operand, x) for operand in call.operands[1:]]
     axis = first - x.rank
-    return [(value, x.batch) if value.name != "" else None for value in call.again(x.value, *weights, axis=axis)]
+    return [(value, x.batch) for value in call.again(x.value, *weights, axis=axis)]
 
 
 @opens("MeanVarianceNormalization")

@@ -6,10 +6,8 @@ from itertools import chain
 
 from burnish.importer.open_batch.call import Call, Result, opens, outcome
 from burnish.importer.open_batch.opening import Opening
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, Shape, broadcast_extents
+from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused, Shape, broadcast_extents
 from burnish.importer.open_batch.rules.elements import combined
-
-FIRST = Batch(0, is_extra=True)
 
 
 @opens("MatMul")
@@ -40,7 +38,7 @@ def _matrices(opening: Opening, a: Operand, b: Operand) -> Operand:
 
 
 def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None:
-    """Where samples of the only operand that has some stand in the product, where they can stay."""
+    """Return where the samples of the only operand with samples stand in the product; None where they must move first."""
     if x.batch is None or other.batch is not None:
         return None
     rank = len(shape)
@@ -48,8 +46,8 @@ def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None
     if x.batch.is_extra:
         is_last = x.batch.axis > x.rank - 2 + rows
         return None if is_last or other.rank > 2 else x.batch
-    kept = rank - 2 if rows else rank - 1
-    return Batch(at, is_extra=False) if at == kept or (at < rank - 2 and shape[at] == 1) else None
+    place = rank - 2 if rows else rank - 1
+    return Batch(at, is_extra=False) if at == place or (at < rank - 2 and shape[at] == 1) else None
 
 
 def _shared(a: Operand, b: Operand, shape: Shape) -> Batch | None:
@@ -70,7 +68,7 @@ def gemm(call: Call) -> Result:
     row = Batch(int(transposed[0]), is_extra=False)
     c = call.operand(2) if call.has(2) else None
     if a.batch == row and b.batch is None and (c is None or c.batch is None):
-        return call.again(*call.with_rest())[0], Batch(0, is_extra=False)
+        return call.again(*call.with_rest())[0], STACKED
     a, b = (
         _transposed(opening, operand) if is_transposed else operand
         for operand, is_transposed in zip((a, b), transposed, strict=True)
@@ -112,9 +110,9 @@ def einsum(call: Call) -> Result:
     if len(terms) != len(operands):
         raise Refused(f"has {len(operands)} operands for the equation '{equation}'")
     _check_letters(terms, operands)
-    kept = _kept_letter(terms, result, operands)
-    if kept is not None:
-        return call.again(*(operand.value for operand in operands))[0], Batch(result.index(kept), is_extra=False)
+    letter_of_samples = _kept_letter(terms, result, operands)
+    if letter_of_samples is not None:
+        return call.again(*(operand.value for operand in operands))[0], Batch(result.index(letter_of_samples), is_extra=False)
     letter = next(
         (letter for letter in "bBnNzZabcdefghijklmnopqrstuvwxyzACDEFGHIJKLMOPQRSTUVWXY" if letter not in equation), None
     )

@@ -27,5 +27,4 @@ def recurrent(call: Call) -> list[Result | None]:
             raise Refused(f"gets {operand.shape[batch.axis]} sequences of one sample")
         values.append(opening.spread(operand, batch))
     of_results = (_at(0 if batch_first else 2), of_states, of_states)
-    results = call.again(*values)
-    return [(value, batch) if value.name != "" else None for value, batch in zip(results, of_results, strict=False)]
+    return list(zip(call.again(*values), of_results, strict=False))

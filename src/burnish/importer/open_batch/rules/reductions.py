@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from burnish.importer.open_batch.call import Call, Result, opens
@@ -18,17 +20,17 @@ LOSS_REMEDY = (
 
 
 @opens(*(f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()))
-def reduction(call: Call) -> Result:
+def reduction(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
     assert x.batch is not None
-    given = call.integers(1, "the axes") if call.has(1) else call.attribute("axes")
+    named: Sequence[int] | None = call.named_axes()
     keeps = bool(call.attribute("keepdims", 1))
-    if not given:
+    if not named:
         if call.attribute("noop_with_empty_axes", 0):
-            return call.again(*call.with_rest(x.value))[0], x.batch
-        given = range(x.rank)
-    axes = sorted({axis % x.rank for axis in given})
+            return call.over(x)
+        named = range(x.rank)
+    axes = sorted({axis % x.rank for axis in named})
     value = x.value
     if x.rank == 0:
         value, along, keeps = call.opening.unsqueezed(value, 1), [1], False
@@ -38,11 +40,11 @@ def reduction(call: Call) -> Result:
     operands = [value] if in_attribute else [value, call.opening.integers(along)]
     changed = {"axes": along} if in_attribute else {}
     result = call.again(*operands, keepdims=int(keeps), noop_with_empty_axes=None, **changed)[0]
-    return result, _left(x.batch, along, keeps)
+    return [(result, _left(x.batch, along, keeps))]
 
 
 def reduced(x: Operand, axes: list[int]) -> list[int]:
-    """Where axes that are reduced are with all samples."""
+    """Return the numbers that reduced axes of one sample have beside the samples."""
     assert x.batch is not None
     if not x.batch.is_extra and x.batch.axis in axes:
         raise Refused(OVER_SAMPLES.format(axis=x.batch.axis), LOSS_REMEDY)
@@ -61,11 +63,11 @@ def position(call: Call) -> Result:
     return call.again(x.value, axis=axis)[0], _left(x.batch, [axis], bool(call.attribute("keepdims", 1)))
 
 
-@opens("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")
-def along_axis(call: Call) -> Result:
+@opens("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK")
+def along_axis(call: Call) -> list[Result | None]:
+    call.same_for_all(0)
     x = call.operand()
-    axis = call.new_axis(call.axis(x.rank, -1))
-    return call.again(x.value, axis=axis)[0], x.batch
+    return call.over(x, axis=call.new_axis(call.axis(x.rank, -1)))
 
 
 @opens("CumProd", "CumSum")
@@ -75,11 +77,3 @@ def running_sum(call: Call) -> Result:
     (axis,) = call.integers(1, "its axis")
     new = call.new_axis(axis % x.rank)
     return call.again(x.value, call.opening.constant(np.asarray(new, dtype=np.int64)))[0], x.batch
-
-
-@opens("TopK")
-def largest(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    axis = call.new_axis(call.axis(x.rank, -1))
-    return [(value, x.batch) for value in call.again(*call.with_rest(x.value), axis=axis)]

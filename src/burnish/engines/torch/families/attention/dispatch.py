@@ -18,11 +18,9 @@ import onnx_ir as ir
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from burnish.engines.torch.families.thresholds import Attention
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.processor import has_narrow_vectors, has_wide_vectors
-
-FEWEST_QUERIES = 16
-"""Queries of float32 from which on the engine's own kernel is the faster one: it packs all keys and values first."""
 
 
 def dtypes() -> tuple[ir.DataType, ...]:
@@ -121,7 +119,7 @@ def _is_empty(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 def _suits(query: torch.Tensor) -> bool:
     """Whether the engine's own kernel was measured to be the fastest with as many queries of this dtype."""
-    return query.dtype == torch.bfloat16 or (query.shape[2] >= FEWEST_QUERIES and has_wide_vectors())
+    return query.dtype == torch.bfloat16 or (query.shape[2] >= Attention.FEWEST_QUERIES and has_wide_vectors())
 
 
 def _has_probabilities(logarithms: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from burnish.engines.torch.families.convolution.translation import (
     CHOSEN_CONV_TRANSPOSE,
     CHOSEN_CONV_WEIGHT_GRAD,
 )
+from burnish.engines.torch.families.thresholds import ChosenConvolutions
 from burnish.graph import attribute_value
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
@@ -25,9 +26,6 @@ CHOSEN = {
     CONV_INPUT_GRAD.name: CHOSEN_CONV_INPUT_GRAD,
     CONV_WEIGHT_GRAD.name: CHOSEN_CONV_WEIGHT_GRAD,
 }
-
-LARGEST_COMPARED = 7
-"""Extent of square kernels of images up to which the ways were compared for the layers of networks."""
 
 
 def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
@@ -61,7 +59,7 @@ def _is_taken(node: ir.Node) -> bool:
     compared = (
         rank == 2
         and not _is_transposed(node)
-        and kernel[0] == kernel[1] <= LARGEST_COMPARED
+        and kernel[0] == kernel[1] <= ChosenConvolutions.LARGEST_COMPARED
         and attribute_value(node, "group", 1) == 1
         and all(step == 1 for step in attribute_value(node, "dilations", ()))
     )

@@ -1,4 +1,4 @@
-"""Convolutions by the engine's own kernels: depthwise, by Winograd's minimal filtering, and as products."""
+"""Convolutions by the engine's own kernels: depthwise, by Winograd's minimal filtering, and as pointwise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.families.convolution import pointwise
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
@@ -62,22 +62,22 @@ def winograd_weight_gradient(op: Call) -> Any:
 
 @translates(POINTWISE_CONV)
 def pointwise_convolution(op: Call) -> Any:
-    products.expect_pointwise()
-    return products.pointwise_convolution(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("strides"))
+    pointwise.expect()
+    return pointwise.convolution(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("strides"))
 
 
 @translates(POINTWISE_CONV_INPUT_GRAD)
 def pointwise_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
-    products.expect_pointwise()
-    return products.pointwise_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
+    pointwise.expect()
+    return pointwise.input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
 
 @translates(POINTWISE_CONV_GRAD)
 def pointwise_gradients(op: Call) -> Any:
     """(dy, x, w) -> dx, dw."""
-    products.expect_pointwise_gradients()
-    results = products.pointwise_gradients(*op.tensors())
+    pointwise.expect_gradients()
+    results = pointwise.gradients(*op.tensors())
     return results[0], results[1]
 
 

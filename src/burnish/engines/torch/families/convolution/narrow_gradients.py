@@ -13,28 +13,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.native import kernels
-
-LARGEST_MAP = 14 * 14
-"""Pixels of the maps up to which PyTorch's product of matrices was measured to be faster than oneDNN's gradient of weights."""
-
-FEWEST_PIXELS = 1024
-FEWEST_PIXELS_OF_LARGE_MAPS = 256
-"""Results of a convolution of one pixel with a stride of 1 from which on the kernel was measured to be the fastest; with fewer, a
-product of matrices is, or with larger maps, oneDNN's gradient."""
-
-LEAST_CHANNELS = 32
-LEAST_CHANNELS_OF_ONE_PIXEL = 16
-"""Channels of the images, and of the results, from which on they were measured to win, with several pixels and with one."""
 
 WIDEST = 256
 """Pixels of a result's rows up to which whole rows are taken at a time; wider ones would not stay in the caches."""
 
 PANEL = 32
 """Channels that the kernel takes at a time: with others, it multiplies zeros."""
-
-MOST_PAIRED = 1.1
-"""By how many times a batch may become larger where the kernel takes images in pairs."""
 
 
 def expect_weight_gradient() -> None:
@@ -60,7 +46,7 @@ def weight_gradient(
     if _is_fast(dy, x, extents, strides, padding) and (own := _own()) is not None:
         return own(dy, x, list(extents), list(strides), list(padding))
     height, width = x.shape[2:]
-    if [*extents, *strides, *padding] == [1, 1, 1, 1, 0, 0] and height * width <= LARGEST_MAP:
+    if [*extents, *strides, *padding] == [1, 1, 1, 1, 0, 0] and height * width <= NarrowConvolutions.LARGEST_MAP_OF_GRADIENT:
         return torch.mm(_pixels_of(dy).t(), _pixels_of(x))[:, :, None, None]
     return _of_onednn(dy, x, weight, strides, padding, wanted=1)
 
@@ -77,7 +63,7 @@ def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tens
     if has_torch_function((dy, weight, x)):
         return handle_torch_function(strided_input_gradient, (dy, weight, x), dy, weight, x, strides)
     outputs, channels = weight.shape[:2]
-    if min(outputs, channels) < LEAST_CHANNELS or dy.numel() == 0:
+    if min(outputs, channels) < NarrowConvolutions.LEAST_CHANNELS or dy.numel() == 0:
         return _of_onednn(dy, x, weight, strides, [0, 0], wanted=0)
     count, _, height, width = dy.shape
     seen = torch.mm(_pixels_of(dy), weight.flatten(1)).view(count, height, width, channels)
@@ -97,11 +83,15 @@ def _is_fast(dy: torch.Tensor, x: torch.Tensor, extents: Sequence[int], strides:
         return False
     if [*extents, *padding] != [1, 1, 0, 0]:
         pairs, filled = -(-count // 2), -(-channels // PANEL) * PANEL
-        return min(outputs, channels) >= LEAST_CHANNELS and 2 * pairs <= MOST_PAIRED * count and channels > 0.75 * filled
-    if min(outputs, channels) < LEAST_CHANNELS_OF_ONE_PIXEL:
+        return (
+            min(outputs, channels) >= NarrowConvolutions.LEAST_CHANNELS
+            and 2 * pairs <= NarrowConvolutions.MOST_PAIRED * count
+            and channels > NarrowConvolutions.LEAST_FILLED * filled
+        )
+    if min(outputs, channels) < NarrowConvolutions.LEAST_CHANNELS_OF_ONE_PIXEL:
         return False
-    of_matrices = x.shape[2] * x.shape[3] <= LARGEST_MAP
-    fewest = FEWEST_PIXELS if of_matrices else FEWEST_PIXELS_OF_LARGE_MAPS
+    of_matrices = x.shape[2] * x.shape[3] <= NarrowConvolutions.LARGEST_MAP_OF_GRADIENT
+    fewest = NarrowConvolutions.FEWEST_PIXELS if of_matrices else NarrowConvolutions.FEWEST_PIXELS_OF_LARGE_MAPS
     return [*strides] != [1, 1] or count * dy.shape[2] * dy.shape[3] >= fewest
 
 

@@ -16,16 +16,17 @@ from burnish.engines.torch.families.convolution.kernel_calls import (
     POINTWISE_CONV_INPUT_GRAD,
 )
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
+from burnish.engines.torch.families.thresholds import ConvolutionProducts
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 POINTWISE = {"Conv": POINTWISE_CONV, CONV_INPUT_GRAD.name: POINTWISE_CONV_INPUT_GRAD}
 
-LEAST_CHANNELS = {"Conv": 16, CONV_INPUT_GRAD.name: 16, CONV_WEIGHT_GRAD.name: 64}
-"""Of inputs and outputs: with fewer, a product leaves most of a vector empty. A gradient of kernels with few adds up over large
-maps, where oneDNN is as fast or faster; together with the other gradient it takes ``LEAST_CHANNELS_OF_BOTH``."""
-
-LEAST_CHANNELS_OF_BOTH = 16
+LEAST_CHANNELS = {
+    "Conv": ConvolutionProducts.LEAST_CHANNELS,
+    CONV_INPUT_GRAD.name: ConvolutionProducts.LEAST_CHANNELS,
+    CONV_WEIGHT_GRAD.name: ConvolutionProducts.LEAST_CHANNELS_OF_GRADIENT,
+}
 
 
 def use_products(graph: ir.Graph) -> None:
@@ -59,7 +60,7 @@ def _join_gradients(graph: ir.Graph) -> None:
 
     Of the former's x the shape is read, which follows from dy and w: where x is computed again, the latter reads another value.
     """
-    least = dict.fromkeys(LEAST_CHANNELS, LEAST_CHANNELS_OF_BOTH)
+    least = dict.fromkeys(LEAST_CHANNELS, ConvolutionProducts.LEAST_CHANNELS_OF_BOTH)
     of_input: dict[tuple[ir.Value | None, ir.Value | None], ir.Node] = {}
     of_weight = []
     for node in graph:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from burnish.engines.torch.families.convolution import dispatch as convolutions
 from burnish.engines.torch.families.convolution import narrow_gradients as convolution_gradients
+from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.runtime.processor import has_narrow_vectors
 from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
@@ -23,9 +24,6 @@ CHOSEN_CONV_INPUT_GRAD = EngineOperator("ChosenConvInputGrad", ("dy", "w", "x"),
 CHOSEN_CONV_WEIGHT_GRAD = EngineOperator("ChosenConvWeightGrad", ("dy", "x", "w"), ("dw",))
 CONV_INPUT_GRAD_NARROW = EngineOperator("ConvInputGradNarrow", ("dy", "w", "x"), ("dx",))
 CONV_WEIGHT_GRAD_NARROW = EngineOperator("ConvWeightGradNarrow", ("dy", "x", "w"), ("dw",))
-
-LARGEST_MAP = 7 * 7
-"""Pixels of the maps up to which a product of bfloat16 matrices was measured to be faster than oneDNN's convolution."""
 
 FEW_CHANNELS = 16
 """As many as fill two vectors of AVX2: with fewer, oneDNN's strided convolutions of one pixel are not trusted."""
@@ -97,7 +95,7 @@ def _channels_second(images: Any) -> Any:
 
 @translates("Conv")
 def convolution(op: Call) -> Any:
-    if not op.has(2) and _is_product(op, 0, 1, LARGEST_MAP):
+    if not op.has(2) and _is_product(op, 0, 1, NarrowConvolutions.LARGEST_MAP):
         return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1).t()))
     kernel, strides, dilations, pads, group = _window(op, 1)
     x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
@@ -163,7 +161,7 @@ def _transposed(
 @translates(CONV_INPUT_GRAD)
 def convolution_input_gradient(op: Call) -> Any:
     """(dy, w, x) -> dx; of x the shape is read."""
-    if _is_product(op, 2, 1, LARGEST_MAP):
+    if _is_product(op, 2, 1, NarrowConvolutions.LARGEST_MAP):
         return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1)))
     return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), weight_index=1, wanted=0)
 
@@ -171,7 +169,7 @@ def convolution_input_gradient(op: Call) -> Any:
 @translates(CONV_WEIGHT_GRAD)
 def convolution_weight_gradient(op: Call) -> Any:
     """(dy, x, w) -> dw; of w the shape is read."""
-    if _is_product(op, 1, 2, convolution_gradients.LARGEST_MAP):
+    if _is_product(op, 1, 2, NarrowConvolutions.LARGEST_MAP_OF_GRADIENT):
         dy, x = (torch.flatten(_channels_last(op.tensor(index)), 0, 2) for index in (0, 1))
         return torch.mm(dy.t(), x)[:, :, None, None]
     if _skips_pixels_of_few_channels(op, 2):
