@@ -140,9 +140,8 @@ class _Update:
         parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
         skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
         finite = None
-        if (
-            skipped is not None and gradients.keys() == all_gradients.keys()
-        ):  # else apply, which reads fewer of them, may find otherwise
+        # Else apply, which reads fewer of them, may find otherwise.
+        if skipped is not None and gradients.keys() == all_gradients.keys():
             finite = draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
         self._add_update(draft, parameters, gradients, finite)
         return draft
