@@ -27,9 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _values(item: pytest.Item) -> list[str]:
     """The values of a case, and those combinations of them that the mark asks for."""
-    values = {name: f"{name}={value!r}" for name, value in item.callspec.params.items()}
+    values = {name: f"{name}: {_identity(value)}" for name, value in item.callspec.params.items()}
     together = [" and ".join(values[name] for name in names) for names in item.get_closest_marker("each_value").args]
     return [*values.values(), *together]
+
+
+def _identity(value: object) -> object:
+    """What tells a value from others; an object that is no plain value may take long to be written out."""
+    return repr(value) if isinstance(value, (str, int, float, tuple)) else id(value)
 
 
 def _covering(cases: list[list[str]]) -> set[int]:
@@ -40,8 +45,9 @@ def _covering(cases: list[list[str]]) -> set[int]:
         met = [pairs[pair] for pair in combinations(cases[index], 2)]
         return len(uncovered.intersection(cases[index])), met.count(0), -sum(met)
 
-    while uncovered:
-        best = max((index for index in range(len(cases)) if index not in chosen), key=merit)
+    left = list(range(len(cases)))
+    while left := [index for index in left if not uncovered.isdisjoint(cases[index])]:
+        best = max(left, key=merit)
         uncovered.difference_update(cases[best])
         pairs.update(combinations(cases[best], 2))
         chosen.add(best)

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from typer.testing import CliRunner
 
 import burnish
+from burnish.cli.application import app
 from burnish.models import residual_network
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +53,8 @@ def test_snippets_run(page, tmp_path, monkeypatch):
     """Run the Python snippets and the burnish commands of a page from top to bottom, in one folder and one namespace."""
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
+    # Drawing takes longer than the rest of so small a run.
+    monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
     text = page.read_text(encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "snippet"}
     for fence in FENCE.finditer(text):
@@ -63,9 +67,9 @@ def test_snippets_run(page, tmp_path, monkeypatch):
                 words = shlex.split(command, comments=True)
                 if words[:1] != ["burnish"] or words[1:2] == ["demo"]:
                     continue
-                arguments = [sys.executable, "-c", "from burnish.cli import main; main()", *words[1:]]
-                result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
-                assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+                # In this process, as a new one would take longer to import PyTorch; workers are processes of their own.
+                result = CliRunner().invoke(app, words[1:])
+                assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -60,7 +60,7 @@ def calls_in(run: Callable[[], Any]) -> Counter[str]:
 
 @pytest.mark.parametrize("work", [differentiate, train])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.each_value
+@pytest.mark.slow
 def test_calls_grow_with_the_model(shape: str, work: Callable[[bytes, str], None]) -> None:
     small, large = (SHAPES[shape](count).SerializeToString() for count in (SIZE, 2 * SIZE))
     work(small, shape)  # fills what is remembered for each operator

@@ -333,6 +333,7 @@ def test_data_that_no_worker_can_read_are_named_once(data):
     assert done.stderr.count("missing.npz") == 1
 
 
+@pytest.mark.slow
 def test_data_that_one_worker_cannot_read_are_named_by_all(data):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -171,7 +171,7 @@ def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: s
 @pytest.mark.parametrize("form", ["own_io", "float32_io", "blocked"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("network", ["perceptron", "mobile"])
-@pytest.mark.each_value(("network", "form"))
+@pytest.mark.each_value
 def test_the_export_has_the_dtypes_of_the_file(network: str, dtype: str, form: str, fold_norm: bool, tmp_path: Path) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     file = converted(source, dtype, form != "own_io", BLOCKED[network] if form == "blocked" else ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,16 @@ from burnish import optim
 from burnish.engines.communicator import GRADIENTS
 from burnish.errors import EngineError
 from oracles.normalized_networks import image_batches, inverted_residual, residual
-from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
+from oracles.several_workers import (
+    Batch,
+    Outcome,
+    in_threads,
+    largest_difference,
+    part_of,
+    train_alone,
+    train_in_threads,
+    train_part,
+)
 from oracles.small_networks import CLASSES, perceptron
 from oracles.thread_communicator import ThreadCommunicator
 
@@ -56,12 +67,18 @@ def compiled(optimizer, model=None, **options) -> burnish.Program:
     return burnish.compile(residual() if model is None else model, optimizer=optimizer, running_variance="pytorch", **options)
 
 
+@cache
+def in_one_process(name: str) -> tuple[burnish.Program, list[Batch], Outcome]:
+    """A program, batches, and what one process comes to with them."""
+    program, batches = compiled(OPTIMIZERS[name]), image_batches(STEPS, SAMPLES)
+    return program, batches, train_alone(program, batches)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", [TWO, THREE], ids=["2 workers", "3 workers"])
 @pytest.mark.each_value
 def test_every_state_is_that_of_one_process(name, sizes):
-    program, batches = compiled(OPTIMIZERS[name]), image_batches(STEPS, SAMPLES)
-    alone = train_alone(program, batches)
+    program, batches, alone = in_one_process(name)
     for outcome in train_in_threads(program, batches, sizes):
         assert largest_difference(outcome, alone) < 1e-11
 
@@ -72,8 +89,7 @@ def test_every_state_is_that_of_one_process(name, sizes):
     ids=lambda options: next(iter(options)),
 )
 def test_options_of_the_exchange(options):
-    program, batches = compiled(OPTIMIZERS["sgd"]), image_batches(STEPS, SAMPLES)
-    alone = train_alone(program, batches)
+    program, batches, alone = in_one_process("sgd")
     for outcome in train_in_threads(program, batches, THREE, **options):
         assert largest_difference(outcome, alone) < 1e-11
 

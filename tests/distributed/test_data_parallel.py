@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -19,7 +21,7 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
 from burnish.passes.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, inverted_residual, residual
-from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
+from oracles.several_workers import Outcome, in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network
 from oracles.thread_communicator import ThreadCommunicator
 
@@ -28,9 +30,15 @@ UNEVEN = [[5, 0, 7], [1, 10, 1], [0, 0, 12]]
 EVEN = [[4, 4, 4]] * STEPS
 
 
+@cache
 def compiled(norm: str = "train", loss: str | burnish.losses.Loss = "cross_entropy", **options) -> burnish.Program:
     settings = {"optimizer": "sgd:lr=0.1,momentum=0.9", "running_variance": "pytorch", **options}
     return burnish.compile(residual(), norm=norm, loss=loss, **settings)
+
+
+@cache
+def in_one_process(norm: str) -> Outcome:
+    return train_alone(compiled(norm), image_batches(STEPS, 12))
 
 
 def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.Node]:
@@ -43,9 +51,8 @@ def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.
     "norm", ["sync", "train:momentum=cumulative", "renorm:start=0,r_max_step=0,d_max_step=0,r_max=1.2,d_max=0.1", "frozen"]
 )
 def test_policies_of_the_whole_batch(norm):
-    program, batches = compiled(norm), image_batches(STEPS, 12)
-    alone = train_alone(program, batches)
-    for outcome in train_in_threads(program, batches, UNEVEN):
+    alone = in_one_process(norm)
+    for outcome in train_in_threads(compiled(norm), image_batches(STEPS, 12), UNEVEN):
         assert largest_difference(outcome, alone) < 1e-11
 
 
@@ -60,9 +67,8 @@ def test_policies_of_the_whole_batch(norm):
     ],
 )
 def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
-    batches = image_batches(STEPS, 12)
-    expected = train_alone(compiled(alone), batches)
-    for outcome in train_in_threads(compiled(norm), batches, sizes, norm=meaning):
+    expected = in_one_process(alone)
+    for outcome in train_in_threads(compiled(norm), image_batches(STEPS, 12), sizes, norm=meaning):
         assert largest_difference(outcome, expected) < 1e-11
 
 
@@ -200,7 +206,7 @@ def test_programs_that_are_refused():
     with pytest.raises(ConfigurationError, match=r"this program was loaded from one ONNX file, .*: compile it again, or load it"):
         exchanges(loaded)
     with pytest.raises(ConfigurationError, match=r"the metric 'auc:macro' of a batch is no function of sums over its samples"):
-        exchanges(compiled(metrics=["auc:macro"]))
+        exchanges(compiled(metrics=("auc:macro",)))
 
 
 def test_an_engine_that_exchanges_nothing():

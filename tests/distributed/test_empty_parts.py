@@ -46,7 +46,7 @@ def assert_like(outcomes: list[Outcome], expected: Outcome, double: bool) -> Non
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("norm", "sizes"), ALONE, ids=[norm.partition(":")[0] for norm, _ in ALONE])
-@pytest.mark.each_value(("model", "norm"))
+@pytest.mark.each_value
 def test_policies_of_the_whole_batch(model, norm, sizes, double):
     program = compiled(MODELS[model](double), norm)
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)
@@ -241,7 +241,7 @@ g (double[batch, 4] x) => (double[batch, 3] logits) <double[4, 3] w = {1, 2, 3, 
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("norm", "sizes"), APART, ids=["local", "sync"])
-@pytest.mark.each_value(("model", "norm"))
+@pytest.mark.each_value
 def test_policies_of_parts(model, norm, sizes, double):
     program, apart = (compiled(MODELS[model](double), policy) for policy in (norm, "local"))
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)

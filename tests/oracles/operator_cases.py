@@ -58,12 +58,16 @@ def cases() -> dict[str, Case]:
 
 
 CASES = cases()
-every_case = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 
 
 def cases_where(condition: Callable[[Case], bool]) -> pytest.MarkDecorator:
+    """A parameter ``case``; those whose sample is repeated are marked as slow."""
     chosen = {label: case for label, case in CASES.items() if condition(case)}
-    return pytest.mark.parametrize("case", list(chosen.values()), ids=list(chosen))
+    rows = [pytest.param(case, marks=pytest.mark.slow if case.sample.repeated else ()) for case in chosen.values()]
+    return pytest.mark.parametrize("case", rows, ids=list(chosen))
+
+
+every_case = cases_where(lambda case: True)
 
 
 @cache

@@ -39,6 +39,7 @@ class Sample:
         smooth: False where differences are no oracle (a kink, infinite or huge values): compared with PyTorch only.
         torch: overrides the record's PyTorch function.
         torch_attributes: overrides the keyword arguments of the PyTorch function.
+        repeated: whether other samples run the same of the same rules, so that ``make test`` leaves this one out.
         most_nodes: the most nodes besides constants that the reverse pass may emit before lowering, shapes known.
     """
 
@@ -56,6 +57,7 @@ class Sample:
     smooth: bool = True
     torch: Callable[..., Any] | None = None
     torch_attributes: Mapping[str, Any] | None = None
+    repeated: bool = False
     most_nodes: int | None = None
 
 

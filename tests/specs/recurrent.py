@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -88,16 +89,22 @@ def lstm_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield sample(rng, "LSTM", "named_activations", {"activations": ["sigmoid", "TANH", "Tanh"]})
 
 
+# What is not of a cell is the same for all three layers, and LSTM has every sample of it.
+OF_A_CELL = ("forward", "bidirectional", "plain", "lengths_reverse", "weights_as_initializers")
+
+
 def gru_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for before in samples_of("GRU", rng):
         attributes = {**before.attributes, "linear_before_reset": 1}
         yield Sample(**{**vars(before), "attributes": attributes})
     for after in samples_of("GRU", rng):
-        yield Sample(**{**vars(after), "name": f"reset_first_{after.name}", "torch": gru_with_reset_first})
+        beside = {"name": f"reset_first_{after.name}", "torch": gru_with_reset_first, "repeated": after.name not in OF_A_CELL}
+        yield Sample(**{**vars(after), **beside})
 
 
 def rnn_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    yield from samples_of("RNN", rng)
+    for made in samples_of("RNN", rng):
+        yield replace(made, repeated=made.name not in OF_A_CELL)
     for activation in ("Relu", "Sigmoid"):
         attributes = {"activations": [activation], "layout": 0}
         yield sample(rng, "RNN", activation.lower(), attributes, torch=step_by_step_rnn)

@@ -77,7 +77,7 @@ def batches(lengths: bool) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.each_value(("kind", "direction"))
+@pytest.mark.each_value
 def test_a_classifier_trains_alike_on_every_engine(kind: str, direction: str, lengths: bool) -> None:
     program = burnish.compile(
         classifier(kind, lengths, direction=direction), loss="cross_entropy", optimizer=burnish.optim.adam(0.03)

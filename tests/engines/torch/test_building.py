@@ -65,6 +65,7 @@ def test_a_refused_file_is_named_and_leaves_nothing(folder):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_processes_that_build_at_once_find_the_same_library(folder):
     program = (
         "import sys; from pathlib import Path; from burnish.engines.torch.native.building import build_library;"
@@ -173,6 +174,7 @@ except RuntimeError as error:
 
 @needs_linux
 @needs_compiler
+@pytest.mark.slow
 def test_an_installed_library_that_includes_headers_of_pytorchs_is_for_one_release_of_it(folder, monkeypatch):
     headers = compiling.find_headers()
     assert headers.version == building.torch.__version__

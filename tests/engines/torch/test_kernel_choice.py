@@ -191,6 +191,7 @@ def test_threads_that_want_the_same_choice_measure_it_once():
     assert measure.count == 1
 
 
+@pytest.mark.slow
 def test_processes_that_want_the_same_choices_agree(file):
     """Each finds ways of its own; all end with those that were found first."""
     program = """
