@@ -151,6 +151,26 @@ def plain(value: Any) -> Any:
     return value
 
 
+def check_call(option: str, function: Callable[..., Any], arguments: str, example: str) -> None:
+    """Raise ConfigurationError where a function cannot be called with two arguments.
+
+    Args:
+        option: of the function, for the message.
+        function: what is to be called.
+        arguments: what it is called with, in words.
+        example: a function that would do, as Python text.
+    """
+    try:
+        inspect.signature(function).bind(0, 1)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{option}: the function {function!r} cannot be called with {arguments} ({error}): give a function of these two, "
+            f"such as {example}"
+        ) from error
+    except ValueError:  # a function of an extension module may have no signature to look at
+        return
+
+
 def call_hint(value: object) -> str:
     """Return ``: call it, as in Cosine(...)`` for a class or function in the place of what it makes, else nothing."""
     return f": call it, as in {value.__name__}(...)" if isinstance(value, type | FunctionType) else ""

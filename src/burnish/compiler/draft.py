@@ -46,9 +46,9 @@ class Draft:
 
     def take_gradients(self) -> dict[str, Tensor]:
         """Remove the gradients from the outputs and return them by initializer name."""
-        taken = {e.name.removeprefix("grad:"): self.builder.tensor(v) for v, e in self.outputs if e.role is Role.GRADIENT}
+        gradients = {e.name.removeprefix("grad:"): self.builder.tensor(v) for v, e in self.outputs if e.role is Role.GRADIENT}
         self.outputs = [(value, entry) for value, entry in self.outputs if entry.role is not Role.GRADIENT]
-        return taken
+        return gradients
 
     def add_input(self, entry: Entry) -> Tensor:
         """Add an input, or return it where the draft has this very entry."""
@@ -57,20 +57,20 @@ class Draft:
     def add_inputs(self, entries: Iterable[Entry]) -> list[Tensor]:
         """Add inputs, or find those that the draft has already."""
         graph = self.model.graph
-        known = {entry.name: entry for entry in self.inputs}
+        entries_by_name = {entry.name: entry for entry in self.inputs}
         values = {value.name: value for value in graph.inputs}
-        found = []
+        tensors = []
         for entry in entries:
             if entry.name not in values:
-                known[entry.name] = entry
+                entries_by_name[entry.name] = entry
                 self.inputs.append(entry)
                 value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
                 values[entry.name] = value
                 graph.inputs.append(value)
-            elif known.get(entry.name) != entry:
+            elif entries_by_name.get(entry.name) != entry:
                 raise name_taken(entry)
-            found.append(self.builder.tensor(values[entry.name]))
-        return found
+            tensors.append(self.builder.tensor(values[entry.name]))
+        return tensors
 
     def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
         """Note a value as an output; it gets its name when the graph is finished (``set_outputs``)."""
@@ -145,8 +145,8 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     model.graph.name = name
     set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
     settle(model, target)
-    known = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
-    extents = tuple(rule for rule in draft.extents if rule.dimension in known)
+    dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
+    extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
     return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
 
 

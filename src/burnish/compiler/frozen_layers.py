@@ -25,7 +25,7 @@ def layers_left_moving(grad: ir.Model | None, optimizer: Optimizer) -> list[str]
         if policy is None or policy.startswith(Frozen.name):
             continue
         names = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
-        own = [name.removeprefix(PARAMETER) for name in names if name.startswith(PARAMETER)]
-        if own and len(frozen_by_pattern(optimizer, own)) == len(own):
+        parameters = [name.removeprefix(PARAMETER) for name in names if name.startswith(PARAMETER)]
+        if parameters and len(frozen_by_pattern(optimizer, parameters)) == len(parameters):
             moving.append(node.metadata_props[LAYER_METADATA])
     return moving

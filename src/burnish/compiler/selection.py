@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +13,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
 from burnish.importer import InitializerKind, classify_initializers
 from burnish.norms import Auto, Frozen, NormPolicy, Train, layer_name
-from burnish.settings import is_whole, matches_pattern, nearest
+from burnish.settings import check_call, is_whole, matches_pattern, nearest
 
 HoldRows = Mapping[str, int | Iterable[int]] | None
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None
@@ -63,7 +62,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
     if trainable is None:
         selected = parameters
     elif callable(trainable):
-        _check_predicate(trainable)
+        check_call("trainable", trainable, "a weight's name and array", "lambda name, array: array.ndim > 1")
         initializers = model.graph.initializers
         selected, unreached = (
             tuple(name for name in names if trainable(name, _array(initializers[name]))) for names in (parameters, unreached)
@@ -262,18 +261,6 @@ def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, 
         f"{subject}: the loss reads {names_read}, and no gradient flows from there ({why}). "
         "Train other weights (trainable), or let the loss read another output (outputs)"
     )
-
-
-def _check_predicate(predicate: Callable[[str, np.ndarray], bool]) -> None:
-    try:
-        inspect.signature(predicate).bind("name", "array")
-    except TypeError as error:
-        raise ConfigurationError(
-            f"trainable: the function {predicate!r} cannot be called with a weight's name and array ({error}): "
-            "give a function of these two, such as lambda name, array: array.ndim > 1"
-        ) from error
-    except ValueError:  # a function of an extension module may have no signature to look at
-        return
 
 
 def _patterns(trainable: str | Sequence[str]) -> list[str]:

@@ -83,23 +83,23 @@ def _info(name: str, entry: Entry) -> optim.ParameterInfo:
 
 
 def joined_signature(grad: GraphSignature, apply: GraphSignature) -> GraphSignature:
-    """The signature of ``step``, which is ``grad`` with ``apply`` behind it.
+    """Return the signature of ``step``, which is ``grad`` and then ``apply``.
 
     Raises:
         ConfigurationError: a name of one stands for something else in the other.
     """
-    known = {entry.name: entry for entry in grad.inputs}
+    grad_inputs = {entry.name: entry for entry in grad.inputs}
     read = [entry for entry in apply.inputs if entry.role is not Role.GRADIENT]
     for entry in read:
-        if known.get(entry.name, entry) != entry:
+        if grad_inputs.get(entry.name, entry) != entry:
             raise name_taken(entry)
-    added = {entry.name: entry for entry in read if entry.name not in known}
-    kept = tuple(entry for entry in grad.outputs if entry.role is not Role.GRADIENT)
-    for entries, inputs in ((apply.outputs, known), (kept, added)):
+    added = {entry.name: entry for entry in read if entry.name not in grad_inputs}
+    remaining = tuple(entry for entry in grad.outputs if entry.role is not Role.GRADIENT)
+    for entries, inputs in ((apply.outputs, grad_inputs), (remaining, added)):
         for entry in entries:
             if entry.name in inputs:
                 raise name_taken_twice(entry.name, "step")
-    return GraphSignature(grad.inputs + tuple(added.values()), kept + apply.outputs, grad.extents, apply.end)
+    return GraphSignature(grad.inputs + tuple(added.values()), remaining + apply.outputs, grad.extents, apply.end)
 
 
 @dataclass
@@ -134,13 +134,14 @@ class _Update:
 
     def step(self) -> Draft:
         draft = Draft.reopened(self.grad, self.signature)
-        found = draft.take_gradients()
-        gradients = {name: found[name] for name in self.parameters}
+        all_gradients = draft.take_gradients()
+        gradients = {name: all_gradients[name] for name in self.parameters}
         values = draft.values()
         parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
         skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
         finite = None
-        if skipped is not None and gradients.keys() == found.keys():  # else apply, which reads fewer of them, may find otherwise
+        # Else apply, which reads fewer of them, may find otherwise.
+        if skipped is not None and gradients.keys() == all_gradients.keys():
             finite = draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
         self._add_update(draft, parameters, gradients, finite)
         return draft
@@ -176,15 +177,15 @@ class _Update:
             for name, default in self.optimizer.hyperparameters().items()
         }
         with draft.builder.attributed(OPTIMIZER):
-            given = (draft.builder, parameters, gradients, state, step, hyperparameters)
+            arguments = (draft.builder, parameters, gradients, state, step, hyperparameters)
             next_step = step + 1
             scaled = self.optimizer
             if isinstance(scaled, LossScaled) or (isinstance(scaled, RowHolder) and scaled.is_scaled):
                 finite = all_finite(draft.builder, gradients, PARTS_OF) if finite is None else finite
-                following, next_state = scaled.update_where(finite, *given)
+                following, next_state = scaled.update_where(finite, *arguments)
                 next_step = where(finite, next_step, step)
             else:
-                following, next_state = self.optimizer.update(*given)
+                following, next_state = self.optimizer.update(*arguments)
             if isinstance(self.optimizer, Scheduled):
                 for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
                     draft.add_output(tensor, name, Role.RATE)

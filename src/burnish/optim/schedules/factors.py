@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.base import is_schedule
-from burnish.settings import is_number
+from burnish.settings import check_call, is_number
 
 Factor = Callable[[int, int], float]
 """(step from 0, steps of the run) -> factor of the rate. It depends on these alone: a resumed run goes on as it would have."""
@@ -53,7 +52,7 @@ def get(factor: str | Factor) -> Factor:
             f"schedule: {factor!r} is none: give {' or '.join(map(repr, FACTORS))}, or a function of (step from 0, steps of the "
             "run) that returns the factor of the learning rate"
         )
-    _check_call(factor)
+    check_call("schedule", factor, "a step and the steps of the run", "lambda step, steps: 1 - step / steps")
     return factor
 
 
@@ -70,15 +69,3 @@ def factor_at(factor: Factor, step: int, steps: int) -> float:
             "rate, a finite number"
         )
     return float(value)
-
-
-def _check_call(factor: Factor) -> None:
-    try:
-        inspect.signature(factor).bind(0, 1)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"schedule: the function {factor!r} cannot be called with a step and the steps of the run ({error}): give a "
-            "function of these two, such as lambda step, steps: 1 - step / steps"
-        ) from error
-    except ValueError:  # a function of an extension module may have no signature to look at
-        return
