@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -33,10 +34,17 @@ class Labelled:
             self._ignored = builder.op("Equal", labels, ignore_index)
             # An ignored label may be no class at all; class 0 stands in for it and its term is dropped.
             self.index = builder.op("Where", self._ignored, builder.scalar(0, labels), labels, like=labels)
-        self.weight: Tensor | None = None
-        if weight is not None:
-            table = weight if isinstance(weight, Tensor) else builder.constant(np.asarray(weight, dtype=prediction.dtype.numpy()))
-            self.weight = builder.op("Gather", table, self.index, axis=0, shape=labels.shape)
+        self._weights = weight
+
+    @cached_property
+    def weight(self) -> Tensor | None:
+        """The weight of each position, of the labels' shape; None where all weigh the same."""
+        if self._weights is None:
+            return None
+        table = self._weights
+        if not isinstance(table, Tensor):
+            table = self._builder.constant(np.asarray(table, dtype=self._dtype.numpy()))
+        return self._builder.op("Gather", table, self.index, axis=0, shape=self.index.shape)
 
     def on_class_axis(self, tensor: Tensor) -> Tensor:
         """Emit a tensor of the labels' shape with a class axis of extent 1."""

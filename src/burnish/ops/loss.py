@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
-from burnish.ops.labels import CLASS_AXIS
+from burnish.ops.labels import CLASS_AXIS, Labelled
 from burnish.ops.positions import scatter_add
 from burnish.ops.registry import Operation, gradient
 
@@ -21,7 +21,7 @@ def softmax_cross_entropy_loss(
         assert d_log_p is not None
         return _through_softmax(log_p, d_log_p), None, None
     picked = _PickedTerms(op, d_loss)
-    d_weight = picked.weight_gradient(log_p, d_loss) if op.wants(2) else None
+    d_weight = picked.weight_gradient(log_p) if op.wants(2) else None
     if not op.wants(0):
         return None, None, d_weight
     # With d the cotangent of log p, d scores = d - p * sum(d); the loss adds -at_label to d where the label is.
@@ -37,7 +37,7 @@ def negative_log_likelihood_loss(op: Operation, dy: Tensor) -> tuple[Tensor | No
     d_input = None
     if op.wants(0):
         d_input = picked.add_at_label(_zeros(op.builder, log_p), -picked.cotangent, like=log_p)
-    return d_input, None, picked.weight_gradient(log_p, dy) if op.wants(2) else None
+    return d_input, None, picked.weight_gradient(log_p) if op.wants(2) else None
 
 
 def _through_softmax(log_p: Tensor, d_log_p: Tensor, at_label: Tensor | None = None) -> Tensor:
@@ -57,67 +57,34 @@ class _PickedTerms:
 
     def __init__(self, op: Operation, dy: Tensor):
         self._op = op
-        self._builder = builder = op.builder
-        labels = op.required(1)
-        ignore_index = op.attribute("ignore_index")
-        self._ignored = None if ignore_index is None else builder.op("Equal", labels, ignore_index)
-        self._index = labels
-        if self._ignored is not None:
-            # An ignored label may be no class at all; class 0 stands in for it, with weight 0.
-            self._index = builder.op("Where", self._ignored, builder.scalar(0, labels), labels, like=labels)
+        self._labelled = Labelled(op.input, op.required(1), op.attribute("ignore_index"), op.optional(2))
         self._mean = op.attribute("reduction", "mean") == "mean"
-        self._scaled = dy / self._total_weight() if self._mean else dy
+        self._scaled = dy / self._labelled.total_weight() if self._mean else dy
 
     @property
     def cotangent(self) -> Tensor:
         """The cotangent of each position's -log p[y], 0 where the label is ignored; with a class axis of extent 1."""
-        weight = self._position_weight()
-        labels = self._op.required(1)
+        builder, labels, weight = self._op.builder, self._op.required(1), self._labelled.weight
         if weight is None:
-            cotangent = self._builder.op("Expand", self._scaled, self._builder.op("Shape", labels), shape=labels.shape)
+            cotangent = builder.op("Expand", self._scaled, builder.op("Shape", labels), shape=labels.shape)
         else:
-            cotangent = self._builder.op("Mul", weight, self._scaled, shape=labels.shape)
-        return self._on_class_axis(cotangent)
+            cotangent = builder.op("Mul", weight, self._scaled, shape=labels.shape)
+        return self._labelled.on_class_axis(self._labelled.counted(cotangent))
 
     def add_at_label(self, tensor: Tensor, addend: Tensor, like: Tensor) -> Tensor:
         """Emit ``tensor`` with ``addend`` added at the label of each position."""
-        index = self._on_class_axis(self._index)
-        return scatter_add(tensor, index, addend, CLASS_AXIS, like)
+        return scatter_add(tensor, self._labelled.on_class_axis(self._labelled.index), addend, CLASS_AXIS, like)
 
-    def weight_gradient(self, log_p: Tensor, dy: Tensor) -> Tensor:
+    def weight_gradient(self, log_p: Tensor) -> Tensor:
         """Emit the gradient of the class weights: of -w[y] * log p[y], and of the division by their sum."""
-        builder = self._builder
-        picked = builder.op("GatherElements", log_p, self._on_class_axis(self._index), axis=CLASS_AXIS)
-        share = -builder.op("Squeeze", picked, builder.integers([CLASS_AXIS]))
+        builder, weights = self._op.builder, self._op.required(2)
+        share = -self._labelled.pick(log_p)
         if self._mean:
             share = share - self._op.output
-        share = share * self._scaled
-        if self._ignored is not None:
-            share = builder.op("Where", self._ignored, builder.scalar(0.0, share), share)
-        weights = self._op.required(2)
+        share = self._labelled.counted(share * self._scaled)
         flat = builder.integers([-1])
-        index, addend = builder.op("Reshape", self._index, flat), builder.op("Reshape", share, flat)
+        index, addend = builder.op("Reshape", self._labelled.index, flat), builder.op("Reshape", share, flat)
         return scatter_add(_zeros(builder, weights), index, addend, 0, like=weights)
-
-    def _position_weight(self) -> Tensor | None:
-        """Emit the weight of each position, of the labels' shape; None where every weight is 1."""
-        builder = self._builder
-        weights = self._op.optional(2)
-        if weights is None:
-            return None if self._ignored is None else builder.cast(builder.op("Not", self._ignored), self._op.input.dtype)
-        weight = builder.op("Gather", weights, self._index, axis=0)
-        if self._ignored is None:
-            return weight
-        return builder.op("Where", self._ignored, builder.scalar(0.0, weight), weight)
-
-    def _total_weight(self) -> Tensor:
-        weight = self._position_weight()
-        if weight is None:
-            return self._builder.cast(self._builder.op("Size", self._op.required(1)), self._op.input.dtype)
-        return self._builder.op("ReduceSum", weight, keepdims=0)
-
-    def _on_class_axis(self, tensor: Tensor) -> Tensor:
-        return self._builder.op("Unsqueeze", tensor, self._builder.integers([CLASS_AXIS]))
 
 
 def _zeros(builder: Builder, tensor: Tensor) -> Tensor:
