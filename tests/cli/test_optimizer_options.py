@@ -11,8 +11,9 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.cli.optimizer_options import OptimizerOptions, accumulated, rate_of
+from burnish.cli.optimizer_options import OptimizerOptions, rate_of
 from burnish.optim import schedules
+from burnish.optim.accumulate import steps_to_an_update
 from burnish.program import Program
 
 TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "5")
@@ -113,7 +114,7 @@ def test_schedules_count_updates_and_hold_for_groups_with_a_rate_of_their_own(ru
         optim.groups(optim.sgd(lr=rate(0.1), momentum=0.9), {"classifier*": {"lr": rate(0.2)}}), 2
     ).options()
     assert found == json.loads(json.dumps(expected))
-    assert accumulated(found) == 2
+    assert steps_to_an_update(found) == 2
     assert rate_of(found) == rate(0.1).options()
     run(*TRAIN, *options, "--epochs", "3", "-o", "run", "--resume")
     assert Program.load("run/program").options["optimizer"]["optimizer"]["optimizer"]["lr"]["schedule"]["steps"] == 5

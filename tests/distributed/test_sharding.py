@@ -10,12 +10,14 @@ import pytest
 
 import burnish
 from burnish import optim
+from burnish.compiler.executable import lower
 from burnish.distributed.connection.ordered_sums import scattered
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.sharding import bytes_of, shares_of
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
+from burnish.lowering import TARGETS
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
 from oracles.small_networks import CLASSES, perceptron
@@ -246,7 +248,8 @@ def test_between_updates_no_parameters_travel(program, batches, optimizer, figur
     """Nor do the figures that an update alone is computed of."""
     changed, workers = program.with_optimizer(optimizer), 3
     slots = optim.slots_by_options(changed.options["optimizer"])
-    parts = accumulated_entries(changed) if accumulates(changed) else ()
+    executable = lower(changed, TARGETS["onnxruntime"])
+    parts = accumulated_entries(executable) if accumulates(executable) else ()
     owned = [[] for _ in range(workers)]
     for name, owner in shares_of(changed.signature, workers, slots, parts).owners.items():
         owned[owner].append(program.weights[name].nbytes)

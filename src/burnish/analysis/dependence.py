@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, describe_node
-from burnish.graph.uses import captured_by
+from burnish.graph.uses import captured_by, read_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
 from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, constant_operands
 
@@ -64,18 +64,15 @@ class Obstacles:
         self._needed = set(targets)
         inside: dict[ir.Node, list[ir.Node]] = {}
         for index, node in enumerate(graph):
-            inside[node] = []
-            for owner, body in _bodies(node):
-                inside[node] += body
-                self._around |= dict.fromkeys(body, node)
-                for output in body.outputs:
+            inside[node] = [inner for body in bodies(node) for inner in body.all_nodes()]
+            self._around |= dict.fromkeys(inside[node], node)
+            for owner in (node, *inside[node]):
+                for output in (output for body in bodies(owner) for output in body.outputs):
                     self._returned_by.setdefault(output, []).append(owner)
             self._place |= dict.fromkeys((node, *inside[node]), index)
         for node in reversed(graph):
             if any(output in self._needed for output in node.outputs):
-                read = (operand for reader in (node, *inside[node]) for operand in reader.inputs)
-                returned = (output for _, body in _bodies(node) for output in body.outputs)
-                self._needed.update(value for value in (*read, *returned) if value is not None)
+                self._needed.update(read_by(node))
                 # What is computed inside is needed as far as this node is.
                 self._needed.update(output for reader in inside[node] for output in reader.outputs)
 
@@ -257,16 +254,6 @@ def _deciding_inputs(node: ir.Node) -> list[str]:
         elif producer is not None:
             pending += producer.inputs
     return list(inputs)
-
-
-def _bodies(node: ir.Node) -> Iterator[tuple[ir.Node, ir.Graph]]:
-    """The bodies of a node, and of the nodes in them, each with the node that it belongs to."""
-    for attribute in node.attributes.values():
-        bodies = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
-        for body in (attribute.as_graph(),) if attribute.type == ir.AttributeType.GRAPH else bodies:
-            yield node, body
-            for inner in body:
-                yield from _bodies(inner)
 
 
 def _names(targets: Collection[ir.Value]) -> str:

@@ -184,16 +184,6 @@ def rate_of(options: dict[str, Any]) -> Any:
     return options.get("lr")
 
 
-def accumulated(options: dict[str, Any]) -> int:
-    """Return how many steps make an update, from the options of an optimizer."""
-    steps = 1
-    while True:
-        steps *= options["every"] if options["name"] == "accumulate" else 1
-        if "optimizer" not in options:
-            return steps
-        options = options["optimizer"]
-
-
 def kept_average(program: Program) -> str | None:
     """Return ``average``, as evaluation and export take it, for a program whose optimizer keeps one; else None."""
     from burnish.optim.slots import slot_of

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from burnish.cli.optimizer_options import accumulated
 from burnish.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -86,13 +85,15 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
         typer.BadParameter: too few steps.
     """
     from burnish import optim
+    from burnish.optim.accumulate import steps_to_an_update
 
     if schedule == CONSTANT and not warmup:
         return program
     options = program.options["optimizer"]
-    steps = None if steps is None else -(-steps // accumulated(options))
+    every = steps_to_an_update(options)
+    steps = None if steps is None else -(-steps // every)
     if has_end(schedule) and (steps is None or steps <= warmup):
-        what = "updates" if accumulated(options) > 1 else "steps"
+        what = "updates" if every > 1 else "steps"
         has = f"needs to know its {what}" if steps is None else f"has {steps:,} {what}, {warmup:,} of them for the warm-up"
         raise typer.BadParameter(f"--schedule {schedule} {has}: {remedy}")
 
@@ -104,9 +105,9 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
 
 def updates_of(checkpoint: Checkpoint, program: Program) -> int:
     """Return how many updates the state of a checkpoint has taken, as the optimizer of a program counts them."""
-    from burnish.optim.accumulate import UPDATES
+    from burnish.optim.accumulate import UPDATES, steps_to_an_update
 
-    if accumulated(program.options["optimizer"]) == 1:
+    if steps_to_an_update(program.options["optimizer"]) == 1:
         return checkpoint.step
     return int(checkpoint.state.get(UPDATES.entry(), 0))
 

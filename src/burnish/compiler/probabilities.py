@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import constant_array
+from burnish.graph import bodies, constant_array
 
 BOUNDED = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Hardmax"})
 """Operators whose output lies in [0, 1] whatever they read."""
@@ -134,5 +134,4 @@ def _is_share(node: ir.Node) -> bool:
 
 def _branches_are_bounded(node: ir.Node) -> bool:
     """Whether every output of both branches lies in [0, 1]."""
-    bodies = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
-    return bool(bodies) and all(bounding_node(output) is not None for body in bodies for output in body.outputs)
+    return bool(bodies(node)) and all(bounding_node(output) is not None for body in bodies(node) for output in body.outputs)

@@ -23,8 +23,9 @@ from burnish.distributed.runners.local_steps import LocalSteps, check_local_step
 from burnish.distributed.runners.parts import PartRunner
 from burnish.distributed.runners.sharded import ShardedRunner
 from burnish.engines import Engine, ProgramRunner
+from burnish.engines.base import cannot_exchange
 from burnish.engines.communicator import Communicator
-from burnish.errors import ConfigurationError, EngineError
+from burnish.errors import ConfigurationError
 from burnish.norms import Local, NormPolicy, Sync, get
 from burnish.optim import slots_by_options
 from burnish.program import Program, Role
@@ -169,7 +170,7 @@ class DataParallel(PlainSettings):
         derived = derive(executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, self._agreed)
         several = communicator.size > 1
-        accumulated = accumulated_entries(program) if several and accumulates(program) else ()
+        accumulated = accumulated_entries(executable) if several and accumulates(executable) else ()
         slots = slots_by_options(program.options["optimizer"])
         shares = shares_of(derived.signature, communicator.size, slots, accumulated) if self.shard_optimizer and several else None
         opened: ProgramRunner = engine.open(
@@ -210,7 +211,4 @@ class DataParallel(PlainSettings):
 def check_engine(engine: Engine) -> None:
     """Raise EngineError where an engine cannot exchange values with other workers."""
     if not engine.target.collectives:
-        raise EngineError(
-            f"The engine '{engine.name}' cannot exchange values with other workers: train with engine='torch' "
-            "(--engine torch), or with one worker (without parallel=..., --workers)"
-        )
+        raise cannot_exchange(engine.name)

@@ -153,10 +153,15 @@ class Loads(Protocol):
 def refuse_workers(engine: str, communicator: Communicator | None) -> None:
     """Raise EngineError where an engine that cannot exchange values with other workers is given a communicator to them."""
     if communicator is not None:
-        raise EngineError(
-            f"The engine '{engine}' cannot exchange values with other workers: train with engine='torch' "
-            "(--engine torch), or with one worker (without parallel=..., --workers)"
-        )
+        raise cannot_exchange(engine)
+
+
+def cannot_exchange(engine: str) -> EngineError:
+    """The error of an engine, by its name, that cannot exchange values with other workers."""
+    return EngineError(
+        f"The engine '{engine}' cannot exchange values with other workers: train with engine='torch' "
+        "(--engine torch), or with one worker (without parallel=..., --workers)"
+    )
 
 
 def check_finite_loss(

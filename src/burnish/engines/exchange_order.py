@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, attribute_value
+from burnish.graph.uses import read_by
 
 
 def keep_exchange_order(graph: ir.Graph) -> None:
@@ -69,14 +70,5 @@ def _with_what_it_needs(node: ir.Node, placed: dict[ir.Node, None]) -> Iterator[
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes whose results a node reads, by its inputs or within its subgraphs."""
-    for value in node.inputs:
-        producer = value.producer() if value is not None else None
-        if producer is not None:
-            yield producer
-    for attribute in node.attributes.values():
-        if isinstance(attribute, ir.Attr) and attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            graphs = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()]
-            for graph in graphs:
-                for inner in graph:
-                    yield from _producers(inner)
+    """The nodes whose results a node reads, by its inputs or within its bodies."""
+    return (producer for value in read_by(node) if (producer := value.producer()) is not None)

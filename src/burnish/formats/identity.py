@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph import model_proto
+from burnish.graph.protos import graphs_within
 from burnish.program import Program, Signature
 
 DIGEST = "sha256"
@@ -64,11 +65,9 @@ def graph_hash(model: ir.Model) -> str:
 
 def _forget_remarks(graph: onnx.GraphProto) -> None:
     """Clear what is said of nodes and changes nothing, in bodies too; reading a constant may give its tensor a name."""
-    for node in graph.node:
+    for node in (node for body in graphs_within(graph) for node in body.node):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 attribute.t.ClearField("name")
-            if attribute.HasField("g"):
-                _forget_remarks(attribute.g)

@@ -28,6 +28,7 @@ from burnish.graph import (
     model_proto,
     replace_uses,
 )
+from burnish.graph.uses import is_used
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.importer.gradients import is_gradient
@@ -231,7 +232,7 @@ class _Foreign:
         remove_unused(draft.model)
         for value in list(graph.inputs):
             name = value.name or ""
-            if not value.uses() and not value.is_graph_output() and name in {*self.bindings, *self.rates}:
+            if not is_used(value) and name in {*self.bindings, *self.rates}:
                 graph.inputs.remove(value)
         return draft, list(graph.outputs)
 
@@ -316,7 +317,7 @@ class _Foreign:
         readable = {*self.gradients, *slots, *self.rates} | {f"grad:{name}" for name in self.gradients}
         for value in list(graph.inputs):
             name = value.name or ""
-            if not value.uses() and not value.is_graph_output():
+            if not is_used(value):
                 graph.inputs.remove(value)
             elif name not in readable:
                 raise self._lacks(f"updates its parameters from '{name}', and not only from gradients and the optimizer's state")

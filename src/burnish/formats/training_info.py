@@ -28,6 +28,7 @@ from burnish.formats.identity import DIGEST, digest_of, graph_hashes
 from burnish.formats.metadata import TRAINING
 from burnish.formats.model_file import constant_bytes
 from burnish.graph import model_proto
+from burnish.graph.protos import graphs_within
 from burnish.graph.versions import raise_opset
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
@@ -152,26 +153,20 @@ class _Naming:
 
 def names_of(graph: onnx.GraphProto) -> Iterator[str]:
     """Every name that a graph gives to a value, in its subgraphs too."""
-    for value in (*graph.input, *graph.initializer):
-        yield value.name
-    for node in graph.node:
-        yield from node.output
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from names_of(inner)
+    for body in graphs_within(graph):
+        yield from (value.name for value in (*body.input, *body.initializer))
+        yield from (name for node in body.node for name in node.output)
 
 
 def rename_values(graph: onnx.GraphProto, rename: Callable[[str], str], node_name: Callable[[str], str]) -> None:
     """Rename, in place, every value and node of a graph and its subgraphs."""
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = rename(value.name)
-    for node in graph.node:
-        node.name = node_name(node.name)
-        node.input[:] = [rename(name) for name in node.input]
-        node.output[:] = [rename(name) for name in node.output]
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                rename_values(inner, rename, node_name)
+    for body in graphs_within(graph):
+        for value in (*body.input, *body.output, *body.value_info, *body.initializer):
+            value.name = rename(value.name)
+        for node in body.node:
+            node.name = node_name(node.name)
+            node.input[:] = [rename(name) for name in node.input]
+            node.output[:] = [rename(name) for name in node.output]
 
 
 def _graph_proto(model: ir.Model, opset: int) -> onnx.GraphProto:

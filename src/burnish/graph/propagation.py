@@ -17,7 +17,7 @@ LONGEST = 1 << 22
 
 def holds_large_integers(proto: onnx.GraphProto) -> bool:
     """Whether an extent or integer constant of a graph, or of a body in it, is above ``LONGEST``: a vector may be as long."""
-    graphs = [proto, *graphs_within(proto)]
+    graphs = list(graphs_within(proto))
     extents = (dimension.dim_value for graph in graphs for value in graph.input for dimension in value.type.tensor_type.shape.dim)
     attributes = (attribute for graph in graphs for node in graph.node for attribute in node.attribute)
     return (
@@ -32,7 +32,7 @@ def holds_large_integers(proto: onnx.GraphProto) -> bool:
 
 def has_long_vectors(proto: onnx.GraphProto) -> bool:
     """Whether a value of a graph, or of a body in it, is known to be a vector of more than ``LONGEST`` elements."""
-    values = (value for graph in (proto, *graphs_within(proto)) for value in (*graph.input, *graph.value_info, *graph.output))
+    values = (value for graph in graphs_within(proto) for value in (*graph.input, *graph.value_info, *graph.output))
     shapes = (value.type.tensor_type.shape.dim for value in values)
     return any(len(dims) == 1 and dims[0].dim_value > LONGEST for dims in shapes)
 

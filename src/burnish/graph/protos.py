@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import onnx
 
 Body = onnx.GraphProto | onnx.FunctionProto
 
 
-def graphs_within(body: Body) -> Iterator[onnx.GraphProto]:
-    """Give the graphs inside the nodes of a graph or function, at any depth."""
-    for node in body.node:
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield graph
-                yield from graphs_within(graph)
+def graphs_within(*bodies: Body) -> Iterator[Any]:
+    """Give graphs and functions, and the graphs inside their nodes, at any depth."""
+    for body in bodies:
+        yield body
+        for attribute in (attribute for node in body.node for attribute in node.attribute):
+            yield from graphs_within(*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)

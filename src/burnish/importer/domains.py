@@ -14,10 +14,9 @@ def normalize_proto_domains(proto: onnx.ModelProto) -> None:
     for imported in (*proto.opset_import, *(imported for function in proto.functions for imported in function.opset_import)):
         if imported.domain == "ai.onnx":
             imported.domain = ""
-    for body in (proto.graph, *proto.functions):
-        for node in (node for graph in (body, *graphs_within(body)) for node in graph.node):
-            if node.domain == "ai.onnx":
-                node.domain = ""
+    for node in (node for graph in graphs_within(proto.graph, *proto.functions) for node in graph.node):
+        if node.domain == "ai.onnx":
+            node.domain = ""
 
 
 def normalize_domains(model: ir.Model) -> None:

@@ -33,10 +33,10 @@ def hide_deprecated_nodes(proto: onnx.ModelProto) -> None:
     """
     if _opset(proto.opset_import) not in OPSETS:
         return
-    for body in (proto.graph, *(function for function in proto.functions if _opset(function.opset_import) in OPSETS)):
-        for node in (node for graph in (body, *graphs_within(body)) for node in graph.node):
-            if node.op_type == "GroupNormalization" and node.domain == "":
-                _hide(node)
+    functions = (function for function in proto.functions if _opset(function.opset_import) in OPSETS)
+    for node in (node for graph in graphs_within(proto.graph, *functions) for node in graph.node):
+        if node.op_type == "GroupNormalization" and node.domain == "":
+            _hide(node)
 
 
 def _opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int | None:

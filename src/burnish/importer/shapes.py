@@ -188,7 +188,7 @@ def _first_failing(proto: onnx.ModelProto) -> str:
 
 
 def _types_of(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    infos = (info for graph in (proto, *graphs_within(proto)) for info in (*graph.input, *graph.value_info, *graph.output))
+    infos = (info for graph in graphs_within(proto) for info in (*graph.input, *graph.value_info, *graph.output))
     return {info.name: info.type for info in infos if info.type.WhichOneof("value") is not None}
 
 

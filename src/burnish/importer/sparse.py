@@ -48,7 +48,7 @@ def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.Mo
 
 def _bodies(proto: onnx.ModelProto) -> list[Body]:
     """The graph, the functions, and what is inside their nodes."""
-    return [graph for body in (proto.graph, *proto.functions) for graph in (body, *graphs_within(body))]
+    return list(graphs_within(proto.graph, *proto.functions))
 
 
 def _has_sparse(body: Body) -> bool:

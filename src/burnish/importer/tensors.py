@@ -77,7 +77,7 @@ def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
 def _tensors(proto: onnx.ModelProto, apart: Collection[str] = ()) -> Iterator[onnx.TensorProto]:
     """The tensors of a model, in its functions and training steps too, without the initializers of its graph that are apart."""
     steps = (graph for info in proto.training_info for graph in (info.initialization, info.algorithm))
-    for graph in (graph for body in (proto.graph, *steps, *proto.functions) for graph in (body, *graphs_within(body))):
+    for graph in graphs_within(proto.graph, *steps, *proto.functions):
         if isinstance(graph, onnx.GraphProto):
             is_main = graph is proto.graph
             yield from (tensor for tensor in graph.initializer if not is_main or tensor.name not in apart)

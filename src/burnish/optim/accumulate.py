@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -36,18 +36,14 @@ class Accumulate(Wrapper):
     (j) and ``update_count``.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (ACCUMULATED, COUNT, UPDATES)
-
+    name = "accumulate"
+    slots = (ACCUMULATED, COUNT, UPDATES)
     every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.name, every=self.every)
         check_once(self, Accumulate)
-
-    @property
-    def name(self) -> str:
-        return "accumulate"
 
     @property
     def end(self) -> int | None:
@@ -89,6 +85,15 @@ class Accumulate(Wrapper):
         next_state[COUNT] = builder.op("Where", is_last, builder.scalar(0, count), count)
         next_state[UPDATES] = builder.op("Where", is_last, state[UPDATES] + 1, state[UPDATES])
         return next_params, next_state
+
+
+def steps_to_an_update(options: Mapping[str, Any] | None) -> int:
+    """Return how many steps make an update, by the options that an optimizer gave."""
+    steps = 1
+    while options is not None:
+        steps *= options["every"] if options.get("name") == Accumulate.name else 1
+        options = options.get("optimizer")
+    return steps
 
 
 def accumulate(optimizer: Optimizer, every: int) -> Accumulate:

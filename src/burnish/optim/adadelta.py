@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import (
@@ -40,8 +39,8 @@ class Adadelta(RatedOptimizer):
     ``square_avg``, ``acc_delta``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (SQUARED_GRADIENT, SQUARED_UPDATE)
-
+    name = "adadelta"
+    slots = (SQUARED_GRADIENT, SQUARED_UPDATE)
     lr: Rate = 1.0
     rho: float = 0.9
     eps: float = 1e-6
@@ -51,10 +50,6 @@ class Adadelta(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_fraction(self.name, rho=self.rho)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
-
-    @property
-    def name(self) -> str:
-        return "adadelta"
 
     def update(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -54,8 +53,8 @@ class Adafactor(RatedOptimizer):
     ``variance``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (ROW_VARIANCE, COLUMN_VARIANCE, VARIANCE)
-
+    name = "adafactor"
+    slots = (ROW_VARIANCE, COLUMN_VARIANCE, VARIANCE)
     lr: Rate = 1e-2
     beta2_decay: float = -0.8
     eps: tuple[float | None, float] = (None, 1e-3)
@@ -77,10 +76,6 @@ class Adafactor(RatedOptimizer):
             check_positive(self.name, **{"eps[0]": smallest})
         check_not_negative(self.name, **{"eps[1]": least})
         object.__setattr__(self, "eps", (smallest, least))
-
-    @property
-    def name(self) -> str:
-        return "adafactor"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         state = self.rate_state(builder)

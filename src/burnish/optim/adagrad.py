@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor, full_like
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
@@ -27,8 +26,8 @@ class Adagrad(RatedOptimizer):
     State: ``sum_of_squares/<initializer>``, of the parameter's dtype and shape (PyTorch's ``sum``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (SUM_OF_SQUARES,)
-
+    name = "adagrad"
+    slots = (SUM_OF_SQUARES,)
     lr: Rate = 1e-2
     lr_decay: float = 0.0
     weight_decay: float = 0.0
@@ -44,10 +43,6 @@ class Adagrad(RatedOptimizer):
             initial_accumulator_value=self.initial_accumulator_value,
             eps=self.eps,
         )
-
-    @property
-    def name(self) -> str:
-        return "adagrad"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.rate_state(builder) | {

@@ -42,6 +42,7 @@ class Adam(RatedOptimizer):
     amsgrad, ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
     """
 
+    name = "adam"
     lr: Rate = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -52,10 +53,6 @@ class Adam(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
         object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def name(self) -> str:
-        return "adam"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

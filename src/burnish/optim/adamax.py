@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT
@@ -40,8 +39,8 @@ class Adamax(RatedOptimizer):
     ``exp_avg``, ``exp_inf``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, LARGEST_GRADIENT)
-
+    name = "adamax"
+    slots = (FIRST_MOMENT, LARGEST_GRADIENT)
     lr: Rate = 2e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -51,10 +50,6 @@ class Adamax(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
         object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def name(self) -> str:
-        return "adamax"
 
     def update(
         self,

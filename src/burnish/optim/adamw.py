@@ -20,11 +20,8 @@ class AdamW(Adam):
     Source: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. The state is Adam's.
     """
 
+    name = "adamw"
     weight_decay: float = 1e-2
-
-    @property
-    def name(self) -> str:
-        return "adamw"
 
     def _penalized(self, gradient: Tensor, parameter: Tensor) -> Tensor:
         return gradient

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
@@ -31,8 +30,8 @@ class ASGD(RatedOptimizer):
     shape, which starts as the parameter (PyTorch's ``ax``): what ``parameters="average"`` evaluates and exports.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (AVERAGE,)
-
+    name = "asgd"
+    slots = (AVERAGE,)
     lr: Rate = 1e-2
     lambd: float = 1e-4
     alpha: float = 0.75
@@ -42,10 +41,6 @@ class ASGD(RatedOptimizer):
     def __post_init__(self) -> None:
         check_rate(self.name, self.lr)
         check_not_negative(self.name, lambd=self.lambd, alpha=self.alpha, t0=self.t0, weight_decay=self.weight_decay)
-
-    @property
-    def name(self) -> str:
-        return "asgd"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.rate_state(builder) | {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}

@@ -94,16 +94,13 @@ class ExponentialAverage(ParameterAverage):
     approximation by averaging", 1992.
     """
 
+    name = "ema"
     decay: float = 0.999
     bias_correction: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction(self.name, decay=self.decay)
-
-    @property
-    def name(self) -> str:
-        return "ema"
 
     @property
     def counts(self) -> bool:
@@ -127,16 +124,13 @@ class StochasticWeightAverage(ParameterAverage):
     average that is far from the parameters, recalibrate the exported model's batch normalization.
     """
 
+    name = "swa"
     start: int = 1
     every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.name, start=self.start, every=self.every)
-
-    @property
-    def name(self) -> str:
-        return "swa"
 
     @property
     def counts(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, Tensors, check_fraction, check_not_negative, zero_slots
@@ -29,8 +28,8 @@ class DiLoCo(Wrapper):
     defaults. State: ``outer_momentum/<initializer>``, of the parameter's dtype and shape, zeros at first.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (OUTER_MOMENTUM,)
-
+    name = "diloco"
+    slots = (OUTER_MOMENTUM,)
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
 
@@ -39,10 +38,6 @@ class DiLoCo(Wrapper):
         check_not_negative(self.name, outer_lr=self.outer_lr)
         check_fraction(self.name, outer_momentum=self.outer_momentum)
         check_once(self, DiLoCo)
-
-    @property
-    def name(self) -> str:
-        return "diloco"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.optimizer.init(builder, params) | zero_slots(params, OUTER_MOMENTUM)

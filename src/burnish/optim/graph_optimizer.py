@@ -23,13 +23,10 @@ class GraphOptimizer:
         rates: hyperparameter -> default, None for one that has to be tensors with every step.
     """
 
+    name = "training_info"
     graph: ir.Graph
     initial: Mapping[str, np.ndarray]
     rates: Mapping[str, float | None]
-
-    @property
-    def name(self) -> str:
-        return "training_info"
 
     def hyperparameters(self) -> dict[str, float | None]:
         return dict(self.rates)

@@ -58,6 +58,7 @@ class Groups(PlainSettings):
         layers: patterns of the layers, from the first to the last; None for the order in the graph.
     """
 
+    name = "groups"
     optimizer: RatedOptimizer
     patterns: tuple[tuple[str, Overrides], ...] = ()
     decay: str = "all"
@@ -81,10 +82,6 @@ class Groups(PlainSettings):
             self._group_optimizer(pattern, overrides)
         if self.layer_decay is not None:
             check_not_negative("groups", layer_decay=self.layer_decay)
-
-    @property
-    def name(self) -> str:
-        return "groups"
 
     def options(self) -> dict[str, Any]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT, SECOND_MOMENT
@@ -21,7 +20,6 @@ from burnish.optim.base import (
 )
 from burnish.optim.norms import trust_ratio
 from burnish.optim.parameter_shapes import known_rank
-from burnish.optim.slots import Slot
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class LAMB(RatedOptimizer):
     ``first_moment/<initializer>`` and ``second_moment/<initializer>``.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, SECOND_MOMENT)
-
+    name = "lamb"
+    slots = (FIRST_MOMENT, SECOND_MOMENT)
     lr: Rate = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-6
@@ -53,10 +51,6 @@ class LAMB(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
         object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def name(self) -> str:
-        return "lamb"
 
     def update(
         self,

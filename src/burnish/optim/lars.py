@@ -33,6 +33,7 @@ class LARS(RatedOptimizer):
     networks", 2017. State, of the parameter's dtype and shape: ``momentum/<initializer>``, which has the rate in it.
     """
 
+    name = "lars"
     lr: Rate = 1.0
     momentum: float = 0.9
     nesterov: bool = False
@@ -52,10 +53,6 @@ class LARS(RatedOptimizer):
         )
         if self.nesterov and self.momentum == 0.0:
             raise ConfigurationError(f"{self.name}: nesterov needs a momentum above 0, not {self.momentum}")
-
-    @property
-    def name(self) -> str:
-        return "lars"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

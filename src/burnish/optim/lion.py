@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate
@@ -29,8 +28,8 @@ class Lion(RatedOptimizer):
     State, of the parameter's dtype and shape: ``momentum/<initializer>``.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (MOMENTUM,)
-
+    name = "lion"
+    slots = (MOMENTUM,)
     lr: Rate = 1e-4
     betas: tuple[float, ...] = (0.9, 0.99)
     weight_decay: float = 0.0
@@ -39,10 +38,6 @@ class Lion(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_not_negative(self.name, weight_decay=self.weight_decay)
         object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def name(self) -> str:
-        return "lion"
 
     def update(
         self,

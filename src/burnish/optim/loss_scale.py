@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -48,8 +48,7 @@ class LossScaled(Wrapper):
             are skipped then, too.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)
-
+    slots = (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)
     initial: float = 65536.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5

@@ -61,6 +61,7 @@ class Muon(RatedOptimizer):
     ``momentum_buffer``), and the state of ``others``.
     """
 
+    name = "muon"
     lr: Rate = 1e-3
     momentum: float = 0.95
     nesterov: bool = True
@@ -91,10 +92,6 @@ class Muon(RatedOptimizer):
         if self.others is not None and (isinstance(self.others, Muon) or not isinstance(self.others, RatedOptimizer)):
             raise _refused(self.others)
         check_not_negative(self.name, others_lr_scale=self.others_lr_scale)
-
-    @property
-    def name(self) -> str:
-        return "muon"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

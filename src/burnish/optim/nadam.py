@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -46,8 +45,8 @@ class NAdam(RatedOptimizer):
     float64 scalar ``momentum_product`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``mu_product``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, SECOND_MOMENT, MOMENTUM_PRODUCT)
-
+    name = "nadam"
+    slots = (FIRST_MOMENT, SECOND_MOMENT, MOMENTUM_PRODUCT)
     lr: Rate = 2e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -59,10 +58,6 @@ class NAdam(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay, momentum_decay=self.momentum_decay)
         object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def name(self) -> str:
-        return "nadam"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return super().init(builder, params) | {MOMENTUM_PRODUCT: builder.scalar(1.0, ir.DataType.DOUBLE)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT, SECOND_MOMENT
@@ -19,7 +18,6 @@ from burnish.optim.base import (
     penalized,
     power,
 )
-from burnish.optim.slots import Slot
 
 SHORTEST_AVERAGE = 5.0
 
@@ -44,8 +42,8 @@ class RAdam(RatedOptimizer):
     ``exp_avg``, ``exp_avg_sq``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (FIRST_MOMENT, SECOND_MOMENT)
-
+    name = "radam"
+    slots = (FIRST_MOMENT, SECOND_MOMENT)
     lr: Rate = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
@@ -56,10 +54,6 @@ class RAdam(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
         object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def name(self) -> str:
-        return "radam"
 
     def update(
         self,

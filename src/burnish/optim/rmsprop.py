@@ -42,6 +42,7 @@ class RMSprop(RatedOptimizer):
     ``mean_gradient/<initializer>`` and ``momentum/<initializer>`` (PyTorch's ``square_avg``, ``grad_avg``, ``momentum_buffer``).
     """
 
+    name = "rmsprop"
     lr: Rate = 1e-2
     alpha: float = 0.99
     eps: float = 1e-8
@@ -53,10 +54,6 @@ class RMSprop(RatedOptimizer):
         check_rate(self.name, self.lr)
         check_fraction(self.name, alpha=self.alpha)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay, momentum=self.momentum)
-
-    @property
-    def name(self) -> str:
-        return "rmsprop"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -32,8 +31,8 @@ class RowwiseAdagrad(RatedOptimizer):
     State: ``sum_of_mean_squares/<initializer>``, of the parameter's dtype, one number per row (FBGEMM's ``momentum1``).
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (SUM_OF_MEAN_SQUARES,)
-
+    name = "rowwise_adagrad"
+    slots = (SUM_OF_MEAN_SQUARES,)
     lr: Rate = 1e-2
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -41,10 +40,6 @@ class RowwiseAdagrad(RatedOptimizer):
     def __post_init__(self) -> None:
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
-
-    @property
-    def name(self) -> str:
-        return "rowwise_adagrad"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.rate_state(builder) | {

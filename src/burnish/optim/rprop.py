@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -38,8 +37,8 @@ class Rprop(RatedOptimizer):
     the float64 scalar ``first_step_size``, zero before the first update.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (PREVIOUS_GRADIENT, STEP_SIZE, FIRST_STEP_SIZE)
-
+    name = "rprop"
+    slots = (PREVIOUS_GRADIENT, STEP_SIZE, FIRST_STEP_SIZE)
     lr: Rate = 1e-2
     etas: tuple[float, ...] = (0.5, 1.2)
     step_sizes: tuple[float, ...] = (1e-6, 50.0)
@@ -59,10 +58,6 @@ class Rprop(RatedOptimizer):
         check_positive(self.name, **{"step_sizes[0]": self.step_sizes[0]})
         if self.step_sizes[0] > self.step_sizes[1]:
             raise ConfigurationError(f"{self.name}: step_sizes must be the smallest and the largest one, not {self.step_sizes}")
-
-    @property
-    def name(self) -> str:
-        return "rprop"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return super().init(builder, params) | {FIRST_STEP_SIZE: builder.constant(np.asarray(0.0))}

@@ -40,6 +40,7 @@ class SGD(RatedOptimizer):
     State: ``momentum/<initializer>``, of the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
     """
 
+    name = "sgd"
     lr: Rate = 0.1
     momentum: float = 0.0
     dampening: float = 0.0
@@ -55,10 +56,6 @@ class SGD(RatedOptimizer):
                 f"{self.name}: nesterov needs a momentum above 0 and no dampening, "
                 f"not momentum {self.momentum} and dampening {self.dampening}"
             )
-
-    @property
-    def name(self) -> str:
-        return "sgd"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from burnish.errors import ConfigurationError
+from burnish.optim.accumulate import steps_to_an_update
 from burnish.optim.schedules import factors
 from burnish.program import Program, Role
 from burnish.training.inputs import check_hyperparameters
@@ -80,7 +80,15 @@ class Rates:
         if monitor is not None and monitor not in figures:
             raise ConfigurationError(f"monitor={monitor!r}: there is no such figure; there is {', '.join(figures)}")
         start = lr if lr is not None or RATE not in inputs else inputs[RATE].default
-        return cls(start, factor, computed, monitored, monitor or figures[0], _steps_to_an_update(program), signature.end)
+        return cls(
+            start,
+            factor,
+            computed,
+            monitored,
+            monitor or figures[0],
+            steps_to_an_update(program.options.get("optimizer")),
+            signature.end,
+        )
 
     def at(self, step: int, steps: int) -> float | None:
         """Return the rate for a step; None where the program computes its own, or has none."""
@@ -116,12 +124,3 @@ class Rates:
                 f"The run has {left:,} steps{already}, and the learning-rate schedule of this program ends after {self.end:,}: "
                 f"compile with a schedule of {done + left:,} steps or with past_end='hold', or train fewer epochs"
             )
-
-
-def _steps_to_an_update(program: Program) -> int:
-    options: Any = program.options.get("optimizer")
-    while isinstance(options, Mapping):
-        if options.get("name") == "accumulate":
-            return int(options["every"])
-        options = options.get("optimizer")
-    return 1

@@ -28,19 +28,19 @@ from burnish.optim.accumulate import COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
 from burnish.optim.slots import slot_of
 from burnish.optim.wrapper import layers_of
-from burnish.program import Program, Role
+from burnish.program import Role
 from burnish.program.signature import Entry
 
 MARKS = (ALL_REDUCE_WHERE, PARTS_OF)
 COUNT_ENTRY = COUNT.entry()
 
 
-def accumulates(program: Program | Executable) -> bool:
+def accumulates(executable: Executable) -> bool:
     """Whether gradients are accumulated as the reverse pass leaves them: nothing around the accumulation reads them.
 
     A transform in a chain around it needs the gradient of each whole micro-batch.
     """
-    for layer in layers_of(optim.get(program.options["optimizer"])):
+    for layer in layers_of(optim.get(executable.options["optimizer"])):
         if isinstance(layer, Accumulate):
             return layer.every > 1
         if not isinstance(layer, ParameterAverage):
@@ -48,10 +48,10 @@ def accumulates(program: Program | Executable) -> bool:
     return False
 
 
-def accumulated_entries(program: Program | Executable) -> tuple[str, ...]:
+def accumulated_entries(executable: Executable) -> tuple[str, ...]:
     """The state entries of which each worker has its own part."""
-    slots = optim.slots_by_options(program.options["optimizer"])
-    return tuple(entry.name for entry in program.signature.state if slot_of(entry.name, slots).is_partial)
+    slots = optim.slots_by_options(executable.options["optimizer"])
+    return tuple(entry.name for entry in executable.signature.state if slot_of(entry.name, slots).is_partial)
 
 
 def exchanging_for_updates(executable: Executable) -> Executable:

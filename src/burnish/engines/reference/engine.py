@@ -17,6 +17,7 @@ from burnish.engines.communicator import Communicator
 from burnish.engines.reference.operators import OPERATORS
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_place, model_proto
+from burnish.graph.protos import graphs_within
 from burnish.lowering import TARGETS
 from burnish.passes import expand_recurrent_layers
 
@@ -69,9 +70,7 @@ def _loaded(model: ir.Model, graph: str) -> LoadedModel:
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
     try:
         proto = model_proto(expand_recurrent_layers(model))
-        _name_absent_outputs(proto.graph)
-        for function in proto.functions:
-            _name_absent_outputs(function)
+        _name_absent_outputs(proto)
         evaluator = ReferenceEvaluator(proto, new_ops=OPERATORS)
     except BurnishError:  # a constant that cannot be read any more
         raise
@@ -106,14 +105,12 @@ def _compute_with_all_digits(evaluator: ReferenceEvaluator) -> None:
                 _compute_with_all_digits(value)
 
 
-def _name_absent_outputs(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
-    for number, node in enumerate(graph.node):
-        for position, name in enumerate(node.output):
-            if not name:
-                node.output[position] = f"{ABSENT}/{number}/{position}"
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                _name_absent_outputs(body)
+def _name_absent_outputs(model: onnx.ModelProto) -> None:
+    for body in graphs_within(model.graph, *model.functions):
+        for number, node in enumerate(body.node):
+            for position, name in enumerate(node.output):
+                if not name:
+                    node.output[position] = f"{ABSENT}/{number}/{position}"
 
 
 def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:

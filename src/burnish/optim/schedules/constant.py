@@ -13,14 +13,11 @@ from burnish.optim.schedules.base import StatelessSchedule, number
 class Constant(StatelessSchedule):
     """rate(t) = lr. In the graph, where a plain number as ``lr`` is an input that every step may override."""
 
+    name = "constant"
     lr: float
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr)
-
-    @property
-    def name(self) -> str:
-        return "constant"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         return number(builder, self.lr)

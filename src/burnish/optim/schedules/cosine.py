@@ -30,12 +30,10 @@ class Cosine(Descent):
     ``torch.optim.lr_scheduler.CosineAnnealingLR``.
     """
 
+    name = "cosine"
+
     def __post_init__(self) -> None:
         self.check()
-
-    @property
-    def name(self) -> str:
-        return "cosine"
 
     def within(self, builder: Builder, step: Tensor) -> Tensor:
         return self.descended(half_wave(self.remaining(step)))
@@ -49,6 +47,7 @@ class CosineRestarts(StatelessSchedule):
     ``torch.optim.lr_scheduler.CosineAnnealingWarmRestarts``.
     """
 
+    name = "cosine_restarts"
     lr: float
     period: int
     growth: int
@@ -57,10 +56,6 @@ class CosineRestarts(StatelessSchedule):
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr, final=self.final)
         check_counts(self.name, period=self.period, growth=self.growth)
-
-    @property
-    def name(self) -> str:
-        return "cosine_restarts"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         if self.growth == 1:

@@ -20,6 +20,7 @@ class Cyclic(StatelessSchedule):
     training neural networks", 2017; ``torch.optim.lr_scheduler.CyclicLR``, where the last is called ``exp_range``.
     """
 
+    name = "cyclic"
     lr: float
     highest: float
     rising: int
@@ -32,10 +33,6 @@ class Cyclic(StatelessSchedule):
         check_counts(self.name, rising=self.rising, falling=self.falling)
         check_choice(self.name, "shape", self.shape, SHAPES)
         check_positive(self.name, gamma=self.gamma)
-
-    @property
-    def name(self) -> str:
-        return "cyclic"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         period = self.rising + self.falling

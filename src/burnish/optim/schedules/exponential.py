@@ -13,16 +13,13 @@ from burnish.optim.schedules.base import StatelessSchedule, check_positive, doub
 class Exponential(StatelessSchedule):
     """rate(t) = lr * gamma^t; ``torch.optim.lr_scheduler.ExponentialLR``."""
 
+    name = "exponential"
     lr: float
     gamma: float
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr)
         check_positive(self.name, gamma=self.gamma)
-
-    @property
-    def name(self) -> str:
-        return "exponential"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         return power(builder, self.gamma, double(step)) * self.lr

@@ -17,16 +17,13 @@ class InverseSquareRoot(StatelessSchedule):
     all you need", 2017.
     """
 
+    name = "inverse_square_root"
     lr: float
     timescale: int
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr)
         check_counts(self.name, timescale=self.timescale)
-
-    @property
-    def name(self) -> str:
-        return "inverse_square_root"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         return self.lr / builder.op("Sqrt", double(step) / float(self.timescale) + 1.0)

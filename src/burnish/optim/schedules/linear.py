@@ -12,12 +12,10 @@ from burnish.optim.schedules.base import Descent
 class Linear(Descent):
     """rate(t) = final + (lr - final) * (1 - t / steps); ``torch.optim.lr_scheduler.LinearLR`` with factors of ``lr``."""
 
+    name = "linear"
+
     def __post_init__(self) -> None:
         self.check()
-
-    @property
-    def name(self) -> str:
-        return "linear"
 
     def within(self, builder: Builder, step: Tensor) -> Tensor:
         return self.descended(self.remaining(step))

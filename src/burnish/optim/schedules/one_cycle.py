@@ -24,6 +24,7 @@ class OneCycle(EndingSchedule):
     ``torch.optim.lr_scheduler.OneCycleLR``.
     """
 
+    name = "one_cycle"
     lr: float
     steps: int
     rising: float
@@ -45,10 +46,6 @@ class OneCycle(EndingSchedule):
                 f"{self.name}: rising={self.rising} of {self.steps} steps leaves no step for one of its parts: they would end "
                 f"at the steps {', '.join(f'{end:g}' for end in ends[1:])}; give more steps or another share"
             )
-
-    @property
-    def name(self) -> str:
-        return "one_cycle"
 
     @property
     def length(self) -> int:

@@ -18,6 +18,7 @@ from burnish.optim.schedules.base import StatelessSchedule, check_counts
 class Piecewise(StatelessSchedule):
     """rate(t) = rates[n], where n is how many boundaries are at most t; ``MultiStepLR`` of PyTorch with free rates."""
 
+    name = "piecewise"
     boundaries: tuple[int, ...]
     rates: tuple[float, ...]
 
@@ -35,10 +36,6 @@ class Piecewise(StatelessSchedule):
                 f"{self.name}: there must be one rate more than boundaries, not {len(self.rates)} rates for "
                 f"{len(self.boundaries)} boundaries"
             )
-
-    @property
-    def name(self) -> str:
-        return "piecewise"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         boundaries = builder.integers(self.boundaries)

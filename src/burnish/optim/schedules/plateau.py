@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -45,8 +45,8 @@ class Plateau(PlainSettings):
     ``plateau_cooling``, int64; scalars.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = (RATE, BEST, SEEN, BAD, COOLING)
-
+    name = "plateau"
+    slots = (RATE, BEST, SEEN, BAD, COOLING)
     lr: float
     factor: float
     patience: int
@@ -66,10 +66,6 @@ class Plateau(PlainSettings):
                 raise ConfigurationError(f"{self.name}: {name} must be a whole number that is not negative, not {count!r}")
         check_choice(self.name, "mode", self.mode, ("min", "max"))
         check_choice(self.name, "threshold_mode", self.threshold_mode, ("rel", "abs"))
-
-    @property
-    def name(self) -> str:
-        return "plateau"
 
     @property
     def end(self) -> int | None:

@@ -12,15 +12,12 @@ from burnish.optim.schedules.base import Descent, check_positive
 class Polynomial(Descent):
     """rate(t) = final + (lr - final) * (1 - t / steps)^power; ``torch.optim.lr_scheduler.PolynomialLR`` where final is 0."""
 
+    name = "polynomial"
     power: float
 
     def __post_init__(self) -> None:
         self.check()
         check_positive(self.name, power=self.power)
-
-    @property
-    def name(self) -> str:
-        return "polynomial"
 
     def within(self, builder: Builder, step: Tensor) -> Tensor:
         return self.descended(self.remaining(step) ** float(self.power))

@@ -13,6 +13,7 @@ from burnish.optim.schedules.base import StatelessSchedule, check_counts, check_
 class Step(StatelessSchedule):
     """rate(t) = lr * gamma^floor(t / every); ``torch.optim.lr_scheduler.StepLR``."""
 
+    name = "step"
     lr: float
     every: int
     gamma: float
@@ -21,10 +22,6 @@ class Step(StatelessSchedule):
         check_not_negative(self.name, lr=self.lr)
         check_counts(self.name, every=self.every)
         check_positive(self.name, gamma=self.gamma)
-
-    @property
-    def name(self) -> str:
-        return "step"
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         return power(builder, self.gamma, double(builder.op("Div", step, self.every))) * self.lr

@@ -22,6 +22,7 @@ class Warmup(PlainSettings):
     Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
     """
 
+    name = "warmup"
     schedule: Schedule
     steps: int
     start: float
@@ -34,10 +35,6 @@ class Warmup(PlainSettings):
             )
         check_counts(self.name, steps=self.steps)
         check_not_negative(self.name, start=self.start)
-
-    @property
-    def name(self) -> str:
-        return "warmup"
 
     @property
     def end(self) -> int | None:

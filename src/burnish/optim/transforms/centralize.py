@@ -22,11 +22,8 @@ class Centralize(StatelessTransform):
     technique for deep neural networks", 2020. No state.
     """
 
+    name = "centralize"
     infos: Infos | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        return "centralize"
 
     def bind(self, infos: Infos) -> Centralize:
         return replace(self, infos=infos)

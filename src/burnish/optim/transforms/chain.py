@@ -41,6 +41,7 @@ class Chain(Wrapper):
     counted from 1, those of a chain further inside first.
     """
 
+    name = "chain"
     transforms: tuple[GradientTransform, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,10 +52,6 @@ class Chain(Wrapper):
                 raise ConfigurationError(
                     f"chain: before the optimizer come gradient transforms of burnish.optim, not {transform!r}: {hint}"
                 )
-
-    @property
-    def name(self) -> str:
-        return "chain"
 
     def options(self) -> dict[str, Any]:
         return {

@@ -24,14 +24,11 @@ class ClipByGlobalNorm(StatelessTransform):
     neural networks", 2013. No state.
     """
 
+    name = "clip_by_global_norm"
     max_norm: float
 
     def __post_init__(self) -> None:
         check_positive(self.name, max_norm=self.max_norm)
-
-    @property
-    def name(self) -> str:
-        return "clip_by_global_norm"
 
     def transform(
         self,

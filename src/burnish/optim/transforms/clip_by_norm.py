@@ -18,14 +18,11 @@ class ClipByNorm(StatelessTransform):
     For each parameter's gradient g: ``g = g * min(1, max_norm / (sqrt(sum of g²) + 1e-6))``, the norm in float64. No state.
     """
 
+    name = "clip_by_norm"
     max_norm: float
 
     def __post_init__(self) -> None:
         check_positive(self.name, max_norm=self.max_norm)
-
-    @property
-    def name(self) -> str:
-        return "clip_by_norm"
 
     def transform(
         self,

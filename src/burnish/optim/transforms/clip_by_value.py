@@ -17,14 +17,11 @@ class ClipByValue(StatelessTransform):
     No state.
     """
 
+    name = "clip_by_value"
     value: float
 
     def __post_init__(self) -> None:
         check_positive(self.name, value=self.value)
-
-    @property
-    def name(self) -> str:
-        return "clip_by_value"
 
     def transform(
         self,

@@ -21,6 +21,7 @@ class AddDecayedWeights(StatelessTransform):
     of initializer names. No state.
     """
 
+    name = "add_decayed_weights"
     weight_decay: float
     on: str | tuple[str, ...] = "all"
     infos: Infos | None = field(default=None, compare=False, repr=False)
@@ -33,10 +34,6 @@ class AddDecayedWeights(StatelessTransform):
             if not isinstance(self.on, list | tuple) or not all(isinstance(pattern, str) for pattern in self.on):
                 raise ConfigurationError(f"{self.name}: on must be 'all', 'weights' or a list of patterns, not {self.on!r}")
             object.__setattr__(self, "on", tuple(self.on))
-
-    @property
-    def name(self) -> str:
-        return "add_decayed_weights"
 
     def bind(self, infos: Infos) -> AddDecayedWeights:
         for pattern in () if isinstance(self.on, str) else self.on:
