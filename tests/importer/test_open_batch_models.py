@@ -181,7 +181,7 @@ def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training,
 
 
 @every_export
-@pytest.mark.each_value(("module", "exporter"))
+@pytest.mark.each_value
 def test_loss_and_gradient_of_a_batch_are_the_mean_over_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
     # In training, batch normalization takes its statistics of the batch, and a mean over samples is something else.
