@@ -15,7 +15,7 @@ from burnish.norms.schedules import linear
 from burnish.ops.collectives import SHARD_COUNT, SHARD_MEAN
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
 from burnish.ops.normalization.ghost import ghost_batch_norm_training
-from burnish.ops.normalization.renorm import batch_renorm_training
+from burnish.ops.normalization.renorm import BATCH_RENORM_TRAINING
 
 # Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics
 # of the whole batch: a session of several workers finds by it what to synchronize. Layers of the policy ghost are not marked:
@@ -144,9 +144,8 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
             running_variance = builder.cast(statistics.current(builder, variance_value), dtype)
             r_max = statistics.ramp(builder, policy, policy.r_max_step, 1.0, policy.r_max, scale.dtype)
             d_max = statistics.ramp(builder, policy, policy.d_max_step, 0.0, policy.d_max, scale.dtype)
-            y, mean, _, variance = batch_renorm_training(
-                builder, x, scale, bias, running_mean, running_variance, r_max, d_max, epsilon
-            )
+            operands = (x, scale, bias, running_mean, running_variance, r_max, d_max)
+            y, mean, _, variance, *_ = BATCH_RENORM_TRAINING.emit(*operands, builder=builder, epsilon=epsilon)
         else:
             y, mean, _, variance = batch_norm_training(builder, x, scale, bias, epsilon)
         _mark(y, policy, node)

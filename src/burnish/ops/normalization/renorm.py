@@ -5,6 +5,8 @@ With μ, σ the running mean and standard deviation and μ_B, σ_B those of the 
 passes through r and d, so the layer is batch normalization with the scale ``scale r`` and the bias ``scale d + bias``.
 
     BatchRenormTraining(x, scale, bias, running_mean, running_variance, r_max, d_max; epsilon) -> the outputs of BatchNormTraining
+
+r_max and d_max are scalars of the statistics' dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from copy import copy
 
 import numpy as np
 
-from burnish.graph import Builder, Tensor
+from burnish.graph import Tensor
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING, batch_norm_training, batch_norm_training_gradient, inverse_std_of
 from burnish.ops.normalization.statistics import channel_affine
 from burnish.ops.registry import Operation
@@ -25,27 +27,6 @@ BATCH_RENORM_TRAINING = SemanticOperator(
     BATCH_NORM_TRAINING.outputs,
     BATCH_NORM_TRAINING.infer,
 )
-
-
-def batch_renorm_training(
-    builder: Builder,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    running_mean: Tensor,
-    running_variance: Tensor,
-    r_max: Tensor,
-    d_max: Tensor,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normalize ``x`` [N, C, ...]; vectors are [C], ``r_max`` and ``d_max`` scalars of the statistics' dtype.
-
-    Returns:
-        y like x; mean, inverse standard deviation and population variance of the batch, each [C].
-    """
-    operands = (x, scale, bias, running_mean, running_variance, r_max, d_max)
-    y, mean, inverse_std, variance, *_ = BATCH_RENORM_TRAINING.emit(*operands, builder=builder, epsilon=epsilon)
-    return y, mean, inverse_std, variance
 
 
 @BATCH_RENORM_TRAINING.gradient
