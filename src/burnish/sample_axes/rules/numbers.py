@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from burnish.sample_axes.extents import Axes, Number
 from burnish.sample_axes.layouts import LONGEST, Call, Untold, gives_axes, gives_numbers
@@ -75,10 +77,7 @@ def product(call: Call) -> Numbers | None:
     data = call.layout(0).numbers
     if data is None:
         return None
-    total = Number(1)
-    for number in data:
-        total = total * number
-    return (total,)
+    return (reduce(operator.mul, data, Number(1)),)
 
 
 @gives_numbers("ConstantOfShape")
@@ -129,10 +128,6 @@ def _of_integers(compute: Callable[..., int]) -> Callable[..., Number | None]:
     return rule
 
 
-def _multiplied(left: Number, right: Number) -> Number:
-    return left * right
-
-
 def _divided(left: Number, right: Number) -> Number | None:
     if not left.factors and not right.factors and right.coefficient:
         quotient = abs(left.coefficient) // abs(right.coefficient)
@@ -178,7 +173,7 @@ def _extreme(choose: Callable[[Sequence[int]], int]) -> Callable[..., Number | N
 
 
 ARITHMETIC: dict[str, Callable[..., Number | None]] = {
-    "Mul": _multiplied,
+    "Mul": operator.mul,
     "Div": _divided,
     "Add": _added,
     "Sub": _subtracted,
