@@ -195,7 +195,7 @@ def test_a_gradient_that_does_not_fit_is_refused(place, given, message):
 
 
 def test_without_the_kernel_pytorchs_attend(monkeypatch):
-    monkeypatch.setattr("burnish.engines.torch.families.attention.dispatch._own", lambda name: None)
+    monkeypatch.setattr(kernels, "find_operator", lambda name: None)
     *operands, flow = (drawn((2, 3, 20, 16), seed).bfloat16() for seed in range(4))
     mask = drawn((20, 20), 4)
     hidden = mask.clone()
@@ -214,7 +214,7 @@ def test_without_the_kernel_pytorchs_attend(monkeypatch):
 def test_many_queries_of_float32_are_the_kernels_and_few_are_pytorchs(queries, monkeypatch):
     called = []
     own = {name: getattr(torch.ops.burnish, name).default for name in ("attention", "attention_gradient")}
-    monkeypatch.setattr("burnish.engines.torch.families.attention.dispatch._own", lambda name: called.append(name) or own[name])
+    monkeypatch.setattr(kernels, "find_operator", lambda name: called.append(name) or own[name])
     counts = (queries, 40, 40, queries)
     *operands, flow = (drawn((2, 3, count, 16), seed) for seed, count in enumerate(counts))
     mask = drawn((queries, 40), 4)

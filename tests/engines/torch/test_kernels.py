@@ -254,7 +254,7 @@ def test_layouts_may_differ():
 
 
 def forget_kernels():
-    for remembered in (kernels._load, kernels._warn):
+    for remembered in (kernels._load, kernels._warn, kernels.find_operator):
         remembered.cache_clear()
     kernels._builds.clear()
 

@@ -158,8 +158,8 @@ CHOICES = [  # a shape, and whether the kernel is asked for
 @pytest.mark.parametrize(("shape", "taken"), CHOICES)
 def test_gradients_of_kernels_whichever_way_they_are_computed(shape, taken, built, monkeypatch):
     dy, x, window = operands(shape)
-    asked, found_kernel = [], convolution_gradients._own
-    monkeypatch.setattr(convolution_gradients, "_own", lambda: asked.append(True) or (found_kernel() if built else None))
+    asked, found_kernel = [], kernels.find_operator
+    monkeypatch.setattr(kernels, "find_operator", lambda name: asked.append(name) or (found_kernel(name) if built else None))
     weight = torch.empty(dy.shape[1], x.shape[1], *window[0])
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported() and not (taken and built):
         pytest.skip("PyTorch's own convolutions round between terms where the processor has no vectors for bfloat16")
@@ -171,7 +171,7 @@ def test_gradients_of_kernels_whichever_way_they_are_computed(shape, taken, buil
 
 def test_images_with_their_channels_second_are_left_to_pytorch(monkeypatch):
     dy, x, window = operands(CHOICES[0][0])
-    monkeypatch.setattr(convolution_gradients, "_own", pytest.fail)
+    monkeypatch.setattr(kernels, "find_operator", pytest.fail)
     plain = [tensor.clone(memory_format=torch.contiguous_format) for tensor in (dy, x)]
     found = convolution_gradients.weight_gradient(*plain, torch.empty(64, 64, 1, 1), *window[1:])
     check(found, *(of_pytorch(a, b, window) for a, b in ((dy.double(), x.double()), (dy.double().abs(), x.double().abs()))))

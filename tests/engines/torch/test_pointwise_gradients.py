@@ -117,8 +117,8 @@ def test_operands_that_do_not_fit_are_refused():
 def test_gradients_whichever_way_they_are_computed(count, channels, side, built, monkeypatch, threads):
     """Together; apart where there are many weights, few channels or few pixels; by PyTorch where there are no kernels."""
     given = operands((2, count, channels, side, side))
-    asked, found_kernel = [], pointwise._of_convolutions
-    monkeypatch.setattr(pointwise, "_of_convolutions", lambda name: asked.append(name) or (found_kernel(name) if built else None))
+    asked, found_kernel = [], kernels.find_operator
+    monkeypatch.setattr(kernels, "find_operator", lambda name: asked.append(name) or (found_kernel(name) if built else None))
     exact = of_pytorch(*(tensor.double() for tensor in given))
     for found, expected in zip(pointwise.gradients(*given), exact, strict=True):
         assert found.shape == expected.shape

@@ -27,3 +27,8 @@ def from_image(image: Any, extents: Sequence[Any]) -> Any:
     if len(extents) == SIGNAL:
         return torch.squeeze(image, 2)
     return torch.unflatten(image, 2, list(extents[2:4])) if len(extents) == VOLUME else image
+
+
+def pixels_of(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])

@@ -19,6 +19,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,12 @@ def for_elements(name: str, dtype: ir.DataType) -> Any:
     """The operator of this name for elements of a dtype: those for bfloat16 have libraries of their own."""
     suffix = "_bfloat16" if dtype == ir.DataType.BFLOAT16 else ""
     return getattr(torch.ops.burnish, name + suffix).default
+
+
+@functools.cache
+def find_operator(name: str) -> Callable[..., Any] | None:
+    """The operator of this name, or None where its kernel is not there; waits for the building of the kernel."""
+    return getattr(torch.ops.burnish, name).default if available(schemas.KERNEL_OF[name]) else None
 
 
 def library(name: str) -> Path:

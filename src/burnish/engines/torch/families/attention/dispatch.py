@@ -10,17 +10,13 @@ NaN must reach the loss. Such a query has no finite logarithm, or zero, so that 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import onnx_ir as ir
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch.families.thresholds import Attention
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.processor import has_narrow_vectors, has_wide_vectors
+from burnish.engines.torch.translate.recording import records_one_call
 
 
 def dtypes() -> tuple[ir.DataType, ...]:
@@ -34,6 +30,7 @@ def expect(dtype: ir.DataType) -> None:
         kernels.request("attention")
 
 
+@records_one_call
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -57,12 +54,9 @@ def attention(
         float32.
     """
     operands = (query, key, value, mask)
-    if has_torch_function(operands):  # a graph that is being made: one call in it
-        traced: Any = handle_torch_function(attention, operands, *operands, scale, zeros)
-        return traced[0], traced[1]
     if _is_empty(query, key):
         return torch.zeros_like(query), query.new_zeros(query.shape[:3], dtype=torch.float32)
-    if _suits(query) and (own := _own("attention")) is not None:
+    if _suits(query) and (own := kernels.find_operator("attention")) is not None:
         found: tuple[torch.Tensor, torch.Tensor] = own(query, key, value, _of_four_axes(mask), scale, zeros)
         return found
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -72,6 +66,7 @@ def attention(
     return result, logarithms
 
 
+@records_one_call
 def attention_gradient(
     flow: torch.Tensor,
     query: torch.Tensor,
@@ -91,12 +86,9 @@ def attention_gradient(
         result, logarithms: what it returned.
     """
     operands = (flow, query, key, value, result, logarithms, mask)
-    if has_torch_function(operands):
-        traced: Any = handle_torch_function(attention_gradient, operands, *operands, scale, zeros)
-        return traced[0], traced[1], traced[2]
     if _is_empty(query, key):
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    if _suits(query) and (own := _own("attention_gradient")) is not None:
+    if _suits(query) and (own := kernels.find_operator("attention_gradient")) is not None:
         found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = own(
             flow, query, key, value, result, logarithms, _of_four_axes(mask), scale
         )
@@ -135,15 +127,6 @@ def _probabilities(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | 
 
 def _of_four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask if mask is None or mask.dim() == 4 else mask[None, None]
-
-
-@functools.cache
-def _own(name: str) -> Callable[..., Any] | None:
-    """The engine's kernel, or None where it is not there."""
-    if not kernels.available("attention"):
-        return None
-    found: Callable[..., Any] = getattr(torch.ops.burnish, name).default
-    return found
 
 
 def _like(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

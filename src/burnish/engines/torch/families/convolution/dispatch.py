@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch.families.convolution import ways as convolution_ways
 from burnish.engines.torch.families.convolution.ways import OneDNN, Products, Way, Windows, places
 from burnish.engines.torch.runtime import kernel_choice
+from burnish.engines.torch.translate.recording import records_one_call
 
 WAYS: Mapping[str, Way] = {
     "channels_last": OneDNN(channels_last=True),
@@ -35,6 +35,7 @@ MOST_KNOWN = 4096
 _known: dict[tuple[object, ...], str] = {}
 
 
+@records_one_call
 def convolve(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -57,8 +58,6 @@ def convolve(
         groups: of channels.
         measured: whether the way is chosen by measuring; else it is the usual one.
     """
-    if has_torch_function((x, weight, bias)):  # a graph that is being made: one call in it
-        return handle_torch_function(convolve, (x, weight, bias), x, weight, bias, strides, padding, dilations, groups, measured)
     windows = _windows(strides, padding, dilations, groups)
     images, kernels = _lifted(x), _lifted(weight)
 
@@ -70,6 +69,7 @@ def convolve(
     return y.squeeze(2) if x.dim() == 3 else y
 
 
+@records_one_call
 def input_gradient(
     dy: torch.Tensor,
     weight: torch.Tensor,
@@ -81,10 +81,6 @@ def input_gradient(
     measured: bool,
 ) -> torch.Tensor:
     """dy [N, K, *places] and weight to dx [N, C, *space]; of x the shape is read. See ``convolve``."""
-    if has_torch_function((dy, weight, x)):
-        return handle_torch_function(
-            input_gradient, (dy, weight, x), dy, weight, x, strides, padding, dilations, groups, measured
-        )
     windows = _windows(strides, padding, dilations, groups)
     kernels = _lifted(weight)
 
@@ -95,6 +91,7 @@ def input_gradient(
     return dx.squeeze(2) if x.dim() == 3 else dx
 
 
+@records_one_call
 def weight_gradient(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -106,10 +103,6 @@ def weight_gradient(
     measured: bool,
 ) -> torch.Tensor:
     """dy [N, K, *places] and x [N, C, *space] to dw [K, C / groups, *extents]; of the weight the shape is read."""
-    if has_torch_function((dy, x, weight)):
-        return handle_torch_function(
-            weight_gradient, (dy, x, weight), dy, x, weight, strides, padding, dilations, groups, measured
-        )
     windows = _windows(strides, padding, dilations, groups)
     kernels = _lifted(weight)
 
@@ -120,6 +113,7 @@ def weight_gradient(
     return dw if x.dim() == 4 else dw.reshape(weight.shape).contiguous()
 
 
+@records_one_call
 def transposed(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -136,9 +130,6 @@ def transposed(
     It is the gradient of the input of the convolution from y to x; ``extra`` is by how much y is larger than the least that has
     these places. See ``convolve``.
     """
-    if has_torch_function((x, weight, bias)):
-        operands = (x, weight, bias)
-        return handle_torch_function(transposed, operands, *operands, strides, padding, extra, dilations, groups, measured)
     space = [
         (count - 1) * stride - 2 * pad + dilation * (extent - 1) + 1 + more
         for count, stride, pad, dilation, extent, more in zip(

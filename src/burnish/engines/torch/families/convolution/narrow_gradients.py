@@ -7,14 +7,17 @@ runs, when the sizes are known; where neither was measured to win, oneDNN comput
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
+from burnish.engines.torch.families.convolution import onednn
+from burnish.engines.torch.families.images import pixels_of
 from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.recording import records_one_call
+
+KERNEL = "convolution_weight_gradient_bfloat16"
 
 WIDEST = 256
 """Pixels of a result's rows up to which whole rows are taken at a time; wider ones would not stay in the caches."""
@@ -28,6 +31,7 @@ def expect_weight_gradient() -> None:
     kernels.request("convolution_weights_bfloat16")
 
 
+@records_one_call
 def weight_gradient(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, strides: Sequence[int], padding: Sequence[int]
 ) -> torch.Tensor:
@@ -40,17 +44,17 @@ def weight_gradient(
         strides: of both axes.
         padding: of both axes, on either side.
     """
-    if has_torch_function((dy, x, weight)):  # a graph that is being made: one call in it
-        return handle_torch_function(weight_gradient, (dy, x, weight), dy, x, weight, strides, padding)
     extents = weight.shape[2:]
-    if _is_fast(dy, x, extents, strides, padding) and (own := _own()) is not None:
+    own = kernels.find_operator(KERNEL) if _is_fast(dy, x, extents, strides, padding) else None
+    if own is not None:
         return own(dy, x, list(extents), list(strides), list(padding))
     height, width = x.shape[2:]
     if [*extents, *strides, *padding] == [1, 1, 1, 1, 0, 0] and height * width <= NarrowConvolutions.LARGEST_MAP_OF_GRADIENT:
-        return torch.mm(_pixels_of(dy).t(), _pixels_of(x))[:, :, None, None]
-    return _of_onednn(dy, x, weight, strides, padding, wanted=1)
+        return torch.mm(pixels_of(dy).t(), pixels_of(x))[:, :, None, None]
+    return onednn.gradient(dy, x, weight, strides, padding, "kernels")
 
 
+@records_one_call
 def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """dy [N, K, H', W'] and weight [K, C, 1, 1] of a convolution with strides and no padding to dx [N, C, H, W].
 
@@ -60,13 +64,11 @@ def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tens
         x: its images, of which the shape is read.
         strides: of both axes.
     """
-    if has_torch_function((dy, weight, x)):
-        return handle_torch_function(strided_input_gradient, (dy, weight, x), dy, weight, x, strides)
     outputs, channels = weight.shape[:2]
     if min(outputs, channels) < NarrowConvolutions.LEAST_CHANNELS or dy.numel() == 0:
-        return _of_onednn(dy, x, weight, strides, [0, 0], wanted=0)
+        return onednn.gradient(dy, x, weight, strides, [0, 0], "images")
     count, _, height, width = dy.shape
-    seen = torch.mm(_pixels_of(dy), weight.flatten(1)).view(count, height, width, channels)
+    seen = torch.mm(pixels_of(dy), weight.flatten(1)).view(count, height, width, channels)
     dx = torch.zeros([count, *x.shape[2:], channels], dtype=dy.dtype)
     dx[:, :: strides[0], :: strides[1]] = seen
     return dx.permute(0, 3, 1, 2)
@@ -93,31 +95,3 @@ def _is_fast(dy: torch.Tensor, x: torch.Tensor, extents: Sequence[int], strides:
     of_matrices = x.shape[2] * x.shape[3] <= NarrowConvolutions.LARGEST_MAP_OF_GRADIENT
     fewest = NarrowConvolutions.FEWEST_PIXELS if of_matrices else NarrowConvolutions.FEWEST_PIXELS_OF_LARGE_MAPS
     return [*strides] != [1, 1] or count * dy.shape[2] * dy.shape[3] >= fewest
-
-
-def _of_onednn(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, strides: Sequence[int], padding: Sequence[int], wanted: int
-) -> torch.Tensor:
-    """The gradient of the images, or of the kernels where ``wanted`` is 1; of those themselves the shape is read."""
-    if wanted == 0 and x.dtype != dy.dtype:
-        x = torch.empty_like(x, dtype=dy.dtype)
-    if wanted == 1 and weight.dtype != dy.dtype:
-        weight = torch.empty_like(weight, dtype=dy.dtype)
-    mask = [wanted == 0, wanted == 1, False]
-    return torch.ops.aten.convolution_backward.default(dy, x, weight, None, strides, padding, [1, 1], False, [0, 0], 1, mask)[
-        wanted
-    ]
-
-
-def _pixels_of(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
-    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
-
-
-@functools.cache
-def _own() -> Callable[..., torch.Tensor] | None:
-    """The engine's kernel, or None where it is not there."""
-    if not kernels.available("convolution_weights_bfloat16"):
-        return None
-    found: Callable[..., torch.Tensor] = torch.ops.burnish.convolution_weight_gradient_bfloat16.default
-    return found

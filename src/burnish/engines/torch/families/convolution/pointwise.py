@@ -7,17 +7,17 @@ are known.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
-from torch.overrides import handle_torch_function, has_torch_function
 
+from burnish.engines.torch.families.convolution import onednn
+from burnish.engines.torch.families.images import pixels_of
 from burnish.engines.torch.families.linear import products
 from burnish.engines.torch.families.thresholds import Pointwise
-from burnish.engines.torch.native import kernels, schemas
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.recording import records_one_call
 
 
 def expect() -> None:
@@ -26,25 +26,20 @@ def expect() -> None:
         kernels.request("products")
 
 
+@records_one_call
 def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Sequence[int]) -> torch.Tensor:
     """The convolution of images [N, C, H, W] with kernels [K, C, 1, 1], without padding."""
-    if has_torch_function((x, weight, bias)):
-        return handle_torch_function(convolution, (x, weight, bias), x, weight, bias, strides)
     seen = x[:, :, :: strides[0], :: strides[1]]
     result = _pixel_product(seen, weight.flatten(1), bias)
     return functional.conv2d(x, weight, bias, list(strides)) if result is None else result
 
 
+@records_one_call
 def input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The gradient of the images of such a convolution, from that of its results; of x the shape is read."""
-    if has_torch_function((dy, weight, x)):
-        return handle_torch_function(input_gradient, (dy, weight, x), dy, weight, x, strides)
     seen = _pixel_product(dy, weight.flatten(1).t(), None)
     if seen is None:
-        ones, zeros, wanted = [1, 1], [0, 0], [True, False, False]
-        if x.dtype != dy.dtype:
-            x = torch.empty_like(x, dtype=dy.dtype)
-        return torch.ops.aten.convolution_backward.default(dy, x, weight, None, strides, zeros, ones, False, zeros, 1, wanted)[0]
+        return onednn.gradient(dy, x, weight, strides, [0, 0], "images")
     if seen.shape == x.shape:
         return seen
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=x.device).to(memory_format=torch.channels_last)
@@ -58,36 +53,25 @@ def expect_gradients() -> None:
     expect()
 
 
+@records_one_call
 def gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both gradients of such a convolution with a stride of 1: dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1, 1] to dx, dw."""
-    if has_torch_function((dy, x, weight)):
-        return handle_torch_function(gradients, (dy, x, weight), dy, x, weight)
     outputs, channels = weight.shape[:2]
     pixels = dy.shape[0] * dy.shape[2] * dy.shape[3]
     many = pixels >= Pointwise.LEAST_PIXELS * torch.get_num_threads()
     if many and outputs * channels <= Pointwise.MOST_WEIGHTS and max(outputs, channels) >= Pointwise.LEAST_OF_WIDER:
-        own = _of_convolutions("pointwise_gradient")
+        own = kernels.find_operator("pointwise_gradient")
         if own is not None:
             return own(dy, x, weight)
     dx = input_gradient(dy, weight, x, [1, 1])
     if _has_large_weights(pixels, outputs, channels):
         own = products.own_kernel(dy.dtype, "product")
         if own is not None:
-            return dx, own(_pixels_of(dy).t(), _pixels_of(x), None).view(weight.shape)
-    own = _of_convolutions("convolution_weight_gradient") if min(outputs, channels) >= Pointwise.LEAST_OF_NARROWER else None
+            return dx, own(pixels_of(dy).t(), pixels_of(x), None).view(weight.shape)
+    own = kernels.find_operator("convolution_weight_gradient") if min(outputs, channels) >= Pointwise.LEAST_OF_NARROWER else None
     if own is not None:
         return dx, own(dy, x, [1, 1], [1, 1], [0, 0])
-    ones, zeros, wanted = [1, 1], [0, 0], [False, True, False]
-    return dx, torch.ops.aten.convolution_backward.default(dy, x, weight, None, ones, zeros, ones, False, zeros, 1, wanted)[1]
-
-
-@functools.cache
-def _of_convolutions(name: str) -> Callable[..., Any] | None:
-    """The engine's kernel for gradients of convolutions, or None where it is not there."""
-    if not kernels.available(schemas.KERNEL_OF[name]):
-        return None
-    found: Callable[..., Any] = getattr(torch.ops.burnish, name).default
-    return found
+    return dx, onednn.gradient(dy, x, weight, [1, 1], [0, 0], "kernels")
 
 
 def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -98,7 +82,7 @@ def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tenso
     if images.dtype == torch.float32 and _has_fast_pixels(pixels, inputs, outputs):
         own = products.own_kernel(images.dtype, "product")
         if own is not None:
-            return own(_pixels_of(images), kernel.t(), bias).view(count, height, width, outputs).permute(0, 3, 1, 2)
+            return own(pixels_of(images), kernel.t(), bias).view(count, height, width, outputs).permute(0, 3, 1, 2)
     multiply = products.onednn_product() if 0 < pixels <= Pointwise.MOST_PIXELS and torch.backends.mkldnn.enabled else None
     if multiply is None:
         return None
@@ -120,8 +104,3 @@ def _has_large_weights(pixels: int, outputs: int, inputs: int) -> bool:
     return (
         not torch.cpu._is_avx512_supported() and pixels >= Pointwise.FEWEST_PIXELS and outputs * inputs > Pointwise.MOST_WEIGHTS
     )
-
-
-def _pixels_of(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
-    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
