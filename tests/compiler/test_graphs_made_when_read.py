@@ -23,15 +23,15 @@ AT_ONCE = {"init": 1, "apply": 1, "evaluate": 1, "predict": 1}
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often a graph of each name was lowered to standard operators alone."""
     counts: Counter[str] = Counter()
-    settled = draft.settle
+    lower = draft.lower_to_target
 
     def counted(model: ir.Model, target: Target) -> None:
         if not target.kernels:
             counts[model.graph.name or ""] += 1
-        settled(model, target)
+        lower(model, target)
 
     for module in (draft, lowered_graphs, executable):
-        monkeypatch.setattr(module, "settle", counted)
+        monkeypatch.setattr(module, "lower_to_target", counted)
     return counts
 
 
@@ -74,14 +74,14 @@ def test_another_optimizer_lowers_what_it_changes(lowered):
 def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     program = small_program()
     made: list[str] = []
-    settled = draft.settle
+    lower = draft.lower_to_target
 
     def noted(model: ir.Model, target: Target) -> None:
         made.append(model.graph.name or "")
-        settled(model, target)
+        lower(model, target)
 
     for module in (draft, lowered_graphs, executable):
-        monkeypatch.setattr(module, "settle", noted)
+        monkeypatch.setattr(module, "lower_to_target", noted)
     session = burnish.Session(program, engine=engine)
     x = np.zeros((2, 1, 8, 8), np.float32)
     session.predict({"x": x})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.draft import settle
+from burnish.compiler.draft import lower_to_target
 from burnish.compiler.executable import Executable
 from burnish.engines.base import LoadedModel, ProgramRunner, RunsModels
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
@@ -66,4 +66,4 @@ class FaultyKernel(FaultyEngine):
 
     def _break(self, model: ir.Model) -> None:
         super()._break(model)
-        settle(model, TARGETS["onnxruntime"])  # what stands for the kernel is its lowering, with the factor after it
+        lower_to_target(model, TARGETS["onnxruntime"])  # what stands for the kernel is its lowering, with the factor after it

@@ -144,13 +144,13 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     model = draft.model
     model.graph.name = name
     set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
-    settle(model, target)
+    lower_to_target(model, target)
     dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
     extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
     return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
 
 
-def settle(model: ir.Model, target: Target) -> None:
+def lower_to_target(model: ir.Model, target: Target) -> None:
     """Lower a graph to the target, and drop what nothing reads, in place.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
-from burnish.compiler.draft import settle, shape_of
+from burnish.compiler.draft import lower_to_target, shape_of
 from burnish.compiler.lowered_graphs import compute_again
 from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
@@ -61,7 +61,7 @@ class Executable:
     recompute: Recompute | None = None
     rewrites: Mapping[str, tuple[Rewrite, ...]] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
-    _made: dict[str, ir.Model] = field(default_factory=dict, init=False, repr=False)
+    _lowered_graphs: dict[str, ir.Model] = field(default_factory=dict, init=False, repr=False)
 
     def graph(self, name: str) -> ir.Model:
         """Return a graph, lowered when it is first asked for; not to be changed.
@@ -70,10 +70,10 @@ class Executable:
             UnsupportedOperatorError: it holds what the target does not run.
         """
         if self._is_finished(name) and name not in self.rewrites:
-            return self._checked(name)
-        if name not in self._made:
-            self._made[name] = self.copy_of(name)
-        return self._made[name]
+            return self._finished(name)
+        if name not in self._lowered_graphs:
+            self._lowered_graphs[name] = self.copy_of(name)
+        return self._lowered_graphs[name]
 
     @garbage_kept()
     def copy_of(self, name: str) -> ir.Model:
@@ -82,7 +82,7 @@ class Executable:
         Raises:
             UnsupportedOperatorError: it holds what the target does not run.
         """
-        model = self._checked(name).clone() if self._is_finished(name) else self._lowered(name)
+        model = self._finished(name).clone() if self._is_finished(name) else self._lowered(name)
         for rewrite in self.rewrites.get(name, ()):
             rewrite(model)
         return model
@@ -110,7 +110,7 @@ class Executable:
             return True
         return name in self.finished and self.target.kernels == self.finished_for.kernels and not self.marks
 
-    def _checked(self, name: str) -> ir.Model:
+    def _finished(self, name: str) -> ir.Model:
         model = self.finished[name]
         if not self.target.covers(self.finished_for):
             check_runs(model, self.target)
@@ -122,7 +122,7 @@ class Executable:
             model = self.semantic[name].clone()
             if name == "predict":  # The others were folded when they were compiled; an export is made of this one.
                 fold_constants(model)
-            settle(model, target)
+            lower_to_target(model, target)
             if name == "grad" and self.recompute is not None:
                 planned = self._step_of(model, target)
                 compute_again(model, self.signature["grad"], self.recompute, planned, strict=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.compiler.draft import settle
+from burnish.compiler.draft import lower_to_target
 from burnish.compiler.update import joined_signature, update_graphs
 from burnish.lowering import Target
 from burnish.ops import semantic_operators
@@ -52,7 +52,7 @@ def lowered_graphs(
 
     def lowered(name: str) -> ir.Model:
         model = semantic[name].clone()
-        settle(model, target)
+        lower_to_target(model, target)
         return model
 
     forward = {name: lowered(name) for name in ("predict", "evaluate")}

@@ -19,7 +19,7 @@ from burnish.distributed.graphs.accumulation import accumulated_entries, accumul
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.sharding import sharded, shares_of
 from burnish.distributed.runners.accumulating import AccumulatingRunner, part_of
-from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, own_start
+from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, worker_start
 from burnish.distributed.runners.parts import PartRunner
 from burnish.distributed.runners.sharded import ShardedRunner
 from burnish.engines import Engine, ProgramRunner
@@ -158,14 +158,14 @@ class DataParallel(PlainSettings):
                 "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
             )
         check_engine(engine)
-        direct = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        uncompressed = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
         compression = self._compressed()
         encoding = compression if isinstance(compression, Encoding) else None
         if self.deterministic or encoding is not None:
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
         low_rank = compression if isinstance(compression, LowRank) and communicator.size > 1 else None
-        compressed = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
-        communicator = compressed or communicator
+        power_sgd = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
+        communicator = power_sgd or communicator
         executable = lower(program, engine.target.among_workers())
         derived = derive(executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
         check_agreement(communicator, derived, state, self._agreed)
@@ -173,7 +173,7 @@ class DataParallel(PlainSettings):
         accumulated = accumulated_entries(executable) if several and accumulates(executable) else ()
         slots = slots_by_options(program.options["optimizer"])
         shares = shares_of(derived.signature, communicator.size, slots, accumulated) if self.shard_optimizer and several else None
-        opened: ProgramRunner = engine.open(
+        runner: ProgramRunner = engine.open(
             derived if shares is None else sharded(derived, shares, communicator.rank),
             part_of(state, accumulated, communicator.rank),
             device=device,
@@ -181,12 +181,12 @@ class DataParallel(PlainSettings):
             communicator=communicator,
         )
         if derived.signature["step"].inputs_of(Role.SAMPLES):
-            opened = PartRunner(opened, direct, derived.signature["step"])
-        if compressed is not None:
-            opened = ForgettingRunner(opened, compressed)
+            runner = PartRunner(runner, uncompressed, derived.signature["step"])
+        if power_sgd is not None:
+            runner = ForgettingRunner(runner, power_sgd)
         if shares is not None:
-            opened = ShardedRunner(opened, communicator, shares, derived.signature.state, state)
-        return AccumulatingRunner(opened, communicator, accumulated, state) if accumulated else opened
+            runner = ShardedRunner(runner, communicator, shares, derived.signature.state, state)
+        return AccumulatingRunner(runner, communicator, accumulated, state) if accumulated else runner
 
     def _open_alone(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
@@ -199,9 +199,9 @@ class DataParallel(PlainSettings):
         executable = lower(program, engine.target)
         check_agreement(communicator, executable, state, self._agreed)
         key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
-        opened = engine.open(executable, own_start(state, key, communicator.rank), device=device, threads=threads)
+        runner = engine.open(executable, worker_start(state, key, communicator.rank), device=device, threads=threads)
         assert self.synchronize_every is not None
-        return LocalSteps(opened, communicator, program, self.synchronize_every, state)
+        return LocalSteps(runner, communicator, program, self.synchronize_every, state)
 
     @property
     def _agreed(self) -> str:

@@ -56,5 +56,5 @@ class ArrayRunner:
         if run is None:
             run = self._loaded[graph] = self._load(graph)
         names = [entry.name for entry in self._signature[graph].inputs if entry.is_state]
-        held = {name: self._state[instead.get(name, name)] for name in names}
-        return run({**held, **inputs})
+        state = {name: self._state[instead.get(name, name)] for name in names}
+        return run({**state, **inputs})

@@ -165,20 +165,20 @@ def cannot_exchange(engine: str) -> EngineError:
 
 
 def check_finite_loss(
-    signature: GraphSignature, outputs: Mapping[str, np.ndarray], held: Callable[[], Mapping[str, np.ndarray]]
+    signature: GraphSignature, outputs: Mapping[str, np.ndarray], state_before: Callable[[], Mapping[str, np.ndarray]]
 ) -> None:
     """Raise NonFiniteLossError when a loss among ``outputs`` is NaN or infinite.
 
     Args:
         signature: of the step graph.
         outputs: what the step returned.
-        held: gives the state from before the step, for the message: its step, and whether it was damaged already.
+        state_before: gives the state from before the step, for the message: its step, and whether it was damaged already.
     """
     for entry in signature.outputs_of(Role.LOSS):
         loss = outputs.get(entry.name)
         if loss is None or math.isfinite(loss.item()):
             continue
-        state = held()
+        state = state_before()
         step = next((int(state[item.name]) for item in signature.inputs_of(Role.STEP) if item.name in state), None)
         place = "" if step is None else f" at step {step}"
         message = f"The {entry.name}{place} is {loss.item()}. "

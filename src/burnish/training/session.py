@@ -135,7 +135,7 @@ class Session:
         """
         signature = self.program.signature["step"]
         inputs = {**self._step_batch(batch), **self._step_hyperparameters(hyperparameters)}
-        runner = self._open_runner()
+        runner = self._require_runner()
         if signature.end is not None and self.step_count >= signature.end:
             raise ConfigurationError(
                 f"The learning-rate schedule of this program ends after {signature.end:,} steps, and the state has taken "
@@ -222,7 +222,7 @@ class Session:
 
         ``parameters="average"`` predicts with the average that the optimizer keeps.
         """
-        return dict(self._open_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
+        return dict(self._require_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
 
     @property
     @_one_at_a_time
@@ -263,7 +263,7 @@ class Session:
             ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
         """
         self._check_state(state)
-        self._open_runner().load_state(state)
+        self._require_runner().load_state(state)
 
     @_one_at_a_time
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -316,7 +316,7 @@ class Session:
         if strict:
             with open_checkpoint(path) as opened:
                 check_checkpoint(path, opened, self.program, self._identity)
-                self._open_runner().load_state(opened.state)
+                self._require_runner().load_state(opened.state)
             self.metadata = {**self.metadata, **opened.metadata}
             return opened.extra
         checkpoint = read_checkpoint(path)
@@ -326,7 +326,7 @@ class Session:
                 f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
                 "dtype. Compile the model that it was made with"
             )
-        self._open_runner().load_state(carried.state)
+        self._require_runner().load_state(carried.state)
         if notes := carried.notes():
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
@@ -391,7 +391,8 @@ class Session:
     def _identity(self) -> ProgramIdentity:
         return ProgramIdentity.of(self.program)
 
-    def _open_runner(self) -> ProgramRunner:
+    def _require_runner(self) -> ProgramRunner:
+        """The runner, or EngineError where the session is closed."""
         if self._runner is None:
             raise EngineError("The session is closed: open another with Session(program, state=session.state())")
         return self._runner
@@ -419,7 +420,7 @@ class Session:
 
     @_one_at_a_time
     def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
-        return dict(self._open_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
+        return dict(self._require_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
         """Return what a graph reads in place of the parameters, as a further argument of a runner's method; empty by default."""

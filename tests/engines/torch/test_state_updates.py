@@ -23,9 +23,9 @@ from burnish.engines.torch.families.update import state_updates
 from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,
     Update,
-    apart_from,
-    lent,
-    may_share,
+    copy_out_of,
+    lying_in_exchange_buffers,
+    lying_in_inputs,
     take_increments,
     take_updates,
 )
@@ -195,7 +195,7 @@ def test_an_interrupt_waits_where_two_calls_move_the_state_on(monkeypatch):
     program = burnish.compile(perceptron(), optimizer="adamw")
     session, quiet = (burnish.Session(program, engine="torch") for _ in range(2))
     session.step(batch()), quiet.step(batch())
-    assert {name for name, _ in session._runner._update[1]} == {"rng/key", "step"}
+    assert {name for name, _ in session._runner._state_update[1]} == {"rng/key", "step"}
     run = StateUpdate.run
 
     def interrupted(self, state, results):
@@ -247,10 +247,10 @@ def test_what_an_update_reads_becomes_an_output():
     expected = a - g * g, b + b * g
     results = {"operand:0": g, "old": a.t()}
     before = a.clone()
-    assert may_share(model.graph, names, ["b"]) == []
-    shared = may_share(model.graph, names, ["a", "b"])
+    assert lying_in_inputs(model.graph, names, ["b"]) == []
+    shared = lying_in_inputs(model.graph, names, ["a", "b"])
     assert shared == ["old"]
-    apart_from([a, b], results, shared)
+    copy_out_of([a, b], results, shared)
     StateUpdate(updates).run({"a": a, "b": b}, results)
     assert torch.equal(a, expected[0])
     torch.testing.assert_close(b, expected[1])
@@ -400,7 +400,7 @@ def test_parameters_of_all_shapes_share_a_call():
     session = burnish.Session(burnish.compile(perceptron(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)), engine="torch")
     session.step(batch())
     (update,) = session._runner._updates
-    assert set(session._runner._update[0].entries) == set(session.state())
+    assert set(session._runner._state_update[0].entries) == set(session.state())
     assert sorted(update.entries) == sorted(f"{kind}/{name}" for kind in ("param", "opt/momentum") for name in "wbv")
 
 
@@ -414,4 +414,4 @@ graph (float[4, 2] a, float[4, 2] g) => (float[4, 2] sum, float[2, 4] view, floa
     other = Identity (a)
 }"""
     model = ir.from_proto(onnx.parser.parse_model(text))
-    assert lent(model.graph, ["sum", "view", "own", "other"]) == ["sum", "view"]
+    assert lying_in_exchange_buffers(model.graph, ["sum", "view", "own", "other"]) == ["sum", "view"]

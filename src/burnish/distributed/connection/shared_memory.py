@@ -6,8 +6,8 @@ have already, and use them only where all of them can: on Linux, in one network 
 kernels. A container that cannot see another's processes does not get at their files, and a random token in each says that the
 file is the one that was offered.
 
-Counters in the files say who has written what (``kernels/shared_memory.cpp``). A worker that waits looks up now and then, as in
-any exchange: at what the watch knows, and whether the processes that it waits for still run.
+Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits looks up now
+and then, as in any exchange: at what the watch knows, and whether the processes that it waits for still run.
 """
 
 from __future__ import annotations

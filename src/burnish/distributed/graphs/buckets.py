@@ -35,8 +35,8 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, later: bool = False) -> 
     nodes = list(graph)
 
     def ready(node: ir.Node) -> int:
-        made = [value.producer() for value in node.inputs if value is not None]
-        return max((position[producer] for producer in made if producer is not None), default=-1)
+        producers = [value.producer() for value in node.inputs if value is not None]
+        return max((position[producer] for producer in producers if producer is not None), default=-1)
 
     exchanges = [node for node in nodes if node.domain == BURNISH_DOMAIN and attribute_value(node, "purpose", "") == "gradient"]
     buckets: list[list[ir.Node]] = []

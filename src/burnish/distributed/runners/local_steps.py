@@ -78,7 +78,7 @@ class LocalSteps(SpreadRunner):
     does nothing; what is reported of it is NaN.
 
     Args:
-        runner: of this worker, opened with ``own_start(state, rank)``.
+        runner: of this worker, opened with ``worker_start(state, rank)``.
         communicator: to the others.
         program: what it runs.
         every: steps to a round.
@@ -137,7 +137,7 @@ class LocalSteps(SpreadRunner):
         return self._common_key()[name] if name == self._key else self._runner.state_entry(name)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._runner.load_state(own_start(state, self._key, self._communicator.rank))
+        self._runner.load_state(worker_start(state, self._key, self._communicator.rank))
         self._begin(state)
 
     def _begin(self, state: Mapping[str, np.ndarray]) -> None:
@@ -200,7 +200,7 @@ class LocalSteps(SpreadRunner):
         return {name: slot for name, slot in slots.items() if self._outer is not None and slot in self._start}
 
 
-def own_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) -> Mapping[str, np.ndarray]:
+def worker_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) -> Mapping[str, np.ndarray]:
     """Return the state that a worker begins a round with: that of all, with a random key of its own."""
     return state if key is None else {**state, key: state[key] + offset_of(rank)}
 

@@ -39,21 +39,21 @@ class PartRunner(SpreadRunner):
         (numbers,) = signature.inputs_of(Role.SAMPLES)
         self._numbers = numbers.name
         self._counted = counted_inputs(signature.inputs_of(Role.DATA))
-        self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
         self._signature = signature
         self._last: Arrays | None = None
         self._all_have_one = communicator.size == 1
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         counts = np.array([len(inputs[name]) for name in self._counted], np.int64)
-        part = {entry.name: inputs[entry.name] for entry in self._fed}
+        part = {entry.name: inputs[entry.name] for entry in self._batch_inputs}
         if counts[0]:
             self._last = part
         if not self._all_have_one:
             self._give_one()
         if not counts[0]:
             counts[:] = 0
-            part = self._last or {entry.name: self._made_up(entry, inputs[entry.name]) for entry in self._fed}
+            part = self._last or {entry.name: self._stand_in(entry, inputs[entry.name]) for entry in self._batch_inputs}
         return self._runner.step({**inputs, **part, self._numbers: counts})
 
     def _give_one(self) -> None:
@@ -73,9 +73,9 @@ class PartRunner(SpreadRunner):
             buffer[:] = content
         rows = self._communicator.all_gather(torch.frombuffer(buffer, dtype=torch.uint8))
         if self._last is None:
-            self._last = unpacked(rows[first].numpy().tobytes(), self._fed)
+            self._last = unpacked(rows[first].numpy().tobytes(), self._batch_inputs)
 
-    def _made_up(self, entry: Entry, array: np.ndarray) -> np.ndarray:
+    def _stand_in(self, entry: Entry, array: np.ndarray) -> np.ndarray:
         """Zeros, or the valid value next to it, for as many samples as layers take; where no worker has had any."""
         if array.size:
             return array

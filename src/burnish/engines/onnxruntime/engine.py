@@ -157,13 +157,14 @@ class OnnxRuntimeEngine(RunsModels):
         names = [output.name for output in opened.session.get_outputs()]
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
-            fed = dict(inputs)
+            feeds = dict(inputs)
             if is_widened:
-                fed = {
-                    name: array.astype(np.float32) if declared.get(name) in SIXTEEN_BIT else array for name, array in fed.items()
+                feeds = {
+                    name: array.astype(np.float32) if declared.get(name) in SIXTEEN_BIT else array
+                    for name, array in feeds.items()
                 }
             try:
-                results = opened.run(lambda session: session.run(names, fed))
+                results = opened.run(lambda session: session.run(names, feeds))
             except Exception as error:  # ONNX Runtime's errors share no base class of their own
                 raise run_failure("model", error) from error
             arrays = dict(zip(names, results, strict=True))
@@ -252,7 +253,7 @@ class OnnxRuntimeEngine(RunsModels):
 
 
 def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:
-    """Return the providers as ONNX Runtime takes them, the CPU's behind them."""
+    """Return the providers as ONNX Runtime takes them, the CPU's after them."""
     available = onnxruntime.get_available_providers()
     checked: list[str | tuple[str, dict[str, Any]]] = []
     for provider in [providers] if isinstance(providers, str) else providers:

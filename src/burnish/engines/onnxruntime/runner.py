@@ -50,12 +50,12 @@ class OnnxRuntimeRunner:
         self._sets = (current, following)
         self._current = 0
         self._opened: dict[str, OpenedGraph] = {}
-        self._graphs: dict[tuple[str, tuple[tuple[str, str], ...]], _BoundGraph] = {}
+        self._bound_graphs: dict[tuple[str, tuple[tuple[str, str], ...]], _BoundGraph] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._executable.signature["step"]
         outputs = self._graph("step").run(self._current, inputs)
-        check_finite_loss(signature, outputs, self._arrays)
+        check_finite_loss(signature, outputs, self._current_state)
         self._current = 1 - self._current
         return outputs
 
@@ -66,13 +66,13 @@ class OnnxRuntimeRunner:
         return self._graph("predict", instead).run(self._current, inputs)
 
     def state(self) -> Arrays:
-        return {name: array.copy() for name, array in self._arrays().items()}
+        return {name: array.copy() for name, array in self._current_state().items()}
 
     def state_entry(self, name: str) -> np.ndarray:
         return self._sets[self._current][name].array.copy()
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Copy into the other set, which becomes the current one when all is there; what both share is the same mostly."""
+        """Copy into the other set, which becomes the current one when all is there; what the two share mostly stays the same."""
         following = self._sets[1 - self._current]
         shared = {}
         for name, buffer in following.items():
@@ -93,18 +93,18 @@ class OnnxRuntimeRunner:
         if reopened:
             self._open("step").reopen(reopened)
 
-    def _arrays(self) -> Arrays:
+    def _current_state(self) -> Arrays:
         return {name: buffer.array for name, buffer in self._sets[self._current].items()}
 
     def _graph(self, graph: str, instead: Mapping[str, str] = NOTHING) -> _BoundGraph:
         """The graph with its bindings; those that read other state entries instead share its session."""
         key = (graph, tuple(sorted(instead.items())))
-        bound = self._graphs.get(key)
+        bound = self._bound_graphs.get(key)
         if bound is None:
             updates = self._updates if graph == "step" else {}
             opened = self._open(graph)
             bound = _BoundGraph(graph, opened, self._executable.signature[graph], self._sets, updates, instead)
-            self._graphs[key] = bound
+            self._bound_graphs[key] = bound
         return bound
 
     def _open(self, graph: str) -> OpenedGraph:
@@ -158,32 +158,32 @@ class _BoundGraph:
         self._graph = graph
         self._opened = opened
         self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
-        self._fed = signature.inputs_of(Role.DATA, Role.LABEL)
-        self._takes_text = any(entry.dtype == ir.DataType.STRING for entry in self._fed)
+        self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._takes_text = any(entry.dtype == ir.DataType.STRING for entry in self._batch_inputs)
         self._hyperparameters = {entry.name: _Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         results = tuple(entry for entry in signature.outputs if entry.updates is None)
         reported = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC, Role.RATE)
         scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
-        self._fixed = {entry.name: _Buffer.empty((), entry) for entry in scalars}
-        self._varying = tuple(entry for entry in results if entry.name not in self._fixed)
-        self._bound: onnxruntime.InferenceSession | None = None
+        self._scalars = {entry.name: _Buffer.empty((), entry) for entry in scalars}
+        self._other_results = tuple(entry for entry in results if entry.name not in self._scalars)
+        self._bound_session: onnxruntime.InferenceSession | None = None
         self._bindings: tuple[Any, ...] = ()
         self._bind(opened.session)
 
     def _bind(self, session: onnxruntime.InferenceSession) -> None:
         self._bindings = tuple(self._binding(session, self._sets[index], self._sets[1 - index]) for index in (0, 1))
-        self._bound = session
+        self._bound_session = session
 
-    def _binding(self, session: onnxruntime.InferenceSession, held: dict[str, _Buffer], following: dict[str, _Buffer]) -> Any:
+    def _binding(self, session: onnxruntime.InferenceSession, current: dict[str, _Buffer], following: dict[str, _Buffer]) -> Any:
         binding = session.io_binding()
         for entry in self._signature.inputs:
             if entry.is_state:
-                binding.bind_ortvalue_input(entry.name, held[self._instead.get(entry.name, entry.name)].value)
+                binding.bind_ortvalue_input(entry.name, current[self._instead.get(entry.name, entry.name)].value)
         for name, buffer in self._hyperparameters.items():
             binding.bind_ortvalue_input(name, buffer.value)
         for name, output in self._updates.items():
             binding.bind_ortvalue_output(output, following[name].value)
-        for name, buffer in self._fixed.items():
+        for name, buffer in self._scalars.items():
             binding.bind_ortvalue_output(name, buffer.value)
         return binding
 
@@ -194,34 +194,34 @@ class _BoundGraph:
         try:
             if self._takes_text:
                 return self._opened.run(lambda session: self._run_plainly(session, current, inputs))
-            fed = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._fed}
-            return self._opened.run(lambda session: self._run(session, current, fed))
+            batch = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
+            return self._opened.run(lambda session: self._run(session, current, batch))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             self._bind(self._opened.session)
             raise run_failure(self._graph, error) from error
 
-    def _run(self, session: onnxruntime.InferenceSession, current: int, fed: Mapping[str, onnxruntime.OrtValue]) -> Arrays:
-        if session is not self._bound:
+    def _run(self, session: onnxruntime.InferenceSession, current: int, batch: Mapping[str, onnxruntime.OrtValue]) -> Arrays:
+        if session is not self._bound_session:
             self._bind(session)
         binding = self._bindings[current]
-        for name, value in fed.items():
+        for name, value in batch.items():
             binding.bind_ortvalue_input(name, value)
-        for entry in self._varying:
+        for entry in self._other_results:
             binding.bind_output(entry.name, "cpu")
         session.run_with_iobinding(binding)
-        outputs = {name: buffer.array.copy() for name, buffer in self._fixed.items()}
-        if self._varying:
-            values = binding.get_outputs()[-len(self._varying) :]
-            outputs |= {entry.name: _copy(value, entry) for entry, value in zip(self._varying, values, strict=True)}
+        outputs = {name: buffer.array.copy() for name, buffer in self._scalars.items()}
+        if self._other_results:
+            values = binding.get_outputs()[-len(self._other_results) :]
+            outputs |= {entry.name: _copy(value, entry) for entry, value in zip(self._other_results, values, strict=True)}
         return outputs
 
     def _run_plainly(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run without a binding: ONNX Runtime makes no OrtValues of text, and copies what it returns."""
-        held, following = self._sets[current], self._sets[1 - current]
+        present, following = self._sets[current], self._sets[1 - current]
         state = (entry.name for entry in self._signature.inputs if entry.is_state)
-        feeds = {name: held[self._instead.get(name, name)].array for name in state}
+        feeds = {name: present[self._instead.get(name, name)].array for name in state}
         feeds |= {name: buffer.array for name, buffer in self._hyperparameters.items()}
-        feeds |= {entry.name: inputs[entry.name] for entry in self._fed}
+        feeds |= {entry.name: inputs[entry.name] for entry in self._batch_inputs}
         names = [entry.name for entry in self._signature.outputs]
         results = dict(zip(names, session.run(names, feeds), strict=True))
         for name, output in self._updates.items():

@@ -22,10 +22,10 @@ from burnish.engines.torch.families.precision.widening import narrow_dtypes, wid
 from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,
     Update,
-    apart_from,
     copied_entries,
-    lent,
-    may_share,
+    copy_out_of,
+    lying_in_exchange_buffers,
+    lying_in_inputs,
     take_increments,
     take_updates,
 )
@@ -58,7 +58,7 @@ Compilation = Literal["regions", "inductor", "none"]
 KernelChoice = Literal["measured", "fixed"]
 Result = TypeVar("Result")
 
-_AS_IT_IS = nullcontext()
+_NULL_CONTEXT = nullcontext()
 
 FREED_AT_ONCE = 1 << 26
 """Bytes of a state that is handed over, after which what was freed is given back to the system."""
@@ -166,14 +166,14 @@ class TorchEngine(RunsModels):
             EngineError: an operator or a dtype has no translation, or, from what is returned, an operator fails.
         """
         device = device_of(self.device)
-        fed = {value.name or "": value for value in model.graph.inputs}
-        for name, value in fed.items():
+        graph_inputs = {value.name or "": value for value in model.graph.inputs}
+        for name, value in graph_inputs.items():
             if value.dtype is not None:
                 torch_dtype(value.dtype, f"The input '{name}'")
         module = _without_autograd(translate(widened(model, device), device))
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
-            tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in fed.items()]
+            tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in graph_inputs.items()]
             results = _guarded("model", module, *tensors)
             outputs = {}
             for value, tensor in zip(model.graph.outputs, results, strict=True):
@@ -184,8 +184,8 @@ class TorchEngine(RunsModels):
         return run
 
 
-class _Fed(NamedTuple):
-    """What a step asks of an entry, worked out once."""
+class _GraphInput(NamedTuple):
+    """What a run has to know of an input of its graph, read from the signature once."""
 
     name: str
     dtype: ir.DataType
@@ -193,12 +193,12 @@ class _Fed(NamedTuple):
     is_image: bool
 
     @classmethod
-    def of(cls, entry: Entry) -> _Fed:
+    def of(cls, entry: Entry) -> _GraphInput:
         return cls(entry.name, entry.dtype, entry.is_state, len(entry.extents) == 4)
 
 
 class TorchRunner:
-    """A program opened on PyTorch."""
+    """A program opened on PyTorch, with its state in tensors. A graph is rewritten and translated when it is first run."""
 
     def __init__(
         self,
@@ -221,19 +221,19 @@ class TorchRunner:
             self._recorder = CudaRecorder(device)
         self._updates: list[Update] = []
         self._increments: Tensors = {}
-        self._may_share: list[str] = []
-        self._lent: list[str] = []
+        self._lying_in_state: list[str] = []
+        self._lying_in_exchange_buffers: list[str] = []
         graphs = executable.signature.graphs
-        self._inputs = {name: [_Fed.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
+        self._inputs = {name: [_GraphInput.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
         self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
         self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
-        self._memory: AbstractContextManager[None] = _AS_IT_IS
+        self._memory: AbstractContextManager[None] = _NULL_CONTEXT
         if engine.keep_pages and device.type == "cpu":
-            if self._fused and any(map(kernels.is_awaited, kernels.EARLY)):
+            if self._has_kernels and any(map(kernels.is_awaited, kernels.EARLY)):
                 kernels.request(*_kernels_of_layers(executable))
             self._memory = memory.keep_pages(self)
         with self._memory:
-            self._state = self._held(state)
+            self._state = self._tensors_of(state)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._executable.signature["step"]
@@ -252,14 +252,14 @@ class TorchRunner:
 
     def _move_on(self, results: Tensors) -> None:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
-        update, left = self._update
+        update, replaced = self._state_update
         # One call moves the state on; where it takes two, no interrupt may come between.
-        with _inference_mode(), uninterrupted() if update is not None and left else _AS_IT_IS:
-            if update is not None and self._may_share:
-                apart_from((self._state[entry] for entry in update.entries), results, self._may_share)
-            for name in self._lent:
+        with _inference_mode(), uninterrupted() if update is not None and replaced else _NULL_CONTEXT:
+            if update is not None and self._lying_in_state:
+                copy_out_of((self._state[entry] for entry in update.entries), results, self._lying_in_state)
+            for name in self._lying_in_exchange_buffers:
                 results[name] = results[name].clone()
-            moved = {name: results[output] for name, output in left}
+            moved = {name: results[output] for name, output in replaced}
             if self._engine.compile == "inductor":
                 moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
             if update is not None:
@@ -275,8 +275,8 @@ class TorchRunner:
                 self._state |= moved
 
     @cached_property
-    def _update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
-        """What writes over the state, and for each entry that gets another tensor, the output that it is; of the step's graph."""
+    def _state_update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
+        """What writes over state entries in place; and those that get a new tensor instead, each with the output that it is."""
         updates = self._executable.signature["step"].updates
         if not self._updates:
             return None, list(updates.items())
@@ -299,23 +299,23 @@ class TorchRunner:
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         with self._memory:
-            held = self._held(state)
-        for name, tensor in held.items():
+            tensors = self._tensors_of(state)
+        for name, tensor in tensors.items():
             self._state[name] = self._state[name].copy_(tensor) if self._recorder is not None else tensor
 
-    def _held(self, state: Mapping[str, np.ndarray]) -> Tensors:
+    def _tensors_of(self, state: Mapping[str, np.ndarray]) -> Tensors:
         """Copies of the state on the device; what was handed over is freed meanwhile."""
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
-        held = {}
+        tensors = {}
         freed = 0
         for name, entry in self._entries.items():
             array = take(name)
-            held[name] = self._laid_out(tensor_of(array, entry.dtype).to(self._device))
+            tensors[name] = self._laid_out(tensor_of(array, entry.dtype).to(self._device))
             freed += array.nbytes
             if freed > FREED_AT_ONCE:
                 memory.release_unused()
                 freed = 0
-        return held
+        return tensors
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         """Images and kernels with their channels last."""
@@ -324,8 +324,8 @@ class TorchRunner:
         return tensor
 
     @cached_property
-    def _fused(self) -> bool:
-        """Whether graphs are prepared for the engine's kernels; these may be compiled meanwhile."""
+    def _has_kernels(self) -> bool:
+        """Whether graphs are prepared for the engine's own kernels, which may still be compiling."""
         wanted = self._engine.compile == "regions" and self._device.type == "cpu"
         return wanted and (kernels.expected() or kernels.available())
 
@@ -333,17 +333,18 @@ class TorchRunner:
         return translate(self._prepared(graph, fused), self._device, self._communicator)
 
     def _prepared(self, name: str, fused: bool) -> ir.Model:
-        """A graph of the program, rewritten for this engine; ``fused`` for its own kernels."""
+        """A copy of a graph of the program, rewritten for the engine's own kernels (``fused``), or for ATen's alone."""
         channels_last = self._engine.channels_last
         winograd = self._engine.winograd and channels_last
         target = self._executable.target
         lowered = self._executable
         if not fused:
             lowered = lowered.lowered_to(target.with_kernels(target.kernels & translated_operators(BURNISH_DOMAIN)))
-        arranged = wait_by_selection if self._engine.compile == "inductor" else run_in_order
+        # Activations that are computed again wait for the backward pass: in what way depends on what orders the nodes.
+        place_waits = wait_by_selection if self._engine.compile == "inductor" else run_in_order
         chooses = self._engine.compile == "regions" and self._device.type == "cpu" and channels_last
         model = fuse(
-            arranged(lowered.copy_of(name)),
+            place_waits(lowered.copy_of(name)),
             fused,
             winograd,
             channels_last,
@@ -354,20 +355,22 @@ class TorchRunner:
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)
-            self._take_out_of_step(model.graph, fused)
+            self._take_updates_out(model.graph, fused)
         return model
 
-    def _take_out_of_step(self, graph: ir.Graph, fused: bool) -> None:
+    def _take_updates_out(self, graph: ir.Graph, fused: bool) -> None:
         """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
         updates = self._executable.signature["step"].updates
         names = [entry.name for entry in self._executable.signature["step"].outputs]
-        self._updates, self._increments, self._may_share = [], {}, []
+        self._updates, self._increments, self._lying_in_state = [], {}, []
         if fused and self._recorder is None:
             self._updates = take_updates(graph, names, updates)
             self._increments = take_increments(graph, names, updates) if self._updates else {}
-            self._may_share = may_share(graph, names, updates) if self._updates else []
-        # The next values of state entries that have to be copied out of what workers exchange.
-        self._lent = [name for name in lent(graph, names) if name in set(updates.values())]
+            self._lying_in_state = lying_in_inputs(graph, names, updates) if self._updates else []
+        # Next values of state entries in a buffer of an exchange, which the next step writes over: they are copied.
+        self._lying_in_exchange_buffers = [
+            name for name in lying_in_exchange_buffers(graph, names) if name in set(updates.values())
+        ]
         self._output_names["step"] = names
 
     @cached_property
@@ -384,39 +387,39 @@ class TorchRunner:
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
         runnable = self._runnable(graph)
         state, device = self._state, self._device
-        fed = []
+        tensors = []
         for name, dtype, is_state, is_image in self._inputs[graph]:
             if is_state:
-                fed.append(state[instead.get(name, name) if instead else name])
+                tensors.append(state[instead.get(name, name) if instead else name])
             else:
                 tensor = _placed(inputs[name], dtype, device)
-                fed.append(self._laid_out(tensor) if is_image else tensor)
+                tensors.append(self._laid_out(tensor) if is_image else tensor)
         with self._settings():
-            results = _guarded(graph, runnable, *fed)
+            results = _guarded(graph, runnable, *tensors)
         return dict(zip(self._output_names[graph], results, strict=True))
 
     def _runnable(self, graph: str) -> Runnable:
-        """A graph as something to call; translated when it is first asked for."""
-        return self._runnables.get(graph) or self._made_runnable(graph)
+        """A graph as something to call, which is kept; made when it is first asked for."""
+        return self._runnables.get(graph) or self._make_runnable(graph)
 
     @garbage_kept()
-    def _made_runnable(self, graph: str) -> Runnable:
-        module = self._translate(graph, self._fused)
+    def _make_runnable(self, graph: str) -> Runnable:
+        module = self._translate(graph, self._has_kernels)
         called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
-        if self._fused and called and not kernels.available(*called):
+        if self._has_kernels and called and not kernels.available(*called):
             module = self._translate(graph, fused=False)
         whole = self._engine.compile == "inductor"
         inputs = self._executable.signature[graph].inputs
-        made = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
-        self._runnables[graph] = made
+        runnable = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
+        self._runnables[graph] = runnable
         memory.release_unused()
-        return made
+        return runnable
 
     def _settings(self) -> AbstractContextManager[None]:
         """The settings of the process that a graph runs under."""
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        return tensor_float(self._engine.tf32) if self._device.type == "cuda" else _AS_IT_IS
+        return tensor_float(self._engine.tf32) if self._device.type == "cuda" else _NULL_CONTEXT
 
 
 def _kernels_of_layers(executable: Executable) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ A graph makes new values and leaves old ones alone; with a copy of every paramet
 the state's memory. What an update reads beside the state, gradients above all, becomes an output of the graph instead. The runner
 looks at the loss, and then runs the updates, when nothing reads the old values any more. All of them run in one call, which also
 copies small next values, such as the step's number, over the present ones: most parameters of a model are too small to be worth a
-call each, and an interrupt is heard before the call or behind it, with a state that is whole.
+call each, and an interrupt is heard before the call or after it, with a state that is whole.
 """
 
 from __future__ import annotations
@@ -210,12 +210,12 @@ def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
     return {value for value, count in Counter(values).items() if count == 1}
 
 
-def may_share(graph: ir.Graph, names: list[str], written: Collection[str]) -> list[str]:
+def lying_in_inputs(graph: ir.Graph, names: list[str], written: Collection[str]) -> list[str]:
     """The outputs, by their ``names``, that may lie in the memory of an input out of ``written``: as itself, or as a view."""
     return _lying_in(graph, names, {value for value in graph.inputs if value.name in written})
 
 
-def lent(graph: ir.Graph, names: list[str]) -> list[str]:
+def lying_in_exchange_buffers(graph: ir.Graph, names: list[str]) -> list[str]:
     """The outputs, by their ``names``, that may lie in a buffer of an exchange, which the next step writes over."""
     finishing = [node for node in graph if ALL_REDUCE_FINISH.is_of(node) or REDUCE_SCATTER_FINISH.is_of(node)]
     return _lying_in(graph, names, {value for node in finishing for value in node.outputs})
@@ -232,11 +232,11 @@ def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list
     return [name for value, name in zip(graph.outputs, names, strict=True) if value in sharing]
 
 
-def apart_from(state: Iterable[torch.Tensor], results: Tensors, names: Iterable[str]) -> None:
-    """Copy what of ``results``, of those with these names, lies in the memory of ``state``, which is about to be written over."""
-    held = {tensor.untyped_storage().data_ptr() for tensor in state}
+def copy_out_of(state: Iterable[torch.Tensor], results: Tensors, names: Iterable[str]) -> None:
+    """Copy, of the ``results`` with these names, those that lie in the memory of ``state``, which is about to be written over."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in state}
     for name in names:
-        if name in results and results[name].untyped_storage().data_ptr() in held:
+        if name in results and results[name].untyped_storage().data_ptr() in storages:
             results[name] = results[name].clone()
 
 
