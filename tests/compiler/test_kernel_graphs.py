@@ -52,10 +52,10 @@ def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(progra
 
 def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypatch):
     made = []
-    settled = lowered_graphs.settle
+    lower = lowered_graphs.lower_to_target
     for module in (lowered_graphs, executable):
         monkeypatch.setattr(
-            module, "settle", lambda model, target: made.append((model.graph.name, target)) or settled(model, target)
+            module, "lower_to_target", lambda model, target: made.append((model.graph.name, target)) or lower(model, target)
         )
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="adam")
     burnish.Session(program, engine="torch").step({"x": np.zeros((2, 1, 8, 8), np.float32), "labels": np.zeros(2, np.int64)})
