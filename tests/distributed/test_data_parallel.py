@@ -156,7 +156,7 @@ def test_synchronized_layers_take_in_what_surrounds_them():
     found = [node.op_type for node in nodes]
     parts = ("Moments", "Merge", "Apply", "GradSums", "GradMerge", "GradApply")
     assert [found.count(f"FusedBatchNorm{part}") for part in parts] == [6] * 6
-    assert not {"Relu", "ReluGrad", *SYNCHRONIZED} & set(found)
+    assert not {"Relu", "ReluGrad", *(operator.name for operator in SYNCHRONIZED)} & set(found)
     ranks = [len(node.outputs[0].shape or ()) for node in nodes if node.op_type in ("Add", "FusedElementwise")]
     assert ranks
     assert 4 not in ranks

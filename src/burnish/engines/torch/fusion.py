@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
 from burnish.engines.torch.families.attention.fusion import fuse_attention
 from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
 from burnish.engines.torch.families.convolution.depthwise_fusion import fuse_depthwise
@@ -16,24 +17,21 @@ from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_
 from burnish.engines.torch.families.convolution.products_fusion import use_products
 from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
 from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
+from burnish.engines.torch.families.fused import fused_operators, replace_whole_nodes
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
-from burnish.engines.torch.families.linear.fusion import LINEAR, fuse_linear, use_linear_gradients
+from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.normalization.batch_fusion import fuse_batch_normalization
-from burnish.engines.torch.families.normalization.group_fusion import GROUPED, fuse_group_normalization
-from burnish.engines.torch.families.normalization.row_fusion import STANDARDIZED, fuse_normalization
-from burnish.engines.torch.families.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
+from burnish.engines.torch.families.normalization.group_fusion import fuse_group_normalization
+from burnish.engines.torch.families.normalization.row_fusion import fuse_normalization
+from burnish.engines.torch.families.normalization.synchronized_fusion import fuse_synchronized
 from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
 from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
-from burnish.engines.torch.families.resize.fusion import RESIZED, fuse_resize
-from burnish.engines.torch.families.softmax.fusion import CROSS_ENTROPY, use_cross_entropy_kernels
+from burnish.engines.torch.families.softmax.fusion import use_cross_entropy_kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
-from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = frozenset({BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}).union(
-    SYNCHRONIZED, STANDARDIZED, GROUPED, RESIZED, CROSS_ENTROPY, LINEAR
-)
+FUSED = fused_operators()
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 
@@ -69,7 +67,7 @@ def fuse(
         fuse_synchronized(graph)
         fuse_normalization(graph)
         fuse_group_normalization(graph)
-        fuse_resize(graph)
+        replace_whole_nodes(graph)
         use_cross_entropy_kernels(graph)
         fuse_depthwise(graph)
     widen(graph, CONVOLUTIONS, narrow)

@@ -8,7 +8,7 @@ A kernel is written so that the first run on a machine does not wait for it:
   stable C interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of
   that interface take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
 - It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator stands in
-  ``schemas.py``, so that graphs that call it are made while it is compiled.
+  ``schemas.py`` beside it, so that graphs that call it are made while it is compiled.
 - Each file is compiled by itself, into a library of its own, when a graph first calls it, and again only when it, or a header,
   has changed.
 """
@@ -31,8 +31,6 @@ import torch.fx
 from burnish.engines.torch.native import compiling, schemas
 from burnish.engines.torch.native.building import build_library, cores, find_installed
 from burnish.engines.torch.native.compiling import find_compiler
-
-schemas.define()
 
 EARLY = ("elementwise", "allocator")
 """The kernels that all training graphs call, what takes longest to compile first."""
@@ -65,7 +63,7 @@ def available(*names: str) -> bool:
     if os.environ.get("BURNISH_KERNELS") == "off":
         return False
     try:
-        wanted = names or tuple(schemas.SCHEMAS)
+        wanted = names or schemas.declared_kernels()
         _requested(*wanted)
         for name in wanted:
             _load(name)
@@ -92,9 +90,9 @@ def called(module: torch.fx.GraphModule) -> set[str]:
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             names = [str(node.target) for node in part.graph.nodes if node.op == "call_function"]
-            found |= {schemas.KERNEL_OF[name.split(".")[1]] for name in names if name.startswith("burnish.")}
+            found |= {schemas.kernel_of(name.split(".")[1]) for name in names if name.startswith("burnish.")}
         elif part.__class__.__module__.startswith("burnish."):
-            return set(schemas.SCHEMAS)  # what it calls is known when it runs
+            return set(schemas.declared_kernels())  # what it calls is known when it runs
     return found
 
 
@@ -107,7 +105,7 @@ def for_elements(name: str, dtype: ir.DataType) -> Any:
 @functools.cache
 def find_operator(name: str) -> Callable[..., Any] | None:
     """The operator of this name, or None where its kernel is not there; waits for the building of the kernel."""
-    return getattr(torch.ops.burnish, name).default if available(schemas.KERNEL_OF[name]) else None
+    return getattr(torch.ops.burnish, name).default if available(schemas.kernel_of(name)) else None
 
 
 def library(name: str) -> Path:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from burnish.engines.torch.native import kernels
+from burnish.engines.torch.native.schemas import Use, declare_kernel
 
 # From malloc.h. No block is mapped on its own, and what is free at the top of the heap is not given back.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -27,6 +28,8 @@ KEPT_BYTES = 2**31 - 1
 LONGEST_NAME = 1024
 
 _AS_IT_IS = nullcontext()
+
+declare_kernel("allocator", "keep_pages() -> bool", use=Use.ALL)
 
 
 class KeptPages:

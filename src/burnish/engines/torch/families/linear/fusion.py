@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.linear.translation import FUSED_LINEAR, FUSED_LINEAR_GRAD
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.graph.matching import Either, Match, Node, Variable, find_match
@@ -17,7 +18,6 @@ from burnish.graph.uses import only_user, remove_unread
 from burnish.ops.activation import RELU_GRAD
 from burnish.ops.matmul import LINEAR_GRAD
 
-LINEAR = frozenset({LINEAR_GRAD.name})
 SWAPPED = [1, 0]
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 
@@ -69,6 +69,7 @@ def fuse_linear(graph: ir.Graph) -> None:
         remove_unread(graph, *makers, match["matrix"].producer())
 
 
+@fuses(LINEAR_GRAD)
 def use_linear_gradients(graph: ir.Graph) -> None:
     """Put ``burnish.FusedLinearGrad`` in the place of gradients of layers, in place; of float32 and bfloat16.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.surroundings import (
     Following,
     following,
@@ -19,6 +20,7 @@ from burnish.graph import Builder, attribute_value, remove_node, replace_uses
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
 
+@fuses(BATCH_NORM_TRAINING, BATCH_NORM_GRAD)
 def fuse_batch_normalization(graph: ir.Graph) -> None:
     """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
     for node in list(graph):

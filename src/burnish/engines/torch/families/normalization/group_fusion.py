@@ -7,21 +7,23 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.surroundings import ACTIVATION_GRADIENTS, following
 from burnish.engines.torch.families.normalization.translation import FUSED_GROUP_NORM, FUSED_GROUP_NORM_GRAD
 from burnish.graph import Builder, attribute_value, remove_node, replace_node, replace_uses
 from burnish.ops.activation import SILU, SILU_GRAD
 from burnish.ops.normalization.group_training import GROUP_NORM_GRAD, GROUP_NORM_TRAINING
 
-GROUPED = frozenset(operator.name for operator in (GROUP_NORM_TRAINING, GROUP_NORM_GRAD, SILU, SILU_GRAD))
-"""The semantic operators that become kernels here, or are written out for the chains of elementwise operators."""
-
 BY_SILU = 3
 """As the kernel counts activations, behind those of batch normalization."""
 
 
+@fuses(GROUP_NORM_TRAINING, GROUP_NORM_GRAD, SILU, SILU_GRAD)
 def fuse_group_normalization(graph: ir.Graph) -> None:
-    """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
+    """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after.
+
+    SiLU that is left is written out, for the chains of elementwise operators.
+    """
     for node in list(graph):
         if GROUP_NORM_TRAINING.is_of(node):
             _fuse_layer(graph, node)

@@ -7,13 +7,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.translation import FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD
 from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses
 from burnish.graph.uses import remove_unread
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
-
-STANDARDIZED = frozenset(operator.name for operator in (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE))
-"""The semantic operators that become kernels here."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class _Gradient:
     parameters: dict[str, ir.Value]
 
 
+@fuses(STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE)
 def fuse_normalization(graph: ir.Graph) -> None:
     """Replace Standardize, RootMeanSquareNormalize and StandardizeGrad of float32 by the engine's kernels, in place.
 

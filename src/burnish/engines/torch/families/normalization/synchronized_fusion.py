@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.surroundings import (
     Following,
     following,
@@ -43,10 +44,11 @@ RENAMED = {
 }
 """Each is a kernel of the same operands and results."""
 
-SYNCHRONIZED = frozenset(operator.name for operator in (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRAD_APPLY))
+SYNCHRONIZED = (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRAD_APPLY)
 """The semantic operators that become kernels here."""
 
 
+@fuses(*SYNCHRONIZED)
 def fuse_synchronized(graph: ir.Graph) -> None:
     """Replace the parts of synchronized layers by kernels, in place, where they are of float32.
 

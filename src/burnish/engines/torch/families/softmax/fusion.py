@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.softmax.translation import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 
-CROSS_ENTROPY = frozenset({SOFTMAX_CROSS_ENTROPY.name, SOFTMAX_CROSS_ENTROPY_GRAD.name})
 LOG_P = 3
 """The operand of the gradient that the forward pass computed for it; the kernels keep two numbers per row in its place."""
 
 
+@fuses(SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
 def use_cross_entropy_kernels(graph: ir.Graph) -> None:
     """Put ``burnish.FusedCrossEntropy`` and ``burnish.FusedCrossEntropyGrad`` in the place of the loss and its gradient.
 
