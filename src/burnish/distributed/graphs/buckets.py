@@ -23,13 +23,13 @@ from burnish.graph import (
 from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS
 
 
-def bucket_gradients(graph: ir.Graph, bucket_size: int, later: bool = False) -> None:
+def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> None:
     """Replace, in place, the exchanges of gradients by exchanges of buckets of them.
 
     Args:
         graph: a training graph in order, which exchanges each gradient by itself.
         bucket_size: the bytes from which on a bucket is full.
-        later: let ``OwnGradients`` stand in place of the exchange of a bucket, which will be one of what is made of them.
+        accumulating: put ``OwnGradients`` in place of the exchange of a bucket; what is accumulated is exchanged instead.
     """
     position = {node: index for index, node in enumerate(graph)}
     nodes = list(graph)
@@ -50,7 +50,7 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, later: bool = False) -> 
             size = 0
         buckets[-1].append(node)
         size += int(math.prod(static_shape(value) or ()) * (4 if value.dtype is None else value.dtype.itemsize))
-    if later:
+    if accumulating:
         own = [_leave_own(graph, bucket, nodes[max(map(ready, bucket)) + 1]) for bucket in buckets]
         for bucket, results in zip(buckets, own, strict=True):
             for node, result in zip(bucket, results, strict=True):

@@ -61,17 +61,17 @@ def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_siz
             "again"
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
-    later = workers > 1 and accumulates(executable)
-    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, later)
+    accumulating = workers > 1 and accumulates(executable)
+    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, accumulating)
     if share:
         share_exchanges(model.graph)
-    bucket_gradients(model.graph, bucket_size, later)
+    bucket_gradients(model.graph, bucket_size, accumulating)
     number_exchanges(model.graph)
     signature = executable.signature if counts is None else with_counts(executable.signature, counts)
     # The program's own step and gradients are those of one worker.
     finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
     derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
-    return exchanging_for_updates(derived) if later else derived
+    return exchanging_for_updates(derived) if accumulating else derived
 
 
 def with_counts(signature: Signature, counts: Entry) -> Signature:
@@ -80,20 +80,24 @@ def with_counts(signature: Signature, counts: Entry) -> Signature:
     return Signature({**signature.graphs, "grad": grad, "step": joined_signature(grad, signature["apply"])})
 
 
-def insert_exchanges(model: ir.Model, signature: GraphSignature, workers: int, norm: NormPolicy, later: bool) -> Entry | None:
+def insert_exchanges(
+    model: ir.Model, signature: GraphSignature, workers: int, norm: NormPolicy, accumulating: bool
+) -> Entry | None:
     """Put every exchange into the graph of the gradients, which has this signature, each by itself, in place.
 
-    ``later`` says that those of gradients will leave each worker its own, and not sum them.
+    ``accumulating`` says that each worker accumulates its own gradients, so that no sums are taken of them here.
 
     Returns:
         The input that the graph gets for the numbers of a worker's samples; None where these are as many in every step.
     """
     policies = effective_policies(model.graph, norm, workers)
-    elements = synchronize(model.graph, policies, workers, spare=not later) + average_statistics(model.graph, policies, workers)
+    elements = synchronize(model.graph, policies, workers, spare=not accumulating) + average_statistics(
+        model.graph, policies, workers
+    )
     if elements and workers > 1:
         updated = signature.outputs_of(Role.STATISTIC)
         keep_statistics(model.graph, elements[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
-    join_parts(model.graph, later)
+    join_parts(model.graph, accumulating)
     remove_unused(model)
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
     counts = place_samples(model.graph, signature.inputs_of(Role.DATA), workers)
@@ -104,9 +108,9 @@ def insert_exchanges(model: ir.Model, signature: GraphSignature, workers: int, n
     return counts
 
 
-def join_parts(graph: ir.Graph, later: bool) -> None:
+def join_parts(graph: ir.Graph, accumulating: bool) -> None:
     """Exchange, in place, figures of gradients where these are each worker's own; leave those of whole gradients alone."""
     for node in [node for node in graph if PARTS_OF.is_of(node)]:
         assert node.inputs[0] is not None
         tensor = Builder(graph, before=node).tensor(node.inputs[0])
-        replace_node(node, all_reduce((tensor,), "count") if later else tensor)
+        replace_node(node, all_reduce((tensor,), "count") if accumulating else tensor)

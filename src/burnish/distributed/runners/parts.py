@@ -42,21 +42,21 @@ class PartRunner(SpreadRunner):
         self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
         self._signature = signature
         self._last: Arrays | None = None
-        self._all_have_one = communicator.size == 1
+        self._all_have_stand_in = communicator.size == 1
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         counts = np.array([len(inputs[name]) for name in self._counted], np.int64)
         part = {entry.name: inputs[entry.name] for entry in self._batch_inputs}
         if counts[0]:
             self._last = part
-        if not self._all_have_one:
-            self._give_one()
+        if not self._all_have_stand_in:
+            self._share_stand_in()
         if not counts[0]:
             counts[:] = 0
             part = self._last or {entry.name: self._stand_in(entry, inputs[entry.name]) for entry in self._batch_inputs}
         return self._runner.step({**inputs, **part, self._numbers: counts})
 
-    def _give_one(self) -> None:
+    def _share_stand_in(self) -> None:
         """Give the workers that have had no samples yet what the first one has that had some; all do this together."""
         import torch
 
@@ -64,7 +64,7 @@ class PartRunner(SpreadRunner):
         sizes = self._communicator.all_gather(torch.tensor([len(content)], dtype=torch.int64)).numpy().reshape(-1)
         if not sizes.any():
             return
-        self._all_have_one = True
+        self._all_have_stand_in = True
         if sizes.all():
             return
         first = int(np.argmax(sizes > 0))
