@@ -296,8 +296,6 @@ import os, sys
 open(os.path.join(sys.argv[1], "cgroup.procs"), "w").write(str(os.getpid()))
 import numpy as np, burnish
 from burnish.models import residual_network
-from oracles.kernel_graphs import kernel_graphs
-from oracles.open_program import open_program
 program = burnish.compile(residual_network(width=32, blocks=(1, 1)), optimizer="sgd")
 session = burnish.Session(program, engine="torch", threads=1)
 entry = next(entry for entry in program.signature["step"].inputs if entry.role is burnish.program.Role.DATA)
