@@ -8,17 +8,28 @@ import onnx_ir as ir
 from burnish.graph import Tensor
 from burnish.ops.positions import extent, joined, reshape_as
 from burnish.ops.registry import Operation, gradient
+from burnish.ops.semantic import SemanticOperator, like
+
+LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"))
+"""The gradient of LRN, with its attributes; those that are left out have its defaults."""
 
 
 @gradient("LRN")
 def local_response_normalization(op: Operation, dy: Tensor) -> Tensor:
+    """One node, which reads x and y."""
+    attributes = {name: op.attribute(name) for name in ("size", "alpha", "beta", "bias")}
+    return LRN_GRAD(dy, op.input, op.output, **attributes)
+
+
+@LRN_GRAD.lowering
+def lower_local_response_gradient(op: Operation) -> Tensor:
     """With S = bias + alpha / size * (sum of x^2 over the window of a channel) and y = x S^-beta (Krizhevsky et al. 2012, 3.3):
 
     dx = dy S^-beta - 2 alpha beta / size * x * (sum of dy y / S over the channels whose window holds this one).
 
     The window of an even size reaches one channel further forward than back; the second sum has the mirrored window.
     """
-    x, y = op.input, op.output
+    dy, x, y = op.required(0), op.required(1), op.required(2)
     size = int(op.attribute("size"))
     alpha, beta, bias = op.attribute("alpha", 1e-4), op.attribute("beta", 0.75), op.attribute("bias", 1.0)
     before = (size - 1) // 2

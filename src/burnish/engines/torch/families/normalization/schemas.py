@@ -39,6 +39,11 @@ declare_kernel(
     use=Use.SOME,
 )
 declare_kernel(
+    "local_response",
+    "local_response(Tensor x, int size, float alpha, float beta, float bias) -> Tensor",
+    "local_response_gradient(Tensor dy, Tensor x, int size, float alpha, float beta, float bias) -> Tensor",
+)
+declare_kernel(
     "batch_norm_synchronized",
     "batch_norm_merge(Tensor gathered, Tensor scale, float epsilon) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_gradient_merge(Tensor total, Tensor count, Tensor inverse_std, Tensor scale) -> (Tensor, Tensor, Tensor, Tensor)",
