@@ -102,6 +102,7 @@ def assert_same_bits(one: list[Outcome], other: list[Outcome]) -> None:
             assert [name for name in expected if state[name].tobytes() != expected[name].tobytes()] == []
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
 def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, name, requested):
     plain, again = both(name, requested)
@@ -137,6 +138,7 @@ def test_policies_and_options_keep_their_bits(norm, options):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=str)
 @pytest.mark.parametrize(
     "optimizer",
@@ -150,7 +152,7 @@ def test_optimizers_keep_their_bits(optimizer, options):
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_precisions_keep_their_bits(precision):
     plain, again = both("rows", precision=precision)
     assert copies(step_of(again))

@@ -142,7 +142,9 @@ def losses_of(
     return np.array(losses)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name", [pytest.param("resnet50", marks=pytest.mark.slow), pytest.param("resnet50_gelu", marks=pytest.mark.slow), "mobile"]
+)
 def test_ten_steps_and_inference_after_them(name, tmp_path):
     """A few large steps make more of what was rounded with each: the losses are as near to those of float64 as PyTorch's own.
 

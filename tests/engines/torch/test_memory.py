@@ -137,7 +137,7 @@ with pages:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the pages of a process as Linux does")
 @pytest.mark.parametrize(
     "script",
-    [CONTENTS, *(pytest.param(script, marks=pytest.mark.slow) for script in (GROWTH, EXHAUSTED, BESIDE)), OF_DATA],
+    [CONTENTS, *(pytest.param(script, marks=pytest.mark.slow) for script in (GROWTH, EXHAUSTED, BESIDE, OF_DATA))],
     ids=["contents", "growth", "exhausted", "beside", "limit of data"],
 )
 def test_tensors_of_the_keeping_allocator(script):
