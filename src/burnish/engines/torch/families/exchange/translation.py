@@ -318,10 +318,15 @@ def _operands(op: Call) -> list[Any]:
     return [op.value(index) for index in range(len(op))]
 
 
+def _results(op: Call, exchange: torch.nn.Module) -> tuple[Any, ...]:
+    """Call an exchange of all operands, which returns a list, and take its elements apart."""
+    results = op.module(exchange, _operands(op))
+    return tuple(results[index] for index in range(len(op.node.outputs)))
+
+
 @translates(ALL_REDUCE)
 def all_reduce(op: Call) -> Any:
-    results = op.module(AllReduce(*_exchange(op)), _operands(op))
-    return tuple(results[index] for index in range(len(op.node.outputs)))
+    return _results(op, AllReduce(*_exchange(op)))
 
 
 @translates(ALL_REDUCE_START)
@@ -335,21 +340,18 @@ def all_reduce_start(op: Call) -> Any:
 def all_reduce_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, AllReduceStart)
-    results = op.module(AllReduceFinish(started), _operands(op))
-    return tuple(results[index] for index in range(len(op.node.outputs)))
+    return _results(op, AllReduceFinish(started))
 
 
 @translates(OWN_GRADIENTS)
 def own_gradients(op: Call) -> Any:
-    results = op.module(OwnGradients(len(op) - int(op.attribute("counted", 0))), _operands(op))
-    return tuple(results[index] for index in range(len(op.node.outputs)))
+    return _results(op, OwnGradients(len(op) - int(op.attribute("counted", 0))))
 
 
 @translates(ALL_GATHER)
 def all_gather(op: Call) -> Any:
     communicator, count, group, _ = _exchange(op)
-    results = op.module(AllGather(communicator, count, group), _operands(op))
-    return tuple(results[index] for index in range(len(op.node.outputs)))
+    return _results(op, AllGather(communicator, count, group))
 
 
 @translates(REDUCE_SCATTER_START)
@@ -364,15 +366,13 @@ def reduce_scatter_start(op: Call) -> Any:
 def reduce_scatter_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, ReduceScatterStart)
-    results = op.module(ReduceScatterFinish(started), _operands(op))
-    return tuple(results[index] for index in range(len(op.node.outputs)))
+    return _results(op, ReduceScatterFinish(started))
 
 
 @translates(GATHER_OWNED)
 def gather_owned(op: Call) -> Any:
     gather = GatherOwned(_communicator(op), op.attribute("owners"), bool(op.attribute("conditional", 0)))
-    results = op.module(gather, _operands(op))
-    return tuple(results[index] for index in range(len(op.node.outputs)))
+    return _results(op, gather)
 
 
 @translates(WORKER_RANK)
