@@ -53,6 +53,12 @@ text leaves a choice, or says otherwise than runtimes do:
 - `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
 - `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
 
+## Images read at points
+
+- `GridSample` has gradients by the data and by the grid, those of PyTorch, whose numbers ONNX Runtime computes too. `onnx.reference`
+  differs for cubic interpolation with border padding: it moves a point outside to the border, where the standard repeats the border's
+  elements. By the grid the gradient is zero for `nearest`, and where border padding has moved a point.
+
 ## The domain ai.onnx.ml
 
 Scalers, linear models and what else [classical toolkits](classical-toolkits.md) write become standard operators when a file is

@@ -21,6 +21,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     recurrent,
     reduction,
     resize,
+    sampling,
     shape,
     training,
 )

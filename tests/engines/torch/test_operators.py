@@ -34,7 +34,7 @@ WITHOUT_TRANSLATION = {
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
     "no gradient here, so met in inference alone": "AffineGrid Attention BitCast CausalConvWithState "
-    "CenterCropPad Col2Im DFT DeformConv GridSample LinearAttention MaxRoiPool NonMaxSuppression "
+    "CenterCropPad Col2Im DFT DeformConv LinearAttention MaxRoiPool NonMaxSuppression "
     "RoiAlign RotaryEmbedding STFT SwiGLU TensorScatter Unique",
     "forms the importer converts": "Scatter Upsample",
 }

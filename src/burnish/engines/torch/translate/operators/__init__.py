@@ -16,6 +16,7 @@ from burnish.engines.torch.translate.operators import (
     random,
     recurrent,
     reduction,
+    sampling,
     shape,
     signal,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "random",
     "recurrent",
     "reduction",
+    "sampling",
     "shape",
     "signal",
 ]

@@ -1,0 +1,69 @@
+"""Reading images where a grid says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from specs.operator_spec import OperatorSpec, Sample, normal
+
+SHAPES = ("static", "batch", "symbolic")
+PADDINGS = ("zeros", "border", "reflection")
+
+
+def grid_of(rng: np.random.Generator, sizes: tuple[int, ...], aligned: int, *shape: int) -> np.ndarray:
+    """Points in and around images of these sizes, that keep away from elements and from the middles between them."""
+    columns = []
+    for size in reversed(sizes):
+        whole = rng.integers(-size, 2 * size, shape)
+        position = whole + rng.choice([0.15, 0.35, 0.65, 0.85], shape)
+        columns.append(2 * position / (size - 1) - 1 if aligned else (2 * position + 1) / size - 1)
+    return np.stack(columns, axis=-1)
+
+
+def grid_sample_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    batched = (0, 1)
+    for mode, padding, aligned in product(("linear", "nearest", "cubic"), PADDINGS, (0, 1)):
+        attributes = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+        inputs = [normal(rng, 2, 3, 4, 5), grid_of(rng, (4, 5), aligned, 2, 3, 2)]
+        label, repeated = f"{mode}_{padding}_{aligned}", aligned == (padding == "border")
+        yield Sample(inputs, attributes, name=label, opset=20, batched=batched, repeated=repeated)
+    for mode, padding, aligned in product(("linear", "nearest"), PADDINGS, (0, 1)):
+        attributes = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+        inputs = [normal(rng, 2, 2, 3, 4, 2), grid_of(rng, (3, 4, 2), aligned, 2, 2, 1, 3)]
+        label = f"volume_{mode}_{padding}_{aligned}"
+        yield Sample(inputs, attributes, name=label, opset=20, batched=batched, repeated=padding != "reflection")
+    x = normal(rng, 2, 3, 4, 5)
+    yield Sample([x, grid_of(rng, (4, 5), 0, 2, 3, 2)], name="defaults", opset=20, batched=batched)
+    one = [normal(rng, 2, 3, 1, 4), grid_of(rng, (3, 4), 1, 2, 3, 2)]
+    attributes = {"padding_mode": "reflection", "align_corners": 1}
+    yield Sample(one, attributes, name="a_single_row", opset=20, batched=batched)
+    no_points = [x, np.zeros((2, 0, 3, 2))]
+    yield Sample(no_points, name="no_points", opset=20, batched=batched)
+    no_images = [np.zeros((0, 3, 4, 5)), np.zeros((0, 2, 3, 2))]
+    yield Sample(no_images, name="no_images", opset=20, batched=batched)
+
+
+def grid_sample_before_opset_20(rng: np.random.Generator) -> Iterator[Sample]:
+    """ONNX Runtime has these in float32, and ``onnx.reference`` only under the later names of modes."""
+    for mode, padding in (("bilinear", "zeros"), ("bicubic", "border"), ("nearest", "reflection")):
+        attributes = {"mode": mode, "padding_mode": padding}
+        inputs = [normal(rng, 2, 3, 4, 5), grid_of(rng, (4, 5), 0, 2, 3, 2)]
+        yield Sample(inputs, attributes, name=f"{mode}_opset_16", batched=(0, 1), newest_opset=False)
+
+
+def torch_grid_sample(
+    x: torch.Tensor, grid: torch.Tensor, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0
+) -> torch.Tensor:
+    name = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    return functional.grid_sample(x, grid, name, padding_mode, bool(align_corners))
+
+
+SPECS = [
+    OperatorSpec("GridSample", grid_sample_samples, torch=torch_grid_sample, shapes=SHAPES),
+    OperatorSpec("GridSample", grid_sample_before_opset_20, torch=torch_grid_sample, shapes=SHAPES, dtypes=("float32",)),
+]
