@@ -55,14 +55,9 @@ text leaves a choice, or says otherwise than runtimes do:
 
 ## Images read at points
 
-- `GridSample` has gradients by the data and by the grid, those of PyTorch, whose numbers ONNX Runtime computes too. `onnx.reference`
-  differs for cubic interpolation with border padding: it moves a point outside to the border, where the standard repeats the border's
-  elements. By the grid the gradient is zero for `nearest`, and where border padding has moved a point.
-
-## The domain ai.onnx.ml
-
-Scalers, linear models and what else [classical toolkits](classical-toolkits.md) write become standard operators when a file is
-read. The others run on ONNX Runtime and on the reference engine, and have no gradient.
+- `GridSample` has gradients by the data and by the grid, those of PyTorch, whose numbers ONNX Runtime computes too.
+  `onnx.reference` differs for cubic interpolation with border padding: it moves a point outside to the border, where the standard
+  repeats the border's elements. By the grid the gradient is zero for `nearest`, and where border padding has moved a point.
 """
 
 
