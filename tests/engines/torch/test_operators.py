@@ -33,9 +33,9 @@ WITHOUT_TRANSLATION = {
     "QuantizeLinear",
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
-    "no gradient here, so met in inference alone": "AffineGrid Attention BitCast CausalConvWithState "
+    "no gradient here, so met in inference alone": "AffineGrid BitCast CausalConvWithState "
     "CenterCropPad Col2Im DFT DeformConv LinearAttention MaxRoiPool NonMaxSuppression "
-    "RoiAlign RotaryEmbedding STFT SwiGLU TensorScatter Unique",
+    "RoiAlign STFT SwiGLU TensorScatter Unique",
     "forms the importer converts": "Scatter Upsample",
 }
 

@@ -6,6 +6,7 @@ have a rule here or in a family are not lowered for this engine.
 
 from burnish.engines.torch.translate.operators import (
     activation,
+    attention,
     control,
     elementwise,
     indexing,
@@ -23,6 +24,7 @@ from burnish.engines.torch.translate.operators import (
 
 __all__ = [
     "activation",
+    "attention",
     "control",
     "elementwise",
     "indexing",
