@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from burnish.graph import Builder, Tensor
-from specs.operator_spec import ErrorInput, OperatorSpec, Sample, normal
+from specs.operator_spec import OperatorSpec, Sample, normal
 
 SHAPES = ("static", "batch", "symbolic")
 SINGLE = ("float32",)
@@ -87,8 +87,7 @@ def samples_in_float32(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def samples_without_torch(rng: np.random.Generator) -> Iterator[Sample]:
-    """What PyTorch does not have: central differences decide."""
+def further_modes(rng: np.random.Generator) -> Iterator[Sample]:
     x = normal(rng, 2, 3, 4, 5)
     for rule in ("round_prefer_floor", "round_prefer_ceil", "ceil"):
         yield by_scales(x, (1, 1, 1.7, 0.6), {"mode": "nearest", "nearest_mode": rule}, rule)
@@ -101,23 +100,71 @@ def samples_without_torch(rng: np.random.Generator) -> Iterator[Sample]:
     yield by_scales(x, (1, 2, 1, 2), {"mode": "nearest"}, "channels_too")
 
 
-def refused(name: str, value: str) -> ErrorInput:
-    inputs = [np.zeros((1, 1, 2, 2)), np.array([0.0, 0, 0, 0, 1, 1, 1, 1]), None, sizes(1, 1, 4, 4)]
-    sample = Sample(inputs, {"mode": "linear", name: value}, name=value, constants=(1, 3), wrt=(0,))
-    return ErrorInput(sample, rf"Resize .*no gradient rule for {name}={value}")
+def cropped(rng: np.random.Generator) -> Iterator[Sample]:
+    """Regions of interest, some of them beyond the data, where nothing comes back from; the region is a constant of the graph."""
+    x = normal(rng, 2, 3, 4, 5)
+
+    def sample(
+        name: str, roi: Sequence[float], target: Sequence[int], factors: Sequence[float] = (), **attributes: Any
+    ) -> Sample:
+        def build(builder: Builder, inputs: list[Tensor | None]) -> Tensor:
+            data = inputs[0]
+            assert data is not None
+            region = builder.constant(np.array(roi, data.dtype.numpy()))
+            scales = builder.constant(np.array(factors, np.float32)) if factors else None
+            extents = builder.integers(target) if target else None
+            mode = "tf_crop_and_resize"
+            return builder.op("Resize", data, region, scales, extents, coordinate_transformation_mode=mode, **attributes)
+
+        return Sample([x], name=name, build=build)
+
+    whole = (0, 0, 0.2, 0.1, 1, 1, 0.9, 0.7)
+    yield sample("crop", whole, (2, 3, 3, 4), mode="linear")
+    yield sample("crop_beyond", (0, 0, -0.3, 0.4, 1, 1, 0.6, 1.4), (2, 3, 5, 6), mode="linear", extrapolation_value=3.0)
+    yield sample("crop_scales", (0.25, 0.25, 0.75, 1.25), (), (1.5, 2.0), mode="linear", axes=[2, 3])
+    yield sample("crop_nearest", (0.3, -0.2, 0.8, 1.1), (5, 6), mode="nearest", axes=[2, 3])
+    yield sample("crop_one_element", (0.3, 0.1, 0.8, 0.9), (1, 3), mode="linear", axes=[2, 3])
+
+
+def keeping_the_ratio(rng: np.random.Generator) -> Iterator[Sample]:
+    x = normal(rng, 2, 3, 4, 5)
+    for policy in ("not_larger", "not_smaller"):
+        for name, extents in (("enlarged", (7, 9)), ("reduced", (3, 3)), ("mixed", (7, 4))):
+            attributes = {"mode": "linear", "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
+            yield Sample([x, None, None, sizes(*extents)], attributes, name=f"{policy}_{name}", constants=(3,), wrt=(0,))
+    attributes = {"mode": "nearest", "keep_aspect_ratio_policy": "not_larger", "axes": [3, 2]}
+    yield Sample([x, None, None, sizes(8, 9)], attributes, name="not_larger_nearest", constants=(3,), wrt=(0,))
+    attributes = {"mode": "cubic", "keep_aspect_ratio_policy": "not_smaller", "axes": [2, 3]}
+    yield Sample([x, None, None, sizes(7, 7)], attributes, name="not_smaller_cubic", constants=(3,), wrt=(0,))
+
+
+def further_coordinates(rng: np.random.Generator) -> Iterator[Sample]:
+    x = normal(rng, 2, 3, 4, 5)
+    symmetric = {"coordinate_transformation_mode": "half_pixel_symmetric"}
+    yield by_scales(x, (1, 1, 1.6, 0.7), {"mode": "linear", **symmetric}, "half_pixel_symmetric")
+    yield by_scales(x, (1, 1, 2.3, 0.5), {"mode": "nearest", **symmetric}, "half_pixel_symmetric_nearest")
+    asymmetric = {"coordinate_transformation_mode": "asymmetric"}
+    yield by_scales(x, (1, 1, 1.6, 0.7), {"mode": "linear", **asymmetric}, "asymmetric")
+    yield by_scales(x, (1, 1, 1.6, 2), {"mode": "cubic", **asymmetric}, "asymmetric_cubic")
+    corners = {"coordinate_transformation_mode": "align_corners"}
+    yield by_scales(x, (1, 1, 2.5, 1.2), {"mode": "cubic", **corners}, "align_corners_cubic")
+    yield by_scales(x, (1, 1, 2.5, 0.4), {"mode": "nearest", **corners}, "align_corners_nearest")
+    volume = normal(rng, 1, 2, 3, 4, 2)
+    yield by_scales(volume, (1, 1, 2, 0.5, 1.5), {"mode": "linear"}, "volume")
+    yield by_scales(normal(rng, 2, 2, 8, 9), (1, 1, 0.5, 0.4), {"mode": "cubic", "antialias": 1}, "antialias_cubic")
+    yield by_scales(normal(rng, 2, 2, 8, 9), (1, 1, 0.5, 0.4), {"mode": "linear", "antialias": 1}, "antialias_linear")
+
+
+def without_torch(samples: Callable[[np.random.Generator], Iterator[Sample]]) -> Callable[[np.random.Generator], list[Sample]]:
+    """PyTorch has none of these: central differences decide."""
+    return lambda rng: [replace(sample, torch=None) for sample in samples(rng)]
 
 
 SPECS = [
-    OperatorSpec(
-        "Resize",
-        samples,
-        torch=torch_resize,
-        shapes=SHAPES,
-        error_inputs=[
-            refused("coordinate_transformation_mode", "tf_crop_and_resize"),
-            refused("keep_aspect_ratio_policy", "not_larger"),
-        ],
-    ),
-    OperatorSpec("Resize", lambda rng: [replace(sample, torch=None) for sample in samples_without_torch(rng)], shapes=SHAPES),
+    OperatorSpec("Resize", samples, torch=torch_resize, shapes=SHAPES),
+    OperatorSpec("Resize", without_torch(further_modes), shapes=SHAPES),
+    OperatorSpec("Resize", without_torch(further_coordinates), shapes=SHAPES),
+    OperatorSpec("Resize", without_torch(cropped), shapes=SHAPES),
+    OperatorSpec("Resize", without_torch(keeping_the_ratio), shapes=SHAPES),
     OperatorSpec("Resize", samples_in_float32, torch=torch_resize, shapes=SHAPES, dtypes=SINGLE),
 ]

@@ -13,7 +13,7 @@ from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 
 FUSED_RESIZE = EngineOperator("FusedResize", ("x", "roi", "scales", "sizes"), ("y",))
-FUSED_RESIZE_GRAD = EngineOperator("FusedResizeGrad", ("dy", "x", "scales", "sizes"), ("dx",))
+FUSED_RESIZE_GRAD = EngineOperator("FusedResizeGrad", ("dy", "x", "scales", "sizes", "roi"), ("dx",))
 
 
 @dataclass(frozen=True)
