@@ -58,9 +58,9 @@ text leaves a choice, or says otherwise than runtimes do:
 - `GridSample` has gradients by the data and by the grid, those of PyTorch, whose numbers ONNX Runtime computes too.
   `onnx.reference` differs for cubic interpolation with border padding: it moves a point outside to the border, where the standard
   repeats the border's elements. By the grid the gradient is zero for `nearest`, and where border padding has moved a point.
-- `Resize` has the gradient of every mode by the data; by the standard its region of interest and its scales are no variables. With
-  `tf_crop_and_resize` ONNX Runtime does not crop along an axis that keeps its size, on the PyTorch engine and the reference engine it
-  is cropped as the standard says; the gradient is each time that of what ran.
+- `Resize` has the gradient of every mode by the data; by the standard its region of interest and its scales are no variables.
+  With `tf_crop_and_resize` ONNX Runtime does not crop along an axis that keeps its size; the PyTorch engine and the reference
+  engine do, as the standard says. The gradient is each time that of what ran.
 """
 
 
