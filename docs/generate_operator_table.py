@@ -37,6 +37,9 @@ on integer and boolean values. Where a rule is needed and missing, `burnish.comp
 is read. Weights in a branch or loop body that stays do not train, and a warning names them; data that was computed by weights
 that train cannot pass through one.
 
+`QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
+them are computed in floating-point numbers, which [pass gradients straight through](getting-started.md#a-quantized-model).
+
 ## Older opsets
 
 An operator means what it meant in the opset of its file, from opset 7 on: an attribute that became an input is written as one,

@@ -104,48 +104,49 @@ def test_inspect_names_the_scalars_that_do_not_train(run, folder):
     assert "scalars" not in run("inspect", "model.onnx").stdout
 
 
-QUANTIZED = """<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y, float[N, 2] z)
+ROUNDED = """<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y, float[N, 2] z)
 <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] head = {1, 2, 3, 4}, float[2, 2] other = {1, 2, 3, 4}, float[3] idle = {1, 2, 3},
- float scale = {0.1}, int8 zero = {0}> {
+ float scale = {0.1}, float zero = {0}> {
     h = MatMul (x, w)
-    q = QuantizeLinear (h, scale, zero)
-    d = DequantizeLinear (q, scale, zero)
+    q = Round (h)
+    m = Mul (q, scale)
+    d = Add (m, zero)
     y = MatMul (d, head)
     z = MatMul (d, other)
 }"""
 
 
 def test_weights_that_no_gradient_reaches_are_listed(run, folder):
-    onnx.save(onnx.parser.parse_model(QUANTIZED), folder / "quantized.onnx")
-    text = run("inspect", "quantized.onnx").stdout
+    onnx.save(onnx.parser.parse_model(ROUNDED), folder / "rounded.onnx")
+    text = run("inspect", "rounded.onnx").stdout
     assert "parameters, which train: 8 in 2 tensors" in text
     assert "weights that no gradient reaches, and that stay as they are: 7 in 2 tensors" in text
-    assert re.search(r"\n  w +\[2, 2\] +4  float  QuantizeLinear '\w+' \(output 'q'\) lets no gradient through\n", text)
+    assert re.search(r"\n  w +\[2, 2\] +4  float  Round '\w+' \(output 'q'\) lets no gradient through\n", text)
     assert re.search(r"\n  idle +\[3\] +3  float  no operator reads it\n", text)
     assert "constants, which stay as they are: 2 tensors\n" in text
     assert "weights that no gradient reaches" not in run("inspect", "model.onnx").stdout
 
-    text = run("inspect", "quantized.onnx", "--outputs", "y").stdout
+    text = run("inspect", "rounded.onnx", "--outputs", "y").stdout
     assert "  the loss reads y\n" in text
     assert re.search(r"\n  other .* nothing that leads to 'y' reads it\n", text)
-    summary = json.loads(run("inspect", "quantized.onnx", "--json", "--outputs", "y").stdout)
+    summary = json.loads(run("inspect", "rounded.onnx", "--json", "--outputs", "y").stdout)
     assert [entry["name"] for entry in summary["parameters"]] == ["head"]
     assert [entry["name"] for entry in summary["unreached"]] == ["w", "other", "idle"]
     assert [entry["name"] for entry in summary["constants"]] == ["scale", "zero"]
-    both = json.loads(run("inspect", "quantized.onnx", "--json", "--outputs", "y,z").stdout)
+    both = json.loads(run("inspect", "rounded.onnx", "--json", "--outputs", "y,z").stdout)
     assert both["predictions"] == [
         {"output": name, "reads": name, "stepped_over": None, "bounded_by": None} for name in ("y", "z")
     ]
     assert [entry["name"] for entry in both["parameters"]] == ["head", "other"]
-    assert "the model has no output 'k'; it has 'y', 'z'" in run("inspect", "quantized.onnx", "--outputs", "k", code=1).stderr
+    assert "the model has no output 'k'; it has 'y', 'z'" in run("inspect", "rounded.onnx", "--outputs", "k", code=1).stderr
 
 
 def test_commands_warn_of_weights_that_no_gradient_reaches(run, folder):
-    onnx.save(onnx.parser.parse_model(QUANTIZED), folder / "quantized.onnx")
+    onnx.save(onnx.parser.parse_model(ROUNDED), folder / "rounded.onnx")
     options = ("--loss", "mse", "--outputs", "y")
-    for command in (("check", "quantized.onnx"), ("compile", "quantized.onnx", "-o", "program")):
+    for command in (("check", "rounded.onnx"), ("compile", "rounded.onnx", "-o", "program")):
         printed = run(*command, *options).stderr
-        assert "warning: 3 weights stay as they are: no gradient reaches them. 'w': QuantizeLinear" in printed
+        assert "warning: 3 weights stay as they are: no gradient reaches them. 'w': Round" in printed
         assert printed.endswith("(--trainable says what trains, --outputs what the loss reads)\n")
         assert "=" not in printed
         assert run(*command, *options, "--trainable", "head").stderr == ""

@@ -9,16 +9,20 @@ import onnx_ir as ir
 from burnish.graph import FLOATING, bodies, describe_node
 from burnish.graph.uses import captured_by, read_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
-from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, constant_operands
+from burnish.importer.operands import (
+    CONFIGURATION_OPERANDS,
+    NOT_DIFFERENTIABLE,
+    QUANTIZES,
+    constant_operands,
+    may_hold_integers,
+)
 
 SHOWN = 3
 
 SETTINGS: Mapping[str, tuple[int, ...]] = {
     **{operator: operands for operator, operands in CONFIGURATION_OPERANDS.items() if operator not in ("Clip", "Pow")},
-    "DequantizeLinear": (1, 2),
     "QLinearConv": (1, 4, 6),
     "QLinearMatMul": (1, 4, 6),
-    "QuantizeLinear": (1, 2),
 }
 """Operands of floating-point tensors that nobody takes for weights: scales of a resampling or a quantization, weights of classes.
 
@@ -100,8 +104,8 @@ class Obstacles:
         stops: list[tuple[ir.Node, int | None]] = []
         seen, pending = {value}, [value]
 
-        def go_on(outputs: Sequence[ir.Value]) -> bool:
-            carrying = [output for output in outputs if output.dtype is None or output.dtype in FLOATING]
+        def go_on(node: ir.Node, index: int) -> bool:
+            carrying = _carrying(node, index)
             pending.extend(output for output in carrying if output not in seen)
             seen.update(carrying)
             return bool(carrying)
@@ -113,7 +117,7 @@ class Obstacles:
                     continue
                 if bodies(node) and current.dtype in FLOATING:
                     stops.append((self._around.get(node, node), None))
-                elif index in constant_operands(node) or _is_cut(node) or not go_on(node.outputs):
+                elif index in constant_operands(node) or _is_cut(node) or not go_on(node, index):
                     stops.append((node, index))
             stops += [(self._around.get(owner, owner), None) for owner in self._returned_by.get(current, ())]
         return stops
@@ -222,6 +226,16 @@ def _is_setting(value: ir.Value) -> bool:
 
 def _is_cut(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type in NOT_DIFFERENTIABLE
+
+
+def _carrying(node: ir.Node, index: int) -> list[ir.Value]:
+    """The outputs of a node that the gradient of an input comes from: numbers, or integers that a quantization made of them."""
+    value = node.inputs[index]
+    if value is not None and value.dtype is not None and value.dtype not in FLOATING:
+        return list(node.outputs) if may_hold_integers(node, index) else []
+    if node.domain == "" and node.op_type in QUANTIZES:
+        return list(node.outputs[:1])
+    return [output for output in node.outputs if output.dtype is None or output.dtype in FLOATING]
 
 
 def _read_in_body(node: ir.Node) -> str:

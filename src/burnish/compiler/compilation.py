@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ from burnish.passes import (
     fold_constants,
     hoist_gather,
     recognize_training_normalization,
+    refuse_lost_gradients,
+    simulate_quantization,
 )
 from burnish.passes.precision import FULL, MixedPrecision
 from burnish.passes.recompute_request import Recompute, name_origins
@@ -195,6 +197,7 @@ class Compilation:
         policies = dict(zip(batch_normalizations(graph), self.policies, strict=True))
         draft.extents = extent_rules(policies)
         updated: dict[ir.Value, ir.Value] = {}
+        stopped: dict[ir.Value, ir.Node] = {}
 
         def step() -> ir.Value:
             return draft.add_input(STEP).value
@@ -203,13 +206,15 @@ class Compilation:
             recognize_training_normalization(draft.model)
             hoist_gather(draft.model)
             self._narrow(draft)
+            values = draft.values()
+            stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
 
         terms, read = self._add_loss(draft, bind)
         with builder.attributed("the loss"):
             terms = terms_of_shard(terms, draft.model.graph, self.data)
         loss, _ = self._add_figures(draft, terms, read, over_all)
-        gradients, finite = self._gradients(draft, loss)
+        gradients, finite = self._gradients(draft, loss, stopped)
         if finite is not None:
             draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
             draft.add_output(builder.cast(builder.op("Not", finite), ir.DataType.FLOAT), SKIPPED, Role.DIAGNOSTIC)
@@ -225,7 +230,9 @@ class Compilation:
             draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
         return draft
 
-    def _gradients(self, draft: Draft, loss: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+    def _gradients(
+        self, draft: Draft, loss: Tensor, stopped: Mapping[ir.Value, ir.Node]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Emit the gradients of the parameters that the loss depends on, in the order the reverse pass reaches them; and, of a
         scaled loss, whether they are finite."""
         builder, values = draft.builder, draft.values()
@@ -241,6 +248,7 @@ class Compilation:
         except GradientError as error:
             raise GradientError(error.problem, OPTIONS) from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
+        refuse_lost_gradients(stopped, [wrt[name] for name in reached], loss.value)
         untrained = check_reached(self.state, reached, self.model.graph, [prediction.name for prediction in self.predictions])
         frozen = frozen_by_pattern(self.optimizer, untrained)
         self.untrained = {name: why for name, why in untrained.items() if name not in frozen}

@@ -117,7 +117,7 @@ def compile(
     Warns:
         ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities.
         UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
-            operator such as QuantizeLinear or Round stands in the way, or the loss does not depend on them.
+            operator such as Round or ArgMax stands in the way, they are integers, or the loss does not depend on them.
 
     Raises:
         ModelError: the source is not a valid ONNX model.

@@ -18,7 +18,9 @@ from burnish.passes import (
     has_sixteen_bit_values,
     recognize_normalization,
     recognize_training_normalization,
+    refuse_lost_gradients,
     remove_unused,
+    simulate_quantization,
 )
 from burnish.passes.compute_in_float32 import cast_for_readers, order_of
 from burnish.settings import nearest
@@ -82,6 +84,10 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
     if output.dtype not in FLOATING:
         raise ConfigurationError(f"of: the output '{chosen}' is {output.dtype}, and only floating-point values have gradients")
     try:
+        stopped = simulate_quantization(graph, operands)
+        # What is an output of the model may be computed anew.
+        output = next(value for value in graph.outputs if value.name == chosen)
+        refuse_lost_gradients(stopped, operands, output)
         gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
     except GradientError as error:
         raise GradientError(error.problem, "wrt=[...] says with respect to what, of='...' which output") from error

@@ -9,7 +9,13 @@ import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, constant_array
 from burnish.graph.uses import producer_of
-from burnish.importer.operands import NOT_DIFFERENTIABLE, STATISTIC_OPERANDS, constant_operands
+from burnish.importer.operands import (
+    NOT_DIFFERENTIABLE,
+    QUANTIZES,
+    STATISTIC_OPERANDS,
+    constant_operands,
+    may_hold_integers,
+)
 
 
 class InitializerKind(StrEnum):
@@ -91,7 +97,10 @@ def _statistics(graph: ir.Graph) -> set[ir.Value]:
 
 
 def reached_by_gradients(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return every floating-point value that ``targets`` depend on through inputs that carry a gradient; they themselves too."""
+    """Return every floating-point value that ``targets`` depend on through inputs that carry a gradient; they themselves too.
+
+    Integers through which a gradient passes, those of a quantization, are among them.
+    """
     reached = {value for value in targets if value.dtype in FLOATING}
     _reach(graph, reached)
     return reached
@@ -107,6 +116,10 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         if node.domain == "" and node.op_type in NOT_DIFFERENTIABLE:
             continue
         constant = constant_operands(node)
+        is_rounding = node.domain == "" and node.op_type in QUANTIZES
+        gives_numbers = is_rounding or any(output in reached and output.dtype in FLOATING for output in node.outputs)
         for index, value in enumerate(node.inputs):
-            if value is not None and index not in constant and value.dtype in FLOATING:
+            if value is None or index in constant:
+                continue
+            if gives_numbers if value.dtype in FLOATING else may_hold_integers(node, index):
                 reached.add(value)

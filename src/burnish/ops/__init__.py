@@ -18,6 +18,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     matmul,
     normalization,
     pooling,
+    quantization,
     random,
     recurrent,
     reduction,

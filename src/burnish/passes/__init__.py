@@ -23,6 +23,7 @@ from burnish.passes.recognize_probabilities import recognize_probabilities
 from burnish.passes.recognize_rms_normalization import recognize_rms_normalization
 from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.remove_unused import remove_unused
+from burnish.passes.simulate_quantization import refuse_lost_gradients, simulate_quantization
 from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [
@@ -47,8 +48,10 @@ __all__ = [
     "recognize_rms_normalization",
     "recognize_training_normalization",
     "recompute_activations",
+    "refuse_lost_gradients",
     "remove_unused",
     "run_in_order",
+    "simulate_quantization",
     "wait_by_selection",
     "widen_reductions",
 ]

@@ -30,11 +30,11 @@ def model_of(nodes, inputs, outputs, opset: int = 18) -> ir.Model:
 
 
 def test_an_operator_without_a_translation_is_named() -> None:
-    node = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"], name="narrow")
-    scalar = ("scale", TensorProto.FLOAT, [])
-    model = model_of([node], [("x", TensorProto.FLOAT, ["n"]), scalar], [("y", TensorProto.UINT8, ["n"])])
-    with pytest.raises(EngineError, match=r"QuantizeLinear 'narrow'.*has no translation to PyTorch.*use engine='onnxruntime'"):
-        TorchEngine().run(model, {"x": np.zeros(2, np.float32), "scale": np.float32(1)})
+    node = helper.make_node("ConvInteger", ["x", "w"], ["y"], name="narrow")
+    inputs = [("x", TensorProto.UINT8, ["n", 1, 2]), ("w", TensorProto.UINT8, [1, 1, 2])]
+    model = model_of([node], inputs, [("y", TensorProto.INT32, ["n", 1, 1])])
+    with pytest.raises(EngineError, match=r"ConvInteger 'narrow'.*has no translation to PyTorch.*use engine='onnxruntime'"):
+        TorchEngine().run(model, {"x": np.zeros((1, 1, 2), np.uint8), "w": np.zeros((1, 1, 2), np.uint8)})
 
 
 @pytest.mark.parametrize("late", [False, True])

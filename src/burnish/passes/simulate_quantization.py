@@ -1,0 +1,211 @@
+"""Quantization in a graph that is to be differentiated: its integers become floating-point numbers of the same values.
+
+Only those carry gradients. A chain of nodes from QuantizeLinear to DequantizeLinear is computed in the dtype of what was
+quantized; what stands between, such as Reshape, MaxPool, Clip or MatMulInteger, computes the same of whole numbers as of
+integers. What a rounding does to a gradient is said in ``burnish.ops.quantization``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, replace_value
+from burnish.graph.edits import copy_of
+from burnish.graph.uses import read_by
+from burnish.importer.operands import QUANTIZES, may_hold_integers
+from burnish.ops import Operation
+from burnish.ops.quantization import SATURATE, Grid, check_digits, dequantized, quantized, range_of, saturates
+
+COUNTS_OR_COMPARES = frozenset("ArgMax ArgMin Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size".split())
+"""Operators whose result has the derivative zero, whatever integers stand for."""
+
+PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+
+
+def simulate_quantization(graph: ir.Graph, wrt: Collection[ir.Value]) -> dict[ir.Value, ir.Node]:
+    """Let a graph compute in floating-point numbers what it quantizes, as far as a gradient is wanted there; in place.
+
+    Args:
+        graph: of a canonical model, with dtypes. What depends on none of ``wrt`` stays.
+        wrt: what is differentiated by.
+
+    Returns:
+        Integers that stand for floating-point numbers -> the node that reads them, and that no gradient passes: it stays, and
+        reads the integers.
+
+    Raises:
+        GradientError: a quantization along an axis of a value of unknown rank, or one to integers that the dtype cannot hold.
+    """
+    simulation = _Simulation(wrt)
+    if any(node.op_type in QUANTIZES or node.op_type == "DequantizeLinear" for node in graph.all_nodes()):
+        simulation.place(graph)
+    return simulation.stopped
+
+
+def refuse_lost_gradients(stopped: Mapping[ir.Value, ir.Node], wrt: Collection[ir.Value], target: ir.Value) -> None:
+    """Check that no node that stopped the gradient of a quantization stands between ``wrt`` and ``target``.
+
+    Args:
+        stopped: what ``simulate_quantization`` returned.
+        wrt: the values whose gradients would lack a part.
+        target: what is differentiated.
+
+    Raises:
+        GradientError: one does.
+    """
+    if not stopped:
+        return
+    leading = _leading_to([target])
+    for value, node in stopped.items():
+        if any(output in leading for output in node.outputs):
+            lost = _leading_to([value]).intersection(wrt)
+            if lost:
+                raise GradientError(
+                    f"{describe_node(node)} computes with the integers of a quantization, which no gradient passes there, and "
+                    f"'{min(item.name or '' for item in lost)}' is differentiated through it. Export the model with "
+                    "QuantizeLinear and DequantizeLinear around operators of floating-point numbers (the format QDQ)"
+                )
+
+
+def _leading_to(values: Iterable[ir.Value]) -> set[ir.Value]:
+    """The values that others depend on, and they themselves."""
+    leading: set[ir.Value] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value not in leading:
+            leading.add(value)
+            if (producer := value.producer()) is not None:
+                pending.extend(read_by(producer))
+    return leading
+
+
+class _Simulation:
+    """The state of one walk over a graph and the bodies of its nodes, in their order."""
+
+    def __init__(self, wrt: Collection[ir.Value]):
+        self.stopped: dict[ir.Value, ir.Node] = {}
+        self._dependent = set(wrt)
+        self._numbers: dict[ir.Value, ir.Value] = {}
+
+    def place(self, graph: ir.Graph) -> None:
+        nodes = list(graph)
+        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+            if not any(value in self._dependent for value in read_by(node)):
+                continue
+            self._dependent.update(node.outputs)
+            for body in bodies(node):
+                self._dependent.update(body.inputs)
+                self.place(body)
+            if node.domain != "" or bodies(node):
+                self._note_stopped(node)
+            elif node.op_type in QUANTIZES:
+                self._quantize(node, Builder(graph, before=following))
+            else:
+                self._place_between(node, Builder(graph, before=node))
+
+    def _quantize(self, node: ir.Node, builder: Builder) -> None:
+        x, output = node.inputs[0], node.outputs[0]
+        if x is not None and x.dtype in FLOATING and output.dtype is not None:
+            op = Operation(node, builder)
+            is_dynamic = node.op_type == "DynamicQuantizeLinear"
+            grid = Grid(op.outputs[1], op.outputs[2], 0, 0, node) if is_dynamic else Grid.of(op)
+            self._numbers[output] = quantized(op.input, grid, output.dtype, saturates(node)).value
+
+    def _place_between(self, node: ir.Node, builder: Builder) -> None:
+        held = [index for index, value in enumerate(node.inputs) if value in self._numbers]
+        if node.op_type == "DequantizeLinear":
+            if held or node.inputs[1] in self._dependent:
+                self._replace(node, self._dequantized(Operation(node, builder)))
+        elif not all(may_hold_integers(node, index) for index in held):
+            self._note_stopped(node)
+        elif held:
+            for output, result in zip(node.outputs, self._computed(node, builder), strict=False):
+                if output.dtype in FLOATING:
+                    self._replace(node, result)
+                else:
+                    self._numbers[output] = result.value
+
+    def _note_stopped(self, node: ir.Node) -> None:
+        if node.domain == "" and node.op_type in COUNTS_OR_COMPARES:
+            return
+        self.stopped |= {value: node for value in read_by(node) if value in self._numbers}
+
+    def _replace(self, node: ir.Node, result: Tensor) -> None:
+        output = node.outputs[0]
+        assert output.dtype is not None
+        result = result.builder.cast(result, output.dtype)
+        if output.shape is not None:
+            result.value.shape = ir.Shape(output.shape.dims)
+        self._dependent.add(result.value)
+        replace_value(output, result.value)
+
+    def _number(self, builder: Builder, value: ir.Value, dtype: ir.DataType) -> Tensor:
+        """An operand as floating-point numbers."""
+        array = builder.tensor(value).array
+        if value in self._numbers or array is None:
+            return builder.cast(builder.tensor(self._numbers.get(value, value)), dtype)
+        return builder.constant(array.astype(dtype.numpy()))
+
+    def _dequantized(self, op: Operation) -> Tensor:
+        integers, dtype = op.input.value, op.output.dtype
+        if integers not in self._numbers:
+            check_digits(dtype, op.input.dtype, op.node)
+        return dequantized(self._number(op.builder, integers, dtype), Grid.of(op))
+
+    def _computed(self, node: ir.Node, builder: Builder) -> list[Tensor]:
+        """Emit what a node between computes, of floating-point numbers; its first output, or all of Split."""
+        dtype = next(number.dtype for value in node.inputs if (number := self._numbers.get(value)) is not None)  # type: ignore[arg-type]
+        assert dtype is not None
+        if node.op_type in PRODUCTS:
+            return [self._product(node, builder, dtype)]
+        operands = [
+            self._number(builder, value, dtype).value if value is not None and may_hold_integers(node, index) else value
+            for index, value in enumerate(node.inputs)
+        ]
+        if node.op_type == "Cast":
+            return [builder.tensor(operands[0])]  # type: ignore[arg-type]
+        if node.op_type == "Clip":
+            return [self._limited(node, builder.tensor(operands[0]))]  # type: ignore[arg-type]
+        copy = copy_of(node, operands)
+        copy.metadata_props.update(node.metadata_props)
+        if node.op_type != "Split":
+            copy.resize_outputs(1)
+        for output in copy.outputs:
+            output.type = ir.TensorType(dtype)
+        builder.graph.insert_before(node, copy)
+        return [builder.tensor(output) for output in copy.outputs]
+
+    def _limited(self, node: ir.Node, number: Tensor) -> Tensor:
+        """Clip, with bounds that are integers or left out."""
+        builder, integers = number.builder, node.inputs[0]
+        assert integers is not None
+        assert integers.dtype is not None
+        bounds = (*node.inputs[1:3], None, None)[:2]
+        low, high = (
+            builder.scalar(widest, number) if bound is None else self._number(builder, bound, number.dtype)
+            for bound, widest in zip(bounds, range_of(integers.dtype), strict=True)
+        )
+        return SATURATE(number, low, high)
+
+    def _product(self, node: ir.Node, builder: Builder, dtype: ir.DataType) -> Tensor:
+        """MatMulInteger or ConvInteger: the product of both operands without their zero points."""
+        factors = []
+        for index in range(2):
+            value = node.inputs[index]
+            assert value is not None
+            factor = self._number(builder, value, dtype)
+            zero_point = node.inputs[index + 2] if index + 2 < len(node.inputs) else None
+            if zero_point is not None:
+                offset = self._number(builder, zero_point, dtype)
+                is_by_row = index == 0 if node.op_type == "MatMulInteger" else index == 1
+                if is_by_row and offset.rank == 1 and offset.dimension(0) != 1:
+                    rank = 2 if node.op_type == "MatMulInteger" else factor.rank or 0
+                    offset = builder.op("Unsqueeze", offset, builder.integers(range(1, rank)))
+                factor = factor - offset
+            factors.append(factor)
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        return builder.op(PRODUCTS[node.op_type], *factors, **attributes)
