@@ -166,6 +166,17 @@ def zero_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([away_from(rng, np.arange(-10, 10.5, 0.5), 2, 3)], most_nodes=0)
 
 
+def range_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield Sample([np.array(0.5), np.array(3.2), np.array(0.7)], constants=(), batched=(), name="up")
+    yield Sample([np.array(1.0), np.array(-2.2), np.array(-0.5)], constants=(1,), wrt=(0, 2), batched=(), name="down")
+    yield Sample([np.array(1.0), np.array(0.2), np.array(0.5)], constants=(), wrt=(0, 2), batched=(), name="nothing")
+
+
+def torch_range(start: torch.Tensor, limit: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    count = torch.ceil((limit - start) / delta).clamp(min=0).item()
+    return start + delta * torch.arange(int(count)) + 0 * limit
+
+
 SPECS = [
     binary("Add", torch.add, 0),
     binary("Sub", torch.sub, 1),
@@ -202,6 +213,7 @@ SPECS = [
         for name, function in [("Floor", torch.floor), ("Ceil", torch.ceil), ("Round", torch.round), ("Sign", torch.sign)]
     ),
     OperatorSpec("Where", where_samples, torch=torch.where, shapes=ALL_SHAPES, dtypes=ALL_DTYPES),
+    OperatorSpec("Range", range_samples, torch=torch_range),
     OperatorSpec("Cast", cast_samples, torch=torch_cast),
     OperatorSpec(
         "CastLike",

@@ -1,4 +1,4 @@
-"""Operators that read or write elements by index."""
+"""Operators that read elements by index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from specs.operator_spec import ErrorInput, OperatorSpec, Sample, distinct, normal
+from specs.operator_spec import OperatorSpec, Sample, distinct, normal
 
 EVERY_SHAPE = ("static", "batch", "symbolic", "unranked")
 
@@ -68,37 +68,6 @@ def torch_gather_nd(x: torch.Tensor, indices: torch.Tensor, *, batch_dims: int =
     return torch.stack(rows).reshape(indices.shape[:-1] + rows[0].shape)
 
 
-def scatter_elements_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    data, updates = normal(rng, 3, 4), normal(rng, 2, 4)
-    unique = integers([[0, 2, 1, 1], [2, 0, -1, 0]])
-    yield Sample([data, unique, updates], name="overwrite")
-    yield Sample([data, integers([[0, -1, 2], [1, 0, 3]]), normal(rng, 2, 3)], {"axis": 1}, name="overwrite_columns")
-    repeated = integers([[0, 2, 1, 1], [0, -1, 1, 0]])
-    yield Sample([data, repeated, updates], {"reduction": "add"}, name="add")
-    yield Sample([data, repeated, updates], {"reduction": "add"}, name="indices_at_run_time", constants=())
-
-
-def torch_scatter_elements(
-    data: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, *, axis: int = 0, reduction: str = "none"
-) -> torch.Tensor:
-    places = indices % data.shape[axis]
-    return data.scatter_add(axis, places, updates) if reduction == "add" else data.scatter(axis, places, updates)
-
-
-def scatter_nd_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    data = normal(rng, 4, 3)
-    yield Sample([data, integers([[3], [-4]]), normal(rng, 2, 3)], name="overwrite_rows")
-    yield Sample([data, integers([[1, 2], [0, 0]]), normal(rng, 2)], name="overwrite_elements")
-    yield Sample([data, integers([[1], [0], [1]]), normal(rng, 3, 3)], {"reduction": "add"}, name="add")
-    yield Sample([data, integers([[1], [2]]), normal(rng, 2, 3)], name="indices_at_run_time", constants=())
-
-
-def torch_scatter_nd(
-    data: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, *, reduction: str = "none"
-) -> torch.Tensor:
-    return data.index_put(tuple(indices.unbind(-1)), updates, accumulate=reduction == "add")
-
-
 def top_k_samples(rng: np.random.Generator) -> Iterator[Sample]:
     x = distinct(rng, 3, 5)
     k = integers([2])
@@ -140,10 +109,26 @@ def torch_compress(x: torch.Tensor, condition: torch.Tensor, *, axis: int | None
     return x.index_select(axis, torch.nonzero(condition).reshape(-1))
 
 
-def refused_reduction(reduction: str, op_type: str, indices: np.ndarray) -> ErrorInput:
-    zeros = np.zeros((2, 2))
-    sample = Sample([zeros, indices, zeros], {"reduction": reduction}, name=reduction)
-    return ErrorInput(sample, rf"{op_type} .*no gradient rule for reduction '{reduction}', only for 'none' and 'add'")
+def unique_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    x = distinct(rng, 3, 4)
+    yield Sample([x], name="distinct")
+    yield Sample([x], {"sorted": 0}, name="unsorted", outputs=4)
+    yield Sample([x], {"axis": 0}, name="rows")
+    yield Sample([x], {"axis": -1, "sorted": 0}, name="columns", outputs=3)
+
+
+def repeated_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    x = np.array([[2.0, 1.0, 1.0], [3.0, 1.0, 3.0]])
+    yield Sample([x], name="repeated", smooth=False, torch_attributes={})
+    yield Sample([x[[0, 1, 0]]], {"axis": 0}, name="repeated_rows", smooth=False)
+
+
+def torch_unique(x: torch.Tensor, *, axis: int | None = None) -> torch.Tensor:
+    """Sorted; of equal ones the first."""
+    rows = x.reshape(-1, 1) if axis is None else x.movedim(axis, 0).flatten(1)
+    order = sorted(range(len(rows)), key=lambda row: rows[row].tolist())
+    first = [row for row in order if not any(torch.equal(rows[row], rows[earlier]) for earlier in range(row))]
+    return x.reshape(-1)[first] if axis is None else x.index_select(axis, torch.tensor(first))
 
 
 SPECS = [
@@ -151,20 +136,6 @@ SPECS = [
     OperatorSpec("GatherElements", gather_elements_samples, torch=torch_gather_elements, shapes=EVERY_SHAPE),
     OperatorSpec("GatherND", gather_nd_samples, torch=torch_gather_nd, shapes=EVERY_SHAPE),
     OperatorSpec("GatherND", gather_nd_at_run_time, torch=torch_gather_nd, shapes=("static", "batch", "unranked")),
-    OperatorSpec(
-        "ScatterElements",
-        scatter_elements_samples,
-        torch=torch_scatter_elements,
-        shapes=EVERY_SHAPE,
-        error_inputs=[refused_reduction(name, "ScatterElements", integers([[0, 1], [1, 0]])) for name in ("mul", "min", "max")],
-    ),
-    OperatorSpec(
-        "ScatterND",
-        scatter_nd_samples,
-        torch=torch_scatter_nd,
-        shapes=EVERY_SHAPE,
-        error_inputs=[refused_reduction(name, "ScatterND", integers([[0], [1]])) for name in ("mul", "min", "max")],
-    ),
     OperatorSpec("TopK", top_k_samples, torch=torch_top_k, shapes=EVERY_SHAPE),
     OperatorSpec(
         "TopK",
@@ -172,4 +143,6 @@ SPECS = [
     ),
     OperatorSpec("OneHot", one_hot_samples, torch=torch_one_hot, shapes=EVERY_SHAPE),
     OperatorSpec("Compress", compress_samples, torch=torch_compress, shapes=EVERY_SHAPE),
+    OperatorSpec("Unique", unique_samples),
+    OperatorSpec("Unique", repeated_samples, torch=torch_unique),
 ]

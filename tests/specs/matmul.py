@@ -81,6 +81,19 @@ def einsum_error(equation: str, name: str, match: str, *shapes: tuple[int, ...])
     return ErrorInput(Sample([np.ones(shape) for shape in shapes], {"equation": equation}, name=name), match)
 
 
+def det_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for size in (1, 2, 3, 5):
+        yield Sample([normal(rng, 2, size, size)], name=f"rows_{size}")
+    yield Sample([normal(rng, 3, 3)], name="matrix", batched=())
+    yield Sample([normal(rng, 2, 2, 3, 3)], name="two_batch_axes")
+
+
+def singular_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Matrices of rank 2 and 1: the first have cofactors, which PyTorch's gradient takes for zero."""
+    row = [1.0, 2.0, -3.0]
+    yield Sample([np.array([[[2.0, -1.0, 3.0], [0.0, 0.0, 0.0], [1.0, 4.0, -2.0]], [row, row, row]])], name="singular")
+
+
 SPECS = [
     OperatorSpec(
         "MatMul",
@@ -104,4 +117,6 @@ SPECS = [
             einsum_error("ii->i", "diagonal", r"Einsum .*repeated index in one operand \('ii'", (3, 3)),
         ],
     ),
+    OperatorSpec("Det", det_samples, torch=torch.linalg.det, tolerance=2e-5),
+    OperatorSpec("Det", singular_samples),
 ]

@@ -93,6 +93,30 @@ def cumsum_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([normal(rng, 3, 4), np.array(-2)], name="negative_axis")
 
 
+def cumprod_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for exclusive in (0, 1):
+        for reverse in (0, 1):
+            attributes = {"exclusive": exclusive, "reverse": reverse}
+            inputs = [away_from(rng, [0], 3, 4, margin=0.3), np.array(1)]
+            yield Sample(inputs, attributes, name=f"{exclusive}{reverse}", opset=26)
+            yield Sample([PRODUCTS_WITH_ZEROS, np.array(1)], attributes, name=f"zeros_{exclusive}{reverse}", opset=26)
+    yield Sample([away_from(rng, [0], 3, 2, 2, margin=0.3), np.array(-3)], name="negative_axis", opset=26)
+
+
+PRODUCTS_WITH_ZEROS = np.array(
+    [[1.5, 2.0, -0.5, 3.0], [2.0, 0.0, 3.0, 0.5], [0.0, 2.0, 0.0, -1.5], [0.0, 0.0, 0.0, 2.0], [2.0, 1.5, -1.0, 0.0]]
+)
+
+
+def torch_cumprod(x: torch.Tensor, axis: torch.Tensor, *, exclusive: int = 0, reverse: int = 0) -> torch.Tensor:
+    dim = int(axis)
+    x = x.flip(dim) if reverse else x
+    if exclusive:
+        x = torch.cat([torch.ones_like(x.narrow(dim, 0, 1)), x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+    product = torch.cumprod(x, dim)
+    return product.flip(dim) if reverse else product
+
+
 SPECS = [
     reduction("ReduceSum", torch.sum, dtypes=("float16", "float32", "float64")),
     reduction("ReduceMean", torch.mean, dtypes=("float16", "float32", "float64")),
@@ -121,4 +145,5 @@ SPECS = [
     reduction("ReduceLogSumExp", torch.logsumexp, extra=lambda rng: spread(rng) + all_masked(rng)),
     reduction("ReduceSumSquare", lambda x, axes, keepdims: torch.sum(x * x, axes, keepdims), elementwise=lambda x: x * x),
     OperatorSpec("CumSum", cumsum_samples),
+    OperatorSpec("CumProd", cumprod_samples, torch=torch_cumprod),
 ]

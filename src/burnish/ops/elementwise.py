@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import onnx_ir as ir
+
 from burnish.graph import Tensor, same_shape, unbroadcast
 from burnish.ops.registry import Operation, gradient
 
@@ -91,6 +93,19 @@ def abs_(op: Operation, dy: Tensor) -> Tensor:
 def piecewise_constant(op: Operation, dy: Tensor) -> None:
     """The derivative is zero wherever it exists: no gradient flows."""
     return
+
+
+@gradient("Range")
+def range_(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """y_i = start + i · delta; the limit decides how many there are, and no more."""
+    builder, index = op.builder, ir.DataType.INT64
+    start, delta = None, None
+    if op.wants(0):
+        start = builder.op("ReduceSum", dy, keepdims=0)
+    if op.wants(2):
+        number = builder.op("Range", builder.scalar(0, index), builder.op("Size", dy), builder.scalar(1, index))
+        delta = builder.op("ReduceSum", dy * builder.cast(number, dy.dtype), keepdims=0)
+    return start, None, delta
 
 
 @gradient("Exp")

@@ -1,11 +1,10 @@
-"""Operators that read or write elements by index, and their gradients: adding where was read, reading where was written."""
+"""Operators that read elements by index, and their gradients: adding where was read. Those that write are in ``scatter.py``."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
 from burnish.ops.positions import add_at_positions, count, extent, flat_positions, scatter_add
 from burnish.ops.registry import Operation, gradient
@@ -66,32 +65,6 @@ def gather_positions(op: Operation, dy: Tensor) -> tuple[Tensor]:
     return (add_at_positions(dy, op.builder.op(op.node.op_type, flat_positions(data), chooser, **attributes), data),)
 
 
-@gradient("ScatterElements")
-def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Reduction none overwrites data, whose elements then receive nothing; add keeps it."""
-    indices, updates = op.required(1), op.required(2)
-    builder, axis = op.builder, op.attribute("axis", 0)
-    overwrites = _overwrites(op)
-    ddata = None
-    if op.wants(0):
-        ddata = builder.op("ScatterElements", dy, indices, zeros_like(updates), axis=axis, like=dy) if overwrites else dy
-    dupdates = builder.op("GatherElements", dy, indices, axis=axis, like=updates) if op.wants(2) else None
-    return ddata, None, dupdates
-
-
-@gradient("ScatterND")
-def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The same as ScatterElements, by rows."""
-    indices, updates = op.required(1), op.required(2)
-    builder = op.builder
-    overwrites = _overwrites(op)
-    ddata = None
-    if op.wants(0):
-        ddata = builder.op("ScatterND", dy, indices, zeros_like(updates), like=dy) if overwrites else dy
-    dupdates = builder.op("GatherND", dy, indices, like=updates) if op.wants(2) else None
-    return ddata, None, dupdates
-
-
 @gradient("TopK")
 def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
     """dy goes to the elements that were chosen."""
@@ -115,14 +88,17 @@ def one_hot(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, builder.op("Concat", *pair, axis=0, like=values)
 
 
-def _overwrites(op: Operation) -> bool:
-    reduction = op.attribute("reduction", "none")
-    if reduction not in ("none", "add"):
-        raise GradientError(
-            f"{op} has no gradient rule for reduction '{reduction}', only for 'none' and 'add': "
-            "write the reduction in other operators, or differentiate only what comes after it"
-        )
-    return reduction == "none"
+@gradient("Unique")
+def unique(op: Operation, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None]:
+    """Of equal elements the first is the one that is returned, and that dy goes to."""
+    if dy is None:
+        return (None,)
+    x, axis = op.input, op.attribute("axis")
+    indices = op.second_output(ir.DataType.INT64, op.output)
+    if axis is None:
+        return (add_at_positions(dy, indices, x),)
+    indices.value.shape = ir.Shape([None])
+    return (GATHER_GRAD(dy, indices, x, axis=axis),)
 
 
 def _from_the_front(indices: Tensor, size: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import Tensor
+from burnish.ops.products import slope_of_product, without_zeros, zeros_alone
 from burnish.ops.registry import Operation, gradient
 
 
@@ -88,18 +89,15 @@ def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 @gradient("ReduceProd", since=18)
 def reduce_prod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """The slope by an element is the product of the others: Π/x without zeros; with one zero, only that element has one."""
+    """The slope by an element is the product of the others."""
     if _is_identity(op):
         return dy, None
-    builder, x = op.builder, op.input
-    is_zero = builder.op("Equal", x, builder.scalar(0, x))
-    factors = builder.op("Where", is_zero, builder.scalar(1, x), x)
-    product = _over_same_axes(op, "ReduceProd", factors)
-    zero = builder.cast(is_zero, x.dtype)
-    other_zeros = _over_same_axes(op, "ReduceSum", zero) - zero
-    alive = builder.op("Equal", other_zeros, builder.scalar(0, x))
-    slope = builder.op("Where", alive, product / factors, builder.scalar(0, x))
-    return _restored(op, dy) * slope, None
+    x = op.input
+    is_zero, factors = without_zeros(x)
+    rest = _over_same_axes(op, "ReduceProd", factors)
+    zeros = _over_same_axes(op, "ReduceSum", op.builder.cast(is_zero, x.dtype))
+    sum_of_zeros = _over_same_axes(op, "ReduceSum", zeros_alone(x, is_zero))
+    return _restored(op, dy) * slope_of_product(x, _restored(op, op.output), rest, zeros, sum_of_zeros), None
 
 
 @gradient("ReduceL1", since=18)

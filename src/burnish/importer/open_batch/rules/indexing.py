@@ -91,3 +91,13 @@ def sampled_grid(call: Call) -> Result:
     if x.shape[0] != 1 or grid.shape[0] != 1:
         raise Refused("samples several images of one sample")
     return call.again(call.opening.spread(x, stack), call.opening.spread(grid, stack))[0], stack
+
+
+@opens("TensorScatter")
+def tensor_scatter(call: Call) -> Result:
+    """The first axis is that of samples, each of which has a cache and a place in it to write to."""
+    samples = Batch(0, is_extra=False)
+    for operand in call.present:
+        if operand.batch not in (None, samples) or operand.shape[0] != 1:
+            raise Refused("writes to several caches of a sample")
+    return call.again(*(call.opening.spread(operand, samples) for operand in call.present))[0], samples

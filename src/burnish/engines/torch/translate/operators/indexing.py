@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -139,3 +140,29 @@ def reverse_sequence(op: Call) -> Any:
     x, extents = op.tensor(0), op.extents()
     places = torch.reshape(places, [*extents[:2], *[1] * (len(extents) - 2)])
     return torch.gather(x, time, torch.broadcast_to(places, extents))
+
+
+@translates("TensorScatter")
+def tensor_scatter(op: Call) -> Any:
+    extents, updated, rank = op.extents(), op.extents(1), op.rank()
+    axis = op.attribute("axis", -2) % rank
+    rows = torch.reshape(torch.arange(updated[axis], device=op.device), [-1, *[1] * (rank - 1 - axis)])
+    if op.has(2):
+        rows = rows + torch.reshape(op.tensor(2), [-1, *[1] * (rank - 1)])
+    if op.attribute("mode", "linear") == "circular":
+        rows = torch.remainder(rows, extents[axis])
+    return torch.scatter(op.tensor(), axis, torch.broadcast_to(rows, updated), op.tensor(1))
+
+
+@translates("Unique")
+def unique(op: Call) -> Any:
+    """Every output: the values, where each stands first, which of them each element is, and how often each stands."""
+    axis, data, extents = op.attribute("axis"), op.tensor(), op.extents()
+    count = math.prod(extents) if axis is None else extents[axis]
+    data, axis = (torch.reshape(data, [-1]), 0) if axis is None else (data, axis)
+    values, inverse, counts = torch.unique(data, return_inverse=True, return_counts=True, dim=axis)
+    first = torch.full_like(counts, count).scatter_reduce(0, inverse, torch.arange(count, device=op.device), "amin")
+    if op.attribute("sorted", 1):
+        return values, first, inverse, counts
+    order = torch.argsort(first)
+    return torch.index_select(values, axis, order), first[order], torch.argsort(order)[inverse], counts[order]

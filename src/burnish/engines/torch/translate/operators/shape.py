@@ -156,6 +156,12 @@ def constant_of_shape(op: Call) -> Any:
 @translates("Range")
 def range_(op: Call) -> Any:
     start, end, step = (op.integers(index)[0] if op.dtype(index).is_integer() else op.operand(index) for index in range(3))
+    if not op.dtype(0).is_integer():
+        # PyTorch refuses bounds that leave nothing; a number of steps may be none.
+        if not all(isinstance(bound, (int, float)) for bound in (start, end, step)):
+            raise NotKnownYet
+        count = max(math.ceil((end - start) / step), 0)
+        return (start + torch.arange(count, dtype=torch.float64, device=op.device) * step).to(op.torch_dtype(0))
     return torch.arange(start, end, step, dtype=op.torch_dtype(0), device=op.device)
 
 

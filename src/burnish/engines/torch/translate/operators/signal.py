@@ -60,3 +60,43 @@ def mel_weight_matrix(op: Call) -> Any:
     falling = np.where((middle <= bins) & (bins < right), (right - bins) / np.maximum(right - middle, 1), 0.0)
     matrix = np.where((bins == middle) & (left == middle), 1.0, np.maximum(rising, falling))
     return torch.from_numpy(matrix).to(op.device, _dtype(op))
+
+
+@translates("DFT")
+def dft(op: Call) -> Any:
+    axis = op.attribute("axis", 1) if op.opset < 20 else op.known_integers(2, [-2])[0]
+    axis %= op.rank()
+    x, given = op.tensor(), _number(op, 1)
+    inverse, onesided = bool(op.attribute("inverse", 0)), bool(op.attribute("onesided", 0))
+    if inverse and onesided:
+        length = 2 * (op.extents()[axis] - 1) if given is None else given
+        return torch.unsqueeze(torch.fft.irfft(_complex(op, x), length, axis), -1)
+    length = op.extents()[axis] if given is None else given
+    transform = torch.fft.ifft if inverse else torch.fft.fft
+    spectrum = torch.view_as_real(torch.resolve_conj(transform(_complex(op, x), length, axis)))
+    return torch.narrow(spectrum, axis, 0, length // 2 + 1) if onesided else spectrum
+
+
+@translates("STFT")
+def stft(op: Call) -> Any:
+    (step,), given = op.integers(1), _number(op, 3)
+    extent = op.extents()[1]
+    length = given if given is not None else op.extents(2)[0] if op.has(2) else extent
+    # Windows of the signal along a new last axis: [batch, frames, parts, length].
+    frames = torch.transpose(op.tensor().unfold(1, length, step), 2, 3)
+    if op.has(2):
+        frames = frames * torch.unsqueeze(op.tensor(2), 1)
+    spectrum = torch.view_as_real(torch.fft.fft(_complex(op, frames), length, 2))
+    return torch.narrow(spectrum, 2, 0, length // 2 + 1) if op.attribute("onesided", 1) else spectrum
+
+
+def _number(op: Call, index: int) -> Any:
+    return op.integers(index)[0] if op.has(index) else None
+
+
+def _complex(op: Call, x: Any) -> Any:
+    """Numbers whose parts are the last axis; those with one part are real."""
+    parts = op.extents()[-1]
+    if not isinstance(parts, int):
+        raise NotKnownYet
+    return torch.view_as_complex(x.contiguous()) if parts == 2 else torch.squeeze(x, -1)
