@@ -32,7 +32,8 @@ WITHOUT_TRANSLATION = {
     "quantized arithmetic": "ConvInteger QLinearConv QLinearMatMul",
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
-    "no gradient here, so met in inference alone": "AffineGrid BitCast CausalConvWithState CenterCropPad Col2Im DeformConv LinearAttention MaxRoiPool NonMaxSuppression RoiAlign SwiGLU",
+    "no gradient here, so met in inference alone": "AffineGrid BitCast CausalConvWithState CenterCropPad Col2Im "
+    "DeformConv LinearAttention MaxRoiPool NonMaxSuppression RoiAlign SwiGLU",
     "forms the importer converts": "Scatter Upsample",
 }
 
