@@ -56,6 +56,12 @@ text leaves a choice, or says otherwise than runtimes do:
 - `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
 - `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
 
+## The domains com.microsoft and ai.onnx.ml
+
+What ONNX Runtime's optimizers and exporters write becomes standard operators when a file is read:
+[operators of runtimes](runtime-operators.md). So do scalers, linear models and what else
+[classical toolkits](classical-toolkits.md) write. The others run on engines that have them, and have no gradient.
+
 ## Images read at points
 
 - `GridSample` has gradients by the data and by the grid, those of PyTorch, whose numbers ONNX Runtime computes too.

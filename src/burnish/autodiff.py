@@ -119,9 +119,11 @@ def _accumulate(gradients: dict[ir.Value, Tensor], value: ir.Value, contribution
 def _no_rule(node: ir.Node, value: ir.Value) -> str:
     if quantized := quantization_of(node):
         return f"'{value.name}' is differentiated through an operator without a gradient: {quantized}"
+    others = "" if node.domain == "" else f"(domain='{node.domain}'), or export the model without this operator of a runtime"
     return (
         f"{describe_node(node)} has no gradient rule, and '{value.name}' is differentiated through it. "
         "Differentiate only what comes after it, or an output that avoids it, or register a rule with burnish.ops.gradient"
+        f"{others}"
     )
 
 

@@ -30,6 +30,7 @@ from burnish.importer.open_batch import open_batch
 from burnish.importer.opset import check_opset, declare_opset, upgrade_opset
 from burnish.importer.reading import read_model
 from burnish.importer.rounded_pools import drop_windows_in_padding
+from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
 from burnish.importer.sequences import resolve_sequences
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
@@ -97,6 +98,7 @@ def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.M
 
 def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     normalize_domains(model)
+    move_runtime_nodes(model)
     check_opset(model)
     check_references(model)
     inline_functions(model)
@@ -110,6 +112,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     name_input_dimensions(model)
     state_defaults(model)
     declare_outputs(model)
+    declare_runtime_outputs(model)
     _settle_shapes(model)
     check_operands(model)
     rewritten = [rewrite(model) for rewrite in (upgrade_opset, expand_group_normalization, untie_parameters)]
@@ -123,6 +126,9 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     resolve_cast_like(model)
     if bind:
         bind_inputs(model, bind)
+        name_everything(model)
+        _settle_shapes(model)
+    if replace_runtime_operators(model):
         name_everything(model)
         _settle_shapes(model)
     _fold_shapes(model)

@@ -21,6 +21,7 @@ from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
 from burnish.importer.ownership import own_tensors
 from burnish.importer.payloads import Payload, take_payloads
+from burnish.importer.runtime_operators import hide_runtime_nodes
 from burnish.importer.sparse import with_dense_constants
 from burnish.importer.tensors import check_tensors, fits, forget_external_data
 
@@ -192,6 +193,7 @@ def _check(light: onnx.ModelProto, name: str) -> None:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     normalize_proto_domains(light)
+    hide_runtime_nodes(light)
     hide_deprecated_nodes(light)
     try:
         onnx.checker.check_model(light)

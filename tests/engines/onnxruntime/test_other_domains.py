@@ -16,17 +16,19 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, GradientError, UnsupportedOperatorError
 from burnish.ops import gradient, registry
 
-ALPHA = 1.702
+CENTERS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 W = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(4, 3)
 
 
 def network(domain: str = "com.microsoft", last: bool = False) -> onnx.ModelProto:
-    """``x w`` of a quick GELU of x, or a quick GELU of ``x w``."""
-    operands, result = (["h"], "y") if last else (["x"], "h")
-    gelu = helper.make_node("QuickGelu", operands, [result], name="gelu", domain=domain, alpha=ALPHA)
+    """``h w`` of the squared distances h of x to four centers, or the squared distances of ``x w`` to three."""
+    centers = CENTERS[:, :3] if last else np.concatenate([CENTERS, CENTERS[:1] + 0.5])
+    constant = helper.make_node("Constant", [], ["centers"], value=numpy_helper.from_array(centers))
+    operand, result = ("h", "y") if last else ("x", "h")
+    distances = helper.make_node("CDist", [operand, "centers"], [result], name="distances", domain=domain, metric="sqeuclidean")
     product = helper.make_node("MatMul", ["x" if last else "h", "w"], ["h" if last else "y"], name="product")
     graph = helper.make_graph(
-        [product, gelu] if last else [gelu, product],
+        [constant, product, distances] if last else [constant, distances, product],
         "network",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
@@ -41,8 +43,8 @@ def compiled(model: onnx.ModelProto, engine: OnnxRuntimeEngine) -> burnish.Progr
     return burnish.compile(model, loss="mean_squared_error", optimizer="sgd:lr=0.5", target=engine.target)
 
 
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+def distances(x: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    return ((x[:, None] - centers) ** 2).sum(-1)
 
 
 @pytest.fixture
@@ -54,17 +56,17 @@ def batch() -> dict[str, np.ndarray]:
 def test_an_operator_that_no_gradient_runs_through_stays_as_it_is(batch, tmp_path):
     engine = OnnxRuntimeEngine()
     program = compiled(network(), engine)
-    assert "QuickGelu" in [node.op_type for node in program.step.graph]
+    assert "CDist" in [node.op_type for node in program.step.graph]
     loaded = burnish.Program.load(program.save(tmp_path / "program"))
     session = burnish.Session(loaded, engine=engine)
     session.step(batch)
-    hidden = batch["x"] * sigmoid(ALPHA * batch["x"])
+    hidden = distances(batch["x"], np.concatenate([CENTERS, CENTERS[:1] + 0.5]))
     slope = hidden.T @ (hidden @ W - batch["targets"]) * 2 / batch["targets"].size
     np.testing.assert_allclose(session.state()["param/w"], W - 0.5 * slope, rtol=1e-5, atol=1e-6)
 
 
 def test_programs_are_of_standard_operators_unless_the_target_says_otherwise():
-    with pytest.raises(UnsupportedOperatorError, match=r"QuickGelu 'gelu' .* is not among the operators that onnxruntime runs"):
+    with pytest.raises(UnsupportedOperatorError, match=r"CDist 'distances' .* is not among the operators that onnxruntime runs"):
         burnish.compile(network(), loss="mean_squared_error")
 
 
@@ -72,33 +74,35 @@ def test_programs_are_of_standard_operators_unless_the_target_says_otherwise():
 def test_other_engines_do_not_have_it(engine):
     program = compiled(network(), OnnxRuntimeEngine())
     session = burnish.Session(program, engine=engine)
-    with pytest.raises(UnsupportedOperatorError, match=rf"QuickGelu 'gelu' .* is not among the operators that {engine} runs"):
+    with pytest.raises(UnsupportedOperatorError, match=rf"CDist 'distances' .* is not among the operators that {engine} runs"):
         session.predict({"x": np.zeros((1, 4), np.float32)})
 
 
 def test_a_gradient_needs_a_rule(batch, monkeypatch):
     engine = OnnxRuntimeEngine()
-    with pytest.raises(GradientError, match=r"com\.microsoft\.QuickGelu 'gelu' .* has no gradient rule"):
+    with pytest.raises(
+        GradientError,
+        match=r"com\.microsoft\.CDist 'distances' .* has no gradient rule, .*, or export the model without this operator",
+    ):
         compiled(network(last=True), engine)
-    monkeypatch.setitem(registry._gradients, ("com.microsoft", "QuickGelu"), [])
+    monkeypatch.setitem(registry._gradients, ("com.microsoft", "CDist"), [])
 
-    @gradient("QuickGelu", domain="com.microsoft")
-    def quick_gelu(op, dy):
-        x = op.required(0)
-        gate = op.builder.op("Sigmoid", x * ALPHA)
-        return dy * (gate + x * (gate * (1 - gate)) * ALPHA)
+    @gradient("CDist", domain="com.microsoft")
+    def squared_distances(op, dy):
+        x, centers = op.required(0), op.required(1)
+        total = op.builder.op("ReduceSum", dy, op.builder.integers([1]), keepdims=1)
+        return (x * total - op.builder.op("MatMul", dy, centers)) * 2.0, None
 
     session = burnish.Session(compiled(network(last=True), engine), engine=engine)
     session.step(batch)
-    hidden = batch["x"] @ W
-    gate = sigmoid(ALPHA * hidden)
-    error = (hidden * gate - batch["targets"]) * 2 / batch["targets"].size
-    slope = batch["x"].T @ (error * (gate + ALPHA * hidden * gate * (1 - gate)))
+    hidden, centers = batch["x"] @ W, CENTERS[:, :3]
+    error = (distances(hidden, centers) - batch["targets"]) * 2 / batch["targets"].size
+    slope = batch["x"].T @ (2 * (hidden * error.sum(1, keepdims=True) - error @ centers))
     np.testing.assert_allclose(session.state()["param/w"], W - 0.5 * slope, rtol=1e-5, atol=1e-6)
 
 
 def test_a_domain_that_the_runtime_does_not_have_needs_a_library():
-    with pytest.raises(UnsupportedOperatorError, match=r"com\.example\.QuickGelu 'gelu' .* is not among the operators that"):
+    with pytest.raises(UnsupportedOperatorError, match=r"com\.example\.CDist 'distances' .* is not among the operators that"):
         compiled(network("com.example"), OnnxRuntimeEngine())
 
 
@@ -131,7 +135,7 @@ def test_with_a_library_operators_of_any_domain_pass(library, batch):
     program = compiled(network("com.example"), engine)
     assert "com.example" in {node.domain for node in program.step.graph}
     # What the library lacks, the runtime names when it loads the graph.
-    with pytest.raises(EngineError, match=r"com\.example.*QuickGelu"):
+    with pytest.raises(EngineError, match=r"com\.example.*CDist"):
         burnish.Session(program, engine=engine).step(batch)
     session = burnish.Session(compiled(network(), engine), engine=engine)
     assert np.isfinite(session.step(batch)["loss"])

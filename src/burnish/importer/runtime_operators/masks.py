@@ -1,0 +1,77 @@
+"""What ONNX Runtime's attention layers add to their scores, in each form of their masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from burnish.graph import Tensor
+from burnish.ops import Operation
+from burnish.ops.attention_pieces import as_bias, places, total, visible
+from burnish.ops.positions import extent, known_rank
+
+_INDEX = ir.DataType.INT64
+_LOWEST_FILTER = -10000.0
+"""What the runtime adds to the scores of keys that a mask excludes, unless a node says otherwise."""
+
+
+def attention_bias(
+    op: Operation, q: Tensor, k: Tensor, past: Tensor | None, mask: Tensor | None, added: Tensor | None
+) -> Tensor | None:
+    """The sum of what the node's mask, its direction and a bias of its own add to the scores.
+
+    Args:
+        op: the node.
+        q: ``[batch, heads, queries, size]``.
+        k: ``[batch, heads, keys, size]``, with what was kept from before.
+        past: how many of the keys that is, int64 [1].
+        mask: in any form that the node takes.
+        added: what is added as it is, ``[batch, heads, queries, keys]`` or broadcast to it.
+    """
+    parts: list[Tensor] = []
+    if mask is not None:
+        allowed = _allowed(op, mask, extent(q, 0), extent(q, 2), extent(k, 2), past)
+        parts.append(as_bias(allowed, q.dtype, op.attribute("mask_filter_value", _LOWEST_FILTER)))
+    if op.attribute("unidirectional", 0):
+        seen = visible(extent(q, 2), extent(k, 2), past, after=0)
+        parts.append(as_bias(seen, q.dtype))
+    if added is not None:
+        parts.append(added)
+    return total(parts)
+
+
+def _allowed(op: Operation, mask: Tensor, batch: Tensor, queries: Tensor, keys: Tensor, past: Tensor | None) -> Tensor:
+    """A mask as booleans that broadcast to ``[batch, heads, queries, keys]``.
+
+    One axis: where the keys of each sample end, then, if there are more numbers, where they begin. Two: a number for each key.
+    Three: for each query and key. Four: for each query and key of the longest sequence, of which the last queries are cut.
+    """
+    builder, rank = op.builder, known_rank(op, mask)
+    if rank == 1:
+        return _between_ends(mask, batch, keys)
+    marked = builder.op("Greater", mask, builder.scalar(0, mask)) if mask.dtype != ir.DataType.BOOL else mask
+    if rank == 4:
+        start = builder.integers([0]) if past is None else past
+        marked = builder.op("Slice", marked, start, start + queries, builder.integers([2]))
+        return builder.op("Slice", marked, builder.integers([0]), keys, builder.integers([3]))
+    return builder.op("Unsqueeze", marked, builder.integers(_new_axes(rank)))
+
+
+def _new_axes(rank: int) -> Sequence[int]:
+    return (1, 2) if rank == 2 else (1,)
+
+
+def _between_ends(mask: Tensor, batch: Tensor, keys: Tensor) -> Tensor:
+    builder = mask.builder
+    column = builder.integers([-1, 1, 1, 1])
+    place = places(builder, keys)
+    numbers = builder.cast(mask, _INDEX)
+    ends = builder.op("Slice", numbers, builder.integers([0]), batch, builder.integers([0]))
+    before_end = builder.op("Less", place, builder.op("Reshape", ends, column))
+    if mask.shape is not None and batch.array is not None and mask.dimension(0) == int(batch.array.item()):
+        return before_end
+    # Without second numbers, zeros stand where they would.
+    zeros = builder.op("ConstantOfShape", batch, value=ir.tensor([0], dtype=_INDEX), dtype=_INDEX)
+    begins = builder.op("Slice", builder.op("Concat", numbers, zeros, axis=0), batch, batch + batch, builder.integers([0]))
+    return builder.op("And", before_end, builder.op("GreaterOrEqual", place, builder.op("Reshape", begins, column)))

@@ -1,0 +1,101 @@
+"""Layer normalization and root-mean-square normalization, alone and with the sums and embeddings before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import SIXTEEN_BIT, Tensor
+from burnish.importer.runtime_operators.registry import is_read, rewrites
+from burnish.ops import Operation
+from burnish.ops.attention_pieces import places
+from burnish.ops.positions import extent, known_rank
+
+_SKIP_EPSILON = 1e-12
+
+
+def _layer(
+    op: Operation, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int = -1, statistics: int = 0
+) -> tuple[Tensor, ...]:
+    """Layer normalization with its first ``statistics`` further outputs."""
+    operands = [x, *(None if operand is None else op.builder.cast(operand, x.dtype) for operand in (scale, bias))]
+    attributes: dict[str, Any] = {"axis": axis, "epsilon": epsilon}
+    if statistics:
+        return op.builder.op("LayerNormalization", *operands, outputs=1 + statistics, **attributes)
+    return (op.builder.op("LayerNormalization", *operands, like=x, **attributes),)
+
+
+def _root_mean_square(x: Tensor, scale: Tensor, epsilon: float, axes: Sequence[int] = (-1,)) -> tuple[Tensor, Tensor]:
+    """The layer in the pieces that are recognized as one, and the inverse deviation; sixteen bits are computed in float32."""
+    builder = x.builder
+    wide = builder.cast(x, ir.DataType.FLOAT) if x.dtype in SIXTEEN_BIT else x
+    power = builder.op("ReduceMean", wide * wide, builder.integers(axes), keepdims=1)
+    inverse = builder.op("Reciprocal", builder.op("Sqrt", power + epsilon))
+    return builder.cast(wide * inverse, x.dtype) * builder.cast(scale, x.dtype), inverse
+
+
+def _statistics_read(op: Operation, most: int) -> int:
+    return max((index for index in range(1, most + 1) if is_read(op, index)), default=0)
+
+
+@rewrites("LayerNormalization")
+def layer_normalization(op: Operation) -> tuple[Tensor, ...]:
+    """As ONNX Runtime had it before opset 17: the standard's."""
+    axis, epsilon = op.attribute("axis", -1), op.attribute("epsilon", 1e-5)
+    return _layer(op, op.input, op.required(1), op.optional(2), epsilon, axis, _statistics_read(op, 2))
+
+
+@rewrites("SimplifiedLayerNormalization")
+def simplified_layer_normalization(op: Operation) -> tuple[Tensor, ...]:
+    """Root-mean-square normalization over the axes from ``axis`` on."""
+    x, axis = op.input, op.attribute("axis", -1)
+    axes = range(axis, 0) if axis < 0 else range(axis, known_rank(op, x))
+    return _root_mean_square(x, op.required(1), op.attribute("epsilon", 1e-5), list(axes))
+
+
+def _summed(op: Operation, bias: Tensor | None) -> Tensor:
+    total = op.input + op.required(1)
+    return total if bias is None else total + bias
+
+
+@rewrites("SkipLayerNormalization")
+def skip_layer_normalization(op: Operation) -> tuple[Tensor | None, ...]:
+    """Of the sum of an input, what skips a layer, and a bias; the fourth output is the sum."""
+    total, count = _summed(op, op.optional(4)), _statistics_read(op, 2)
+    layer = _layer(op, total, op.required(2), op.optional(3), op.attribute("epsilon", _SKIP_EPSILON), statistics=count)
+    return *layer, *(None for _ in range(2 - count)), total
+
+
+@rewrites("SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_normalization(op: Operation) -> tuple[Tensor | None, ...]:
+    total = _summed(op, op.optional(3))
+    y, inverse = _root_mean_square(total, op.required(2), op.attribute("epsilon", _SKIP_EPSILON))
+    return y, None, inverse, total
+
+
+@rewrites("EmbedLayerNormalization")
+def embed_layer_normalization(op: Operation) -> tuple[Tensor | None, ...]:
+    """Of the sum of the embeddings of words, positions and segments; with how many tokens each row has, and the sum."""
+    builder, words, segments, positions = op.builder, op.input, op.optional(1), op.optional(8)
+    total = builder.op("Gather", op.required(2), words, axis=0)
+    if positions is None:
+        positions = places(builder, extent(words, 1))
+    total = total + builder.op("Gather", op.required(3), positions, axis=0)
+    table = op.optional(4)
+    if segments is not None and table is not None:
+        total = total + builder.op("Gather", table, segments, axis=0)
+    (y,) = _layer(op, total, op.required(5), op.required(6), op.attribute("epsilon", _SKIP_EPSILON))
+    return y, _tokens(op, words) if is_read(op, 1) else None, total
+
+
+def _tokens(op: Operation, words: Tensor) -> Tensor:
+    """How many places of each row a mask marks, int32; 0 without one."""
+    builder, mask = op.builder, op.optional(7)
+    if mask is None:
+        zero = ir.Tensor(np.zeros(1, np.int32))
+        return builder.op("ConstantOfShape", extent(words, 0), value=zero, dtype=ir.DataType.INT32)
+    marked = builder.op("Equal", mask, builder.scalar(1, mask))
+    return builder.op("ReduceSum", builder.cast(marked, ir.DataType.INT32), builder.integers([1]), keepdims=0)

@@ -1,0 +1,99 @@
+"""Matrix products and convolutions, with the transposition before them or the activation after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnish.errors import UnsupportedOperatorError
+from burnish.graph import Tensor
+from burnish.importer.runtime_operators.activations import fast_gelu_of
+from burnish.importer.runtime_operators.registry import rewrites
+from burnish.ops import Operation
+from burnish.ops.positions import known_rank
+
+_PARAMETERS = {
+    "Clip": ("min", "max"),
+    "Elu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "LeakyRelu": ("alpha",),
+    "Selu": ("alpha", "gamma"),
+    "ThresholdedRelu": ("alpha",),
+}
+"""The activations that take numbers, in the order in which a fused convolution lists them."""
+_PLAIN = frozenset({"HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"})
+
+
+def _activated(op: Operation, x: Tensor, parameters: dict[str, Any]) -> Tensor:
+    """Apply the attribute ``activation``, if there is one."""
+    builder, name = op.builder, op.attribute("activation", "")
+    if not name:
+        return x
+    if name == "Clip":
+        return builder.op("Clip", x, *(builder.scalar(parameters[bound], x) for bound in ("min", "max")))
+    if name in _PARAMETERS:
+        return builder.op(name, x, **parameters)
+    if name in _PLAIN:
+        return builder.op(name, x)
+    raise UnsupportedOperatorError(
+        f"{op} has the activation '{name}', which burnish does not know: optimize the model without this fusion, or train the "
+        "file that it was made of"
+    )
+
+
+def _named_parameters(op: Operation) -> dict[str, float]:
+    """The activation's numbers, each an attribute of its own."""
+    names = _PARAMETERS.get(op.attribute("activation", ""), ())
+    values: dict[str, Any] = {name: op.attribute(f"activation_{name}") for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _arranged(op: Operation, x: Tensor, transposed: bool, first_last: bool) -> Tensor:
+    """The operand of a product: its first axis moved behind the other batch axes, its last two exchanged."""
+    rank = known_rank(op, x)
+    axes = list(range(rank))
+    if first_last and rank > 2:
+        axes = [*axes[1:-1], axes[0], axes[-1]]
+    if transposed and rank > 1:
+        axes = [*axes[:-2], axes[-1], axes[-2]]
+    return x if axes == list(range(rank)) else op.builder.op("Transpose", x, perm=axes)
+
+
+@rewrites("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul")
+def fused_matmul(op: Operation) -> Tensor:
+    """``alpha * A B`` of operands that may be transposed."""
+    operands = [
+        _arranged(op, op.required(index), bool(op.attribute(f"trans{name}", 0)), bool(op.attribute(f"transBatch{name}", 0)))
+        for index, name in enumerate("AB")
+    ]
+    alpha = op.attribute("alpha", 1.0)
+    product = op.builder.op("MatMul", *operands)
+    return _activated(op, product if alpha == 1.0 else product * alpha, _named_parameters(op))
+
+
+@rewrites("FusedGemm")
+def fused_gemm(op: Operation) -> Tensor:
+    attributes = {name: op.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
+    product = op.builder.op("Gemm", op.input, op.required(1), op.optional(2), **attributes)
+    return _activated(op, product, _named_parameters(op))
+
+
+@rewrites("GemmFastGelu")
+def gemm_fast_gelu(op: Operation) -> Tensor:
+    product, bias = op.builder.op("MatMul", op.input, op.required(1)), op.optional(2)
+    return fast_gelu_of(product if bias is None else product + bias)
+
+
+@rewrites("FusedConv")
+def fused_convolution(op: Operation) -> Tensor:
+    """A convolution, what is added to it, and an activation."""
+    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    y = op.builder.op("Conv", op.input, op.required(1), op.optional(2), **{name: op.attribute(name) for name in names})
+    summand = op.optional(3)
+    y = y if summand is None else y + summand
+    known = _PARAMETERS.get(op.attribute("activation", ""), ())
+    return _activated(op, y, dict(zip(known, op.attribute("activation_params", ()), strict=False)))
+
+
+@rewrites("Trilu")
+def trilu(op: Operation) -> Tensor:
+    return op.builder.op("Trilu", op.input, op.optional(1), upper=op.attribute("upper", 1))

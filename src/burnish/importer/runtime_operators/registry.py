@@ -1,0 +1,57 @@
+"""The rewrites of operators that runtimes have of their own, by domain and name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor
+from burnish.graph.uses import is_used
+from burnish.ops import Operation
+
+RUNTIME_DOMAIN = "com.microsoft"
+"""The domain in which ONNX Runtime and its tools write operators that the standard lacks."""
+
+Results = Tensor | tuple[Tensor | None, ...] | None
+Rewrite = Callable[[Operation], Results]
+
+_rewrites: dict[tuple[str, str], Rewrite] = {}
+
+
+def rewrites(*op_types: str, domain: str = RUNTIME_DOMAIN) -> Callable[[Rewrite], Rewrite]:
+    """Register how operators are written as standard ones: ``rule(op) -> outputs``, or None for a form that stays as it is.
+
+    The rule emits nodes of opset 18 or newer, in the form that they have in ``op.builder.opset``.
+    """
+
+    def register(rule: Rewrite) -> Rewrite:
+        _rewrites.update({(domain, op_type): rule for op_type in op_types})
+        return rule
+
+    return register
+
+
+def find_rewrite(node: ir.Node) -> Rewrite | None:
+    """The rewrite of a node, None where there is none."""
+    return _rewrites.get((node.domain, node.op_type))
+
+
+def rewritten_operators() -> Mapping[tuple[str, str], Rewrite]:
+    """Every rewrite by domain and operator."""
+    return MappingProxyType(_rewrites)
+
+
+def is_read(op: Operation, index: int) -> bool:
+    """Whether a node has an output at this place that is read."""
+    return index < len(op.node.outputs) and is_used(op.node.outputs[index])
+
+
+def split(x: Tensor, sizes: list[int], axis: int) -> tuple[Tensor, ...]:
+    """Cut a tensor into parts of these sizes along an axis."""
+    builder: Builder = x.builder
+    if len(sizes) == 1:
+        return (x,)
+    parts = builder.op("Split", x, builder.integers(sizes), axis=axis, outputs=len(sizes))
+    return parts if isinstance(parts, tuple) else (parts,)

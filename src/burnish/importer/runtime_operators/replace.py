@@ -1,0 +1,107 @@
+"""The walks over a model: what the operators of a runtime return, and standard operators in their place."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.errors import BurnishError
+from burnish.graph import Builder, Tensor, bodies, constant_array, infer_outputs, replace_node
+from burnish.graph.edits import copy_of
+from burnish.importer.opset import OLDEST_CANONICAL
+from burnish.importer.runtime_operators.registry import Results, find_rewrite
+from burnish.ops import Operation
+
+_SMALL = 64
+"""Elements of a constant up to which a trial has it: axes and lengths, not weights."""
+
+
+def declare_runtime_outputs(model: ir.Model) -> None:
+    """Give, in place, dtype and shape to what operators with a rewrite return, which the standard's inference does not know.
+
+    For a model of any opset. Each node is rewritten in a graph of its own, and what that infers is taken over. Nodes in between
+    are inferred one by one, in their order. Nothing is done for a model without such operators.
+    """
+    if any(find_rewrite(node) is not None for node in model.graph.all_nodes()):
+        _declare(model.graph)
+
+
+def _declare(graph: ir.Graph) -> None:
+    for node in graph:
+        for body in bodies(node):
+            _declare(body)
+        if find_rewrite(node) is not None:
+            for output, result in zip(node.outputs, _tried(node, graph.opset_imports[""]), strict=False):
+                if result is not None and result.value.type is not None:
+                    output.type, output.shape = result.value.type, result.shape
+        elif any(output.type is None or output.shape is None for output in node.outputs):
+            _infer(node, graph)
+
+
+def _infer(node: ir.Node, graph: ir.Graph) -> None:
+    declared = [(output.type, output.shape) for output in node.outputs]
+    try:
+        infer_outputs(node, graph.opset_imports)
+    except BurnishError:
+        return  # What does not fit is named when the whole model is inferred.
+    for output, (type_, shape) in zip(node.outputs, declared, strict=True):
+        output.type, output.shape = output.type or type_, output.shape or shape
+
+
+def _tried(node: ir.Node, opset: int) -> tuple[Tensor | None, ...]:
+    """What a node's rewrite returns in a graph of its own; nothing where an operand's dtype is not known."""
+    if any(value is not None and value.dtype is None for value in node.inputs):
+        return ()
+    operands = [None if value is None else _stand_in(value, index) for index, value in enumerate(node.inputs)]
+    copy = copy_of(node, operands)
+    inputs = [operand for operand in operands if operand is not None]
+    trial = ir.Graph(inputs, copy.outputs, nodes=[copy], opset_imports={"": max(opset, OLDEST_CANONICAL), node.domain: 1})
+    copy.name = node.name
+    try:
+        return _as_tuple(_rewritten(copy, trial))
+    except BurnishError:
+        if all(output.type is not None for output in node.outputs):
+            return ()
+        raise
+
+
+def _stand_in(value: ir.Value, index: int) -> ir.Value:
+    operand = ir.Value(name=f"operand{index}", type=value.type, shape=value.shape)
+    array = constant_array(value) if value.shape is not None and _is_small(value.shape) else None
+    operand.const_value = None if array is None else ir.Tensor(array)
+    return operand
+
+
+def _is_small(shape: ir.Shape) -> bool:
+    return all(isinstance(extent, int) and extent <= _SMALL for extent in shape) and len(shape) < 2
+
+
+def replace_runtime_operators(model: ir.Model) -> bool:
+    """Write, in place, the operators of runtimes that have a rewrite as standard ones; return whether there was any.
+
+    For a model of opset 18 or newer whose dtypes and shapes are inferred and whose nodes have names. Graphs inside of nodes are
+    looked through too.
+
+    Raises:
+        ModelError: a node whose attributes and operands do not fit together.
+    """
+    replaced: set[str] = set()
+    for graph in list(model.graphs()):
+        for node in list(graph):
+            results = _rewritten(node, graph) if find_rewrite(node) is not None else None
+            if results is not None:
+                replaced.add(node.domain)
+                replace_node(node, results)
+    for domain in replaced - {node.domain for node in model.graph.all_nodes()}:
+        for graph in model.graphs():
+            graph.opset_imports.pop(domain, None)
+    return bool(replaced)
+
+
+def _rewritten(node: ir.Node, graph: ir.Graph) -> Results:
+    rule = find_rewrite(node)
+    assert rule is not None
+    return rule(Operation(node, Builder(graph, before=node)))
+
+
+def _as_tuple(results: Results) -> tuple[Tensor | None, ...]:
+    return results if isinstance(results, tuple) else (results,)

@@ -1,0 +1,61 @@
+"""Operators of ONNX Runtime as standard ones: its kernels' numbers, and gradients that differences confirm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import burnish
+from oracles.central_differences import TOLERANCE, central_differences
+from oracles.gradient_harness import Evaluator, assert_close
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+from oracles.runtime_operators import DOMAIN, Case, cases
+
+CASES = cases()
+ROUNDING = 2e-6
+
+
+def of_defined_rows(case: Case, array: np.ndarray) -> np.ndarray:
+    return array if case.rows is None else array[case.rows]
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "batch"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_same_as_the_kernel(case: Case, symbolic: bool) -> None:
+    file = case.model(symbolic=symbolic)
+    loaded = burnish.load(file)
+    assert {node.domain for node in loaded.graph.all_nodes()} == {""}
+    assert DOMAIN not in loaded.opset_imports
+    feeds = case.feeds("float32")
+    expected, actual = onnxruntime_outputs(file, feeds), onnxruntime_outputs(loaded, feeds)
+    for name, array in expected.items():
+        assert actual[name].dtype == array.dtype
+        assert actual[name].shape == array.shape
+        if array.dtype.kind != "f":
+            np.testing.assert_array_equal(actual[name], array, err_msg=name)
+            continue
+        one, other = of_defined_rows(case, actual[name]), of_defined_rows(case, array)
+        assert_close(one, other, ROUNDING, name)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.differentiated()], ids=str)
+def test_gradients_against_differences(case: Case) -> None:
+    wrt = case.differentiated()
+    rng = np.random.default_rng(3)
+    model = burnish.grad(case.model("float64", symbolic=True), wrt, of="output0")
+    evaluate = Evaluator(model)
+    feeds = case.feeds("float64")
+    names = {value.name for value in model.graph.inputs}
+    feeds = {name: array for name, array in feeds.items() if name in names}
+    forward = Evaluator(burnish.load(case.model("float64", symbolic=True)))
+    cotangent = rng.normal(size=forward(feeds)["output0"].shape)
+    if case.rows is not None:
+        cotangent[~case.rows] = 0
+    gradients = evaluate(feeds | {"cotangent:output0": cotangent})
+    arrays = [feeds[name] for name in wrt]
+
+    def value(moved: list[np.ndarray | None]) -> float:
+        return float((forward(feeds | dict(zip(wrt, moved, strict=True)))["output0"] * cotangent).sum())
+
+    for index, name in enumerate(wrt):
+        assert_close(gradients[f"grad:{name}"], central_differences(value, arrays, index), TOLERANCE, name)
