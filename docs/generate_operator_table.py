@@ -70,6 +70,9 @@ What ONNX Runtime's optimizers and exporters write becomes standard operators wh
 - `Resize` has the gradient of every mode by the data; by the standard its region of interest and its scales are no variables.
   With `tf_crop_and_resize` ONNX Runtime does not crop along an axis that keeps its size; the PyTorch engine and the reference
   engine do, as the standard says. The gradient is each time that of what ran.
+- `RoiAlign` has gradients by the data and by the corners of the regions, also where `sampling_ratio=0` lets a region's size
+  decide how many points it is read at. With the mode `max` it takes the largest product of an element and its weight, as ONNX
+  Runtime and `onnx.reference` do.
 """
 
 

@@ -24,6 +24,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     random,
     recurrent,
     reduction,
+    regions,
     resize,
     sampling,
     scatter,

@@ -217,6 +217,11 @@ def range_of(number: int | Tensor, builder: Builder) -> Tensor:
     return builder.op("Range", builder.scalar(0, index), number, builder.scalar(1, index))
 
 
+def unchanged(places: Tensor) -> Tensor:
+    """What stands for elements outside where no tap lies there with a weight."""
+    return places
+
+
 def _channels_last(images: Tensor) -> Tensor:
     return images.builder.op("Transpose", images, perm=[0, *range(2, known_axes(images)), 1])
 

@@ -24,6 +24,7 @@ from burnish.ops.interpolation import (
     rows_of,
     size_of,
     taps_around,
+    unchanged,
 )
 from burnish.ops.positions import count, extent, joined, known_rank, reshape_as
 from burnish.ops.registry import Operation, gradient
@@ -125,7 +126,7 @@ class _Coordinate:
             return taps_around(self.position, interpolation, self._last, None)
         reflects = self._padding == "reflection"
         if interpolation is CUBIC:
-            return taps_around(self.position, interpolation, self._last, self._reflected if reflects else _unchanged)
+            return taps_around(self.position, interpolation, self._last, self._reflected if reflects else unchanged)
         builder = self.position.builder
         if reflects:
             self.slope = self.slope * builder.op("Sign", self._from_the_turn(self.position))
@@ -133,7 +134,7 @@ class _Coordinate:
         inside = builder.op("And", builder.op("Greater", self.position, 0), builder.op("Less", self.position, self._last))
         self.slope = self.slope * builder.cast(inside, self.position.dtype)
         self.position = builder.op("Clip", self.position, builder.scalar(0, self.position), self._last)
-        return taps_around(self.position, interpolation, self._last, _unchanged)
+        return taps_around(self.position, interpolation, self._last, unchanged)
 
     def _reflected(self, positions: Tensor) -> Tensor:
         """Positions mirrored at both ends until they lie between them."""
@@ -145,7 +146,3 @@ class _Coordinate:
         behind = positions - self._begin
         periods = builder.op("Floor", behind / (self._span * 2))
         return self._span - (behind - periods * (self._span * 2))
-
-
-def _unchanged(places: Tensor) -> Tensor:
-    return places

@@ -33,7 +33,7 @@ WITHOUT_TRANSLATION = {
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
     "no gradient here, so met in inference alone": "AffineGrid BitCast CausalConvWithState CenterCropPad Col2Im "
-    "DeformConv LinearAttention MaxRoiPool NonMaxSuppression RoiAlign SwiGLU",
+    "DeformConv LinearAttention MaxRoiPool NonMaxSuppression SwiGLU",
     "forms the importer converts": "Scatter Upsample",
 }
 
