@@ -32,10 +32,14 @@ An operator without a rule is no obstacle where no gradient has to pass through 
 on integer and boolean values. Where a rule is needed and missing, `burnish.compile` raises a
 [GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
 
-`If`, `Loop` and `Scan` have no rule. An `If` that the model's shapes decide, or
+Gradients flow through `If`, `Loop` (counted and while) and `Scan`, nested and of no iteration too, to their inputs and to
+what their bodies read of the graph around them: weights that a loop reads train. A loop keeps its states as each iteration began
+with them, and the backward pass computes the iteration again from there. Refused, by name, is what that cannot be right for:
+states that change their shape from one iteration to the next, or that are sequences, where the backward pass has to read them;
+and draws of random numbers in `burnish.grad`. `burnish.compile` draws from a key, in each iteration anew. Batch normalization in
+a body has to be frozen. An `If` that the model's shapes decide, or
 [an input that is fixed to a value](getting-started.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model
-is read. Weights in a branch or loop body that stays do not train, and a warning names them; data that was computed by weights
-that train cannot pass through one.
+is read.
 
 `QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
 them are computed in floating-point numbers, which [pass gradients straight through](getting-started.md#a-quantized-model).

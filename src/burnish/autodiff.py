@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import Builder, Tensor, bodies, describe_node, quantization_of, source_of, unbroadcast
+from burnish.graph import Builder, Tensor, describe_node, quantization_of, source_of, unbroadcast
+from burnish.graph.uses import operands_of
 from burnish.ops import Gradients, Operation, find_gradient
+from burnish.ops.dependence import reached_from
 from burnish.ops.registry import GradientRule
-from burnish.ops.semantic import differentiable_outputs
 
 
 def differentiate(
@@ -30,7 +31,7 @@ def differentiate(
         GradientError: a node between ``wrt`` and the outputs has no gradient rule. Nodes off that path are not looked at.
     """
     nodes = list(builder.graph)
-    active = _reached_from(nodes, wrt)
+    active = reached_from(nodes, wrt)
     gradients: dict[ir.Value, Tensor] = {}
     for value, cotangent in cotangents.items():
         _accumulate(gradients, value, cotangent)
@@ -38,26 +39,24 @@ def differentiate(
         incoming = [gradients.get(output) for output in node.outputs]
         if all(cotangent is None for cotangent in incoming):
             continue
-        wanted = tuple(value is not None and value in active for value in node.inputs)
-        read_inside = _read_inside(node, active)
-        if read_inside is not None:
-            raise GradientError(_inside_body(node, read_inside))
+        operands = operands_of(node)
+        wanted = tuple(value is not None and value in active for value in operands)
         if not any(wanted):
             continue
         rule = find_gradient(node, builder.opset)
         if rule is None:
-            raise GradientError(_no_rule(node, next(value for value in node.inputs if value is not None and value in active)))
+            raise GradientError(_no_rule(node, next(value for value in operands if value is not None and value in active)))
         source = source_of(node)
         with builder.attributed(None if source is None else f"gradient of {source}"):
-            produced = _checked(node, rule, wanted, rule(Operation(node, builder, wanted), *incoming))
-            for operand, is_wanted, produced_gradient in zip(node.inputs, wanted, produced, strict=True):
+            produced = _checked(node, rule, wanted, rule(Operation(node, builder, wanted, differentiate), *incoming))
+            for operand, is_wanted, produced_gradient in zip(operands, wanted, produced, strict=True):
                 if operand is not None and is_wanted and produced_gradient is not None:
                     _accumulate(gradients, operand, unbroadcast(produced_gradient, builder.tensor(operand)))
     return {value: gradients.get(value) for value in wrt}
 
 
 def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: Gradients) -> tuple[Tensor | None, ...]:
-    """Return what a rule gives for each input of a node; those that are left out at the end must not be wanted.
+    """Return what a rule gives for each operand of a node; those that are left out at the end must not be wanted.
 
     Raises:
         GradientError: the rule returns fewer gradients than are asked for, or one of an input that the node does not have, or
@@ -72,7 +71,7 @@ def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: 
         )
     missing = next((index for index in range(len(produced), len(wanted)) if wanted[index]), None)
     if missing is not None:
-        operand = node.inputs[missing]
+        operand = operands_of(node)[missing]
         raise GradientError(
             f"the gradient rule of {describe_node(node)} returned {len(produced)} of {len(wanted)} gradients, and none for its "
             f"input {missing}, '{'' if operand is None else operand.name}', which is differentiated: let the rule ({name}, "
@@ -84,31 +83,6 @@ def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: 
             f"inputs: let the rule ({name}, registered with burnish.ops.gradient) return one for each input"
         )
     return (*produced, *(None for _ in wanted))[: len(wanted)]
-
-
-def _reached_from(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], around: Sequence[set[ir.Value]] = ()) -> set[ir.Value]:
-    """Return the floating-point values that depend on ``wrt``, or on a value in ``around``: only these carry gradients."""
-    active = set(wrt)
-    scopes = (active, *around)
-    for node in nodes:
-        read = any(value in scope for scope in scopes for value in node.inputs if value is not None)
-        if read or _read_inside(node, *scopes) is not None:
-            active.update(differentiable_outputs(node))
-    return active
-
-
-def _read_inside(node: ir.Node, *active: set[ir.Value]) -> ir.Value | None:
-    """Return a value out of ``active`` that an output of a branch or loop body depends on.
-
-    A body reads the values of the graph around it by name: they are no inputs of the node, and no rule of a node gives them
-    a gradient.
-    """
-    for body in bodies(node):
-        reached = _reached_from(body, (), active)
-        if any(output in scope for scope in (reached, *active) for output in body.outputs):
-            read = (value for inside in body.all_nodes() for value in inside.inputs if value is not None)
-            return next(value for value in (*read, *body.outputs) if any(value in scope for scope in active))
-    return None
 
 
 def _accumulate(gradients: dict[ir.Value, Tensor], value: ir.Value, contribution: Tensor) -> None:
@@ -124,12 +98,4 @@ def _no_rule(node: ir.Node, value: ir.Value) -> str:
         f"{describe_node(node)} has no gradient rule, and '{value.name}' is differentiated through it. "
         "Differentiate only what comes after it, or an output that avoids it, or register a rule with burnish.ops.gradient"
         f"{others}"
-    )
-
-
-def _inside_body(node: ir.Node, value: ir.Value) -> str:
-    return (
-        f"{describe_node(node)} reads '{value.name}' in a branch or loop body, where no gradient flows. Differentiate only what "
-        "comes after it, an output that avoids it, or a model exported without control flow, such as with Where in its place. "
-        "Where an input or an open dimension decides the branch, fix that (bind)"
     )

@@ -20,17 +20,25 @@ from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
 from burnish.ops.recurrent import lacks_kernel
-from burnish.random import Numbered, bernoulli, dropout, multinomial, normal, uniform
+from burnish.random import Numbered, Places, bernoulli, dropout, multinomial, normal, uniform
+from burnish.random.bodies import keys_in_bodies
 from burnish.sample_axes import Analysis, numbered
 
 # Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
 # thousand standard deviations no digit of it is left.
 EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
+IN_A_BODY = Numbered(*[Places(problem="a branch or loop body draws for them")] * 2)
+
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
     """The batch normalization nodes of a graph, in its order."""
     return [node for node in graph if node.op_type == "BatchNormalization" and node.domain == ""]
+
+
+def batch_normalizations_in_bodies(graph: ir.Graph) -> list[ir.Node]:
+    """The batch normalization nodes in the branches and loop bodies of a graph."""
+    return [node for body in graph.subgraphs() for node in batch_normalizations(body)]
 
 
 def bind_training(
@@ -44,7 +52,8 @@ def bind_training(
     """Specialize a graph to training, in place.
 
     Args:
-        graph: the graph; its batch normalization nodes, and all that draw at random, are replaced.
+        graph: the graph; its batch normalization nodes, and all that draw at random, are replaced. Batch normalization in bodies
+            is frozen.
         policies: the policy of each batch normalization node.
         running_variance: which batch variance enters the running variance.
         key: the random key that is drawn from; every node that draws has a stream of its own.
@@ -56,11 +65,13 @@ def bind_training(
 
     Raises:
         ModelError: a layer whose operands do not hold one value per channel.
+        ConfigurationError: a node in the body of an operator that numbers no iterations draws at random.
     """
     statistics = RunningStatistics(running_variance, policies, step)
     drawing = _nodes(graph, RANDOM_OPERATORS)
     analysis = Analysis(graph, data) if drawing else None
     places = {} if analysis is None else {node: numbered(analysis, node.outputs[0]) for node in drawing}
+    key_of: dict[ir.Node, ir.Value] = {}
     for node in batch_normalizations(graph):
         policy = policies[node]
         assert not isinstance(policy, Auto), "an automatic policy is settled before a graph is bound"
@@ -69,9 +80,15 @@ def bind_training(
         else:
             _bind_frozen(node)
             _center(graph, node)
+    _freeze_in_bodies(graph)
+    for body, inside in keys_in_bodies(graph, key, RANDOM_OPERATORS):
+        for node in _nodes(body, RANDOM_OPERATORS):
+            drawing.append(node)
+            places[node], key_of[node] = IN_A_BODY, inside
     for stream, node in enumerate(drawing):
         bind = _bind_dropout if node.op_type == "Dropout" else _bind_draw
-        bind(graph, node, key, stream, places[node])
+        assert isinstance(node.graph, ir.Graph)
+        bind(node.graph, node, key_of.get(node, key), stream, places[node])
     put_training_forms(graph)
     return statistics.updated
 
@@ -81,10 +98,11 @@ def bind_inference(graph: ir.Graph) -> None:
 
     Other nodes that draw at random stay as they are: there is no key in inference, and the runtime draws as it likes.
     """
-    for node in batch_normalizations(graph):
-        _bind_frozen(node)
-    for node in _nodes(graph, {"Dropout"}):
-        _remove_dropout(node)
+    for body in (graph, *graph.subgraphs()):
+        for node in batch_normalizations(body):
+            _bind_frozen(node)
+        for node in _nodes(body, {"Dropout"}):
+            _remove_dropout(node)
     put_training_forms(graph, lambda node: node.op_type in EXPANDED_NAIVELY or lacks_kernel(node))
 
 
@@ -94,22 +112,28 @@ def bind_as_exported(graph: ir.Graph) -> None:
     Training-mode batch normalization exposes its statistics, and updates its running outputs by the standard's rule.
     """
     exported: dict[ir.Node, NormPolicy] = {
-        node: Train() for node in batch_normalizations(graph) if attribute_value(node, "training_mode", 0)
+        node: Train()
+        for body in (graph, *graph.subgraphs())
+        for node in batch_normalizations(body)
+        if attribute_value(node, "training_mode", 0)
     }
     statistics = RunningStatistics(RunningVariance.ONNX, exported)
     for node in exported:
-        _bind_batch_statistics(graph, node, Train(), statistics)
+        assert isinstance(node.graph, ir.Graph)
+        _bind_batch_statistics(node.graph, node, Train(), statistics)
     put_training_forms(graph)
 
 
 def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambda node: True) -> None:
-    """Replace the operators that have a form of their own for training, or those of them that ``where`` holds for."""
-    for node in list(graph):
-        rule = find_training_form(node, graph.opset_imports[""])
-        if rule is not None and where(node):
-            form = rule(Operation(node, Builder(graph, before=node)))
-            if form is not None:
-                replace_node(node, form)
+    """Replace, in bodies too, the operators that have a form of their own for training: those that ``where`` holds for."""
+    for body in (graph, *graph.subgraphs()):
+        body.opset_imports.update(graph.opset_imports)
+        for node in list(body):
+            rule = find_training_form(node, body.opset_imports[""])
+            if rule is not None and where(node):
+                form = rule(Operation(node, Builder(body, before=node)))
+                if form is not None:
+                    replace_node(node, form)
 
 
 def _bind_frozen(node: ir.Node) -> None:
@@ -139,6 +163,15 @@ def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatisti
     for output, replacement in zip(node.outputs, normalize(Builder(graph, before=node), node, policy, statistics), strict=False):
         replace_value(output, replacement.value)
     remove_node(node)
+
+
+def _freeze_in_bodies(graph: ir.Graph) -> None:
+    for node in batch_normalizations_in_bodies(graph):
+        body = node.graph
+        assert isinstance(body, ir.Graph)
+        body.opset_imports.update(graph.opset_imports)
+        _bind_frozen(node)
+        _center(body, node)
 
 
 def _nodes(graph: ir.Graph, op_types: Container[str]) -> list[ir.Node]:

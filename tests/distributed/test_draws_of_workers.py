@@ -160,7 +160,7 @@ REFUSED = {
         f = Flatten (x)
         e = If (positive) <then_branch = t () => (double[batch, c] a) { a = Dropout (f, half, true) },
             else_branch = o () => (double[batch, c] b) { b = Identity (f) }>""",
-        "Dropout 'Dropout' .* draws random numbers in a branch, a loop or a loss graph: they come from each worker's own",
+        "Dropout 'Dropout' .* draws random numbers in a branch or a loop, where workers cannot tell which",
     ),
 }
 

@@ -8,7 +8,6 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.errors import GradientError
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
@@ -56,8 +55,17 @@ def test_gradients_flow_through_the_branch() -> None:
     x, dy = (np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32) for seed in (0, 1))
     found = burnish.engines.get("onnxruntime").run(gradients, {"x": x, "cotangent:y": dy})["grad:w"]
     np.testing.assert_allclose(found, (x * dy).sum(0), rtol=1e-6)
-    with pytest.raises(GradientError, match=r"If 'If' \(output 'y'\) reads 'w' in a branch or loop body"):
-        burnish.grad(model("M", outputs="float y"), ["w"])
+
+
+@pytest.mark.parametrize("extent", [3, 1])
+def test_gradients_of_a_branch_that_stays(extent: int) -> None:
+    """The branch that is not taken has gradients of zero."""
+    gradients = burnish.grad(model("M", behind="z = ReduceSum <keepdims = 0> (y)", outputs="float z"), ["w", "x"])
+    x = np.random.default_rng(0).normal(size=(4, extent)).astype(np.float32)
+    found = burnish.engines.get("onnxruntime").run(gradients, {"x": x})
+    w = np.float32([1, 2, 3])
+    np.testing.assert_allclose(found["grad:w"], x.sum(0) if extent == 3 else np.zeros(3), rtol=1e-6)
+    np.testing.assert_array_equal(found["grad:x"], np.broadcast_to(w if extent == 3 else np.float32(1), x.shape))
 
 
 def test_a_branch_in_a_branch_and_its_weights() -> None:

@@ -1,4 +1,4 @@
-"""Weights in branches and loop bodies are state; they train where the branch is decided, and a warning says where they do not."""
+"""Weights in branches and loop bodies are state, train, and are exported; a decided branch trains as the model without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.errors import ConfigurationError, GradientError, UntrainedWeightsWarning
+from burnish.errors import UntrainedWeightsWarning
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
@@ -29,7 +29,6 @@ BRANCHED = """g (float[N, 2] x, int64 sr) => (float[N, 2] y)
     >
     y = MatMul (h, head)
 }"""
-WHY = "If 'If' (output 'h') reads it in a branch, where no gradient flows: fix '{}', which decides the branch (bind)"
 PLAIN = """g (float[N, 2] x) => (float[N, 2] y)
 <float[2, 2] head = {1, -2, 3, 4}, float[2, 2] w = {5, 6, 7, 8}> {
     p = MatMul (x, w)
@@ -79,28 +78,35 @@ def batch() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_weights_of_a_branch_that_stays_are_state_and_are_exported(engine: str, tmp_path: Path) -> None:
+def test_weights_of_a_branch_that_stays_train_and_are_exported(engine: str, tmp_path: Path) -> None:
     program, untrained = compiled(parsed(BRANCHED))
-    assert untrained == {"w": WHY.format("sr"), "w_1": WHY.format("sr")}
+    assert untrained == {}
+    assert program.options["trainable"] == ["head", "w", "w_1"]
     first = program.initial_state()
     assert first["param/w"].ravel().tolist() == [1, 2, 3, 4]
     assert first["param/w_1"].ravel().tolist() == [5, 6, 7, 8]
     session = burnish.Session(program, engine=engine)
+    plain, _ = compiled(parsed(PLAIN))
+    without = burnish.Session(plain, engine="reference")
     for _ in range(3):
         session.step({**batch(), "sr": np.array(8000)})
+        without.step(batch())
+    state, expected = session.state(), without.state()
+    np.testing.assert_array_equal(state["param/w"], first["param/w"])
+    for name, same in (("param/w_1", "param/w"), ("param/head", "param/head")):
+        np.testing.assert_allclose(state[name], expected[same], rtol=1e-6)
+    # The other branch moves its own weight.
+    session.step({**batch(), "sr": np.array(16000)})
+    assert not np.array_equal(session.state()["param/w"], first["param/w"])
+    np.testing.assert_array_equal(session.state()["param/w_1"], state["param/w_1"])
     state = session.state()
-    assert not np.array_equal(state["param/head"], first["param/head"])
-    for name in ("param/w", "param/w_1"):
-        np.testing.assert_array_equal(state[name], first[name])
-    # A weight that another tool has trained is exported, too.
-    session.load_state({**state, "param/w_1": first["param/w_1"] * 2})
     exported = ir.load(session.export(tmp_path / "tuned.onnx"))
     assert {"w", "w_1", "head"} <= {value.name for value in exported.graph.initializers.values()}
     assert "If" in {node.op_type for node in exported.graph}
     for rate in (16000, 8000):
         fed = {"x": batch()["x"], "sr": np.array(rate)}
         found = onnxruntime_outputs(exported, fed)["y"]
-        hidden = np.tanh(fed["x"] @ (first["param/w_1"] * 2)) if rate == 8000 else fed["x"] @ first["param/w"]
+        hidden = np.tanh(fed["x"] @ state["param/w_1"]) if rate == 8000 else fed["x"] @ state["param/w"]
         np.testing.assert_allclose(found, hidden @ state["param/head"], rtol=1e-5, atol=1e-6)
 
 
@@ -132,69 +138,82 @@ def test_a_saved_program_keeps_the_fixed_inputs(tmp_path: Path) -> None:
 
 def test_weights_that_are_all_in_branches() -> None:
     model = parsed(BRANCHED.replace("y = MatMul (h, head)", "y = Neg (h)").replace("float[2, 2] head = {1, -2, 3, 4}, ", ""))
-    with pytest.raises(
-        ConfigurationError, match=r"nothing would train.*If 'If' \(output 'h'\) reads it in a branch.*fix 'sr', which"
-    ):
-        burnish.compile(model, loss="mse")
+    program, untrained = compiled(model)
+    assert (program.options["trainable"], untrained) == (["w", "w_1"], {})
     program, untrained = compiled(model, bind={"sr": 16000})
     assert (program.options["trainable"], untrained) == (["w"], {})
 
 
-def test_a_weight_that_others_read_too_stays_as_a_whole() -> None:
-    """What a branch reads would have a part of its gradient otherwise, without a word."""
-    model = parsed("""g (float[N, 2] x, bool c) => (float[N, 2] y)
+def trained(model: onnx.ModelProto, engine: str = "onnxruntime", **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """The state after three steps."""
+    session = burnish.Session(compiled(model)[0], engine=engine)
+    for _ in range(3):
+        session.step({**batch(), **inputs})
+    return session.state()
+
+
+def test_a_weight_that_others_read_too_has_its_whole_gradient() -> None:
+    text = """g (float[N, 2] x, bool c) => (float[N, 2] y)
 <float[2, 2] shared = {1, 2, 3, 4}, float[2, 2] head = {1, -2, 3, 4}> {
     a = MatMul (x, shared)
     turned = Transpose <perm = [1, 0]> (shared)
-    h = If (c) <
-        then_branch = one () => (u) { u = MatMul (x, turned) },
-        else_branch = two () => (v) { v = Neg (x) }
-    >
+    HIDDEN
     sum = Add (a, h)
     y = MatMul (sum, head)
-}""")
-    program, untrained = compiled(model)
-    assert untrained == {"shared": WHY.format("c")}
-    session = burnish.Session(program)
-    session.step({**batch(), "c": np.array(True)})
-    np.testing.assert_array_equal(session.state()["param/shared"].ravel(), [1, 2, 3, 4])
+}"""
+    branches = "<then_branch = one () => (u) { u = MatMul (x, turned) }, else_branch = two () => (v) { v = Neg (x) }>"
+    found = trained(parsed(text.replace("HIDDEN", f"h = If (c) {branches}")), c=np.array(True))
+    expected = trained(parsed(text.replace("HIDDEN", "h = MatMul (x, turned)").replace(", bool c", "")))
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+    assert not np.array_equal(expected["param/shared"].ravel(), [1, 2, 3, 4])
 
 
-def test_a_weight_before_a_branch_is_refused() -> None:
-    """Its gradient flows through data: to leave it out would be a wrong number."""
-    model = parsed("""g (float[N, 2] x, bool c) => (float[N, 2] y) <float[2, 2] stem = {1, 2, 3, 4}> {
+def test_a_weight_before_a_branch() -> None:
+    text = """g (float[N, 2] x, bool c) => (float[N, 2] y) <float[2, 2] stem = {1, 2, 3, 4}> {
     s = MatMul (x, stem)
     y = If (c) <then_branch = one () => (u) { u = Tanh (s) }, else_branch = two () => (v) { v = Neg (s) }>
-}""")
-    with pytest.raises(
-        GradientError, match=r"reads 's' in a branch.*Where an input or an open dimension decides the branch, fix that"
-    ):
-        burnish.compile(model, loss="mse")
-    program, untrained = compiled(model, bind={"c": False})
-    assert (program.options["trainable"], untrained) == (["stem"], {})
+}"""
+    for condition, operator in ((True, "Tanh"), (False, "Neg")):
+        plain = text[: text.index("y = If")].replace(", bool c", "") + f"y = {operator} (s) }}"
+        found, expected = trained(parsed(text), c=np.array(condition)), trained(parsed(plain))
+        np.testing.assert_allclose(found["param/stem"], expected["param/stem"], rtol=1e-6)
 
 
-def test_weights_of_a_loop() -> None:
-    model = parsed("""g (float[2, 2] x) => (float[2, 2] y)
-<int64 count = {3}, bool yes = {1}, float[2, 2] start = {1, 0, 0, 1}, float[2, 2] head = {1, -2, 3, 4}> {
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_of_a_loop(engine: str) -> None:
+    head = "sum = Add (x, h) y = MatMul (sum, head)"
+    model = parsed(f"""g (float[2, 2] x) => (float[2, 2] y)
+<int64 count = {{3}}, bool yes = {{1}}, float[2, 2] start = {{1, 0, 0, 1}}, float[2, 2] head = {{1, -2, 3, 4}}> {{
     h = Loop (count, yes, start) <body = step (int64 i, bool go, float[2, 2] s) => (bool on, float[2, 2] t)
-        <float[2, 2] w = {1, 2, 3, 4}> { on = Identity (go) t = MatMul (s, w) }>
-    sum = Add (x, h)
-    y = MatMul (sum, head)
-}""")
+        <float[2, 2] w = {{1, 0.2, 0.3, 1}}> {{ on = Identity (go) m = MatMul (s, w) t = Tanh (m) }}>
+    {head}
+}}""")
+    unrolled = parsed(f"""g (float[2, 2] x) => (float[2, 2] y)
+<float[2, 2] w = {{1, 0.2, 0.3, 1}}, float[2, 2] start = {{1, 0, 0, 1}}, float[2, 2] head = {{1, -2, 3, 4}}> {{
+    a = MatMul (start, w) b = Tanh (a) c = MatMul (b, w) d = Tanh (c) e = MatMul (d, w) h = Tanh (e)
+    {head}
+}}""")
     program, untrained = compiled(model)
-    why = "Loop 'Loop' (output 'h') takes it into its body, where no gradient flows"
-    assert untrained == {"start": why, "w": why}
-    assert {"param/w", "param/start", "param/head"} <= set(program.initial_state())
-    with pytest.raises(ConfigurationError, match=r"'w' would not train.*Loop 'Loop'"):
-        burnish.compile(model, loss="mse", trainable=["w"])
+    assert untrained == {}
+    assert set(program.options["trainable"]) == {"start", "w", "head"}
+    two = {name: array[:2] for name, array in batch().items()}
+    states = []
+    for each, runs_on in ((model, engine), (unrolled, "reference")):
+        session = burnish.Session(compiled(each)[0], engine=runs_on)
+        for _ in range(3):
+            session.step(two)
+        states.append(session.state())
+    for name, array in states[1].items():
+        np.testing.assert_allclose(states[0][name], array, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(states[1]["param/w"].ravel(), [1, 0.2, 0.3, 1], atol=1e-4)
 
 
 def test_what_stops_a_gradient_inside_of_a_branch_is_named() -> None:
     model = parsed(BRANCHED.replace("u = MatMul (x, w)", "m = MatMul (x, w) u = Round (m)"))
-    _, untrained = compiled(model)
-    assert untrained["w"] == "Round 'Round' (output 'u') lets no gradient through"
-    assert untrained["w_1"].startswith("If 'If'")
+    program, untrained = compiled(model)
+    assert untrained == {"w": "Round 'Round' (output 'u') lets no gradient through"}
+    assert program.options["trainable"] == ["head", "w_1"]
 
 
 @pytest.mark.parametrize("bind", [None, {"sr": 8000}])
@@ -202,7 +221,7 @@ def test_a_file_in_float16(bind: dict[str, int] | None, tmp_path: Path) -> None:
     """Masters are float32, exports float16, and the branch reads what it did."""
     model = in_float16(parsed(BRANCHED))
     program, untrained = compiled(model, bind=bind)
-    assert set(untrained) == (set() if bind else {"w", "w_1"})
+    assert untrained == {}
     names = ("param/w", "param/head") if bind else ("param/w", "param/w_1", "param/head")
     assert all(program.initial_state()[name].dtype == np.float32 for name in names)
     fed = {"x": batch()["x"].astype(np.float16), "targets": batch()["targets"].astype(np.float16)}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, describe_node
-from burnish.graph.uses import captured_by, read_by
+from burnish.graph.uses import read_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
 from burnish.importer.operands import (
     CONFIGURATION_OPERANDS,
@@ -63,13 +63,11 @@ class Obstacles:
     def __init__(self, graph: ir.Graph, targets: Collection[ir.Value]):
         self._targets = targets
         self._place: dict[ir.Node, int] = {}
-        self._around: dict[ir.Node, ir.Node] = {}  # for each node in a body, the node of the graph that it belongs to
         self._returned_by: dict[ir.Value, list[ir.Node]] = {}  # for each output of a body, the nodes whose body it is
         self._needed = set(targets)
         inside: dict[ir.Node, list[ir.Node]] = {}
         for index, node in enumerate(graph):
             inside[node] = [inner for body in bodies(node) for inner in body.all_nodes()]
-            self._around |= dict.fromkeys(inside[node], node)
             for owner in (node, *inside[node]):
                 for output in (output for body in bodies(owner) for output in body.outputs):
                     self._returned_by.setdefault(output, []).append(owner)
@@ -90,22 +88,17 @@ class Obstacles:
         stops = self._stops(value)
         if not stops:
             return f"its gradient from {_names(self._targets)} is zero"
-        # What a body takes in passes by others too, such as a Shape inside of it.
-        node, index = min(stops, key=lambda stop: (stop[1] is not None, self._place[stop[0]]))
-        if index is None:
-            return _read_in_body(node)
+        node, index = min(stops, key=lambda stop: self._place[stop[0]])
         if node.inputs[index] is value and index in constant_operands(node):
             return f"{describe_node(node)} takes it as a constant"
         return f"{describe_node(node)} lets no gradient through"
 
-    def _stops(self, value: ir.Value) -> list[tuple[ir.Node, int | None]]:
-        """The operators that stop the gradient of what depends on ``value``, each with the input that it comes in by, or None
-        where a body reads it."""
-        stops: list[tuple[ir.Node, int | None]] = []
+    def _stops(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """The operators that stop the gradient of what depends on ``value``, each with the input that it comes in by."""
+        stops: list[tuple[ir.Node, int]] = []
         seen, pending = {value}, [value]
 
-        def go_on(node: ir.Node, index: int) -> bool:
-            carrying = _carrying(node, index)
+        def go_on(carrying: Sequence[ir.Value]) -> bool:
             pending.extend(output for output in carrying if output not in seen)
             seen.update(carrying)
             return bool(carrying)
@@ -115,11 +108,12 @@ class Obstacles:
             for node, index in current.uses():
                 if not any(output in self._needed for output in node.outputs):
                     continue
-                if bodies(node) and current.dtype in FLOATING:
-                    stops.append((self._around.get(node, node), None))
-                elif index in constant_operands(node) or _is_cut(node) or not go_on(node, index):
+                # An input of a loop is what its body has at the same place.
+                inside = _floating([body.inputs[index] for body in bodies(node) if index < len(body.inputs)])
+                if index in constant_operands(node) or _is_cut(node) or not go_on([*_carrying(node, index), *inside]):
                     stops.append((node, index))
-            stops += [(self._around.get(owner, owner), None) for owner in self._returned_by.get(current, ())]
+            for owner in self._returned_by.get(current, ()):
+                go_on(_floating(owner.outputs))
         return stops
 
 
@@ -153,7 +147,6 @@ def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], tar
     """
     reached = reached_by_gradients(graph, targets)
     alike = candidates(graph, kinds)
-    reached -= held_in_bodies(graph, targets, list(graph.initializers.values()))
     obstacles = Obstacles(graph, targets)
     unreached = {}
     for name, kind in kinds.items():
@@ -161,35 +154,6 @@ def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], tar
         if name in alike or (kind is InitializerKind.WEIGHT and value not in reached):
             unreached[name] = obstacles.why(value)
     return unreached
-
-
-def held_in_bodies(graph: ir.Graph, targets: Collection[ir.Value], weights: Collection[ir.Value]) -> set[ir.Value]:
-    """Return those of ``weights`` that a branch or loop body reads, where no gradient flows, on the way to ``targets``.
-
-    They are read as they are, or as something that is computed of weights alone. Where other nodes read them too, what flows from
-    there would be a part of their gradient alone.
-
-    Args:
-        graph: the main graph.
-        targets: what is differentiated.
-        weights: inputs or initializers of the graph.
-    """
-    owners = [node for node in graph if bodies(node)]
-    if not owners:
-        return set()
-    reached = reached_by_gradients(graph, targets)
-    known = set(weights)
-    fed = {value for value in graph.inputs if value not in known}
-    for node in graph:
-        if any(value in fed for value in (*node.inputs, *captured_by(node))):
-            fed.update(node.outputs)
-    read: set[ir.Value] = set()
-    for node in owners:
-        if any(output in reached for output in node.outputs):
-            read.update(value for value in node.inputs if value is not None)
-            for body in bodies(node):
-                read |= reached_by_gradients(body, body.outputs)
-    return known & reached_by_gradients(graph, read - fed)
 
 
 def reasons(named: Sequence[tuple[str, str]]) -> str:
@@ -235,39 +199,11 @@ def _carrying(node: ir.Node, index: int) -> list[ir.Value]:
         return list(node.outputs) if may_hold_integers(node, index) else []
     if node.domain == "" and node.op_type in QUANTIZES:
         return list(node.outputs[:1])
-    return [output for output in node.outputs if output.dtype is None or output.dtype in FLOATING]
+    return _floating(node.outputs)
 
 
-def _read_in_body(node: ir.Node) -> str:
-    """Say that a body of a node stops the gradient, and which inputs would decide a branch."""
-    if node.op_type != "If" or node.domain != "":
-        return f"{describe_node(node)} takes it into its body, where no gradient flows"
-    clause = f"{describe_node(node)} reads it in a branch, where no gradient flows"
-    deciding = _deciding_inputs(node)
-    if not deciding:
-        return clause
-    names = " and ".join(f"'{name}'" for name in deciding)
-    return f"{clause}: fix {names}, which {'decides' if len(deciding) == 1 else 'decide'} the branch (bind)"
-
-
-def _deciding_inputs(node: ir.Node) -> list[str]:
-    """The inputs of the graph that the condition of an If is computed of alone, where they are switches and no data."""
-    inputs: dict[str, None] = {}
-    seen, pending = set(), [node.inputs[0]]
-    while pending:
-        value = pending.pop()
-        producer = None if value is None else value.producer()
-        if value is None or value in seen:
-            continue
-        seen.add(value)
-        if value.is_graph_input():
-            is_switch = value.shape is not None and (len(value.shape) == 0 or value.dtype not in FLOATING)
-            if not is_switch or value.graph is not node.graph:
-                return []
-            inputs[value.name or ""] = None
-        elif producer is not None:
-            pending += producer.inputs
-    return list(inputs)
+def _floating(values: Sequence[ir.Value]) -> list[ir.Value]:
+    return [value for value in values if value.dtype is None or value.dtype in FLOATING]
 
 
 def _names(targets: Collection[ir.Value]) -> str:

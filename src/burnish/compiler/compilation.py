@@ -10,7 +10,6 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
-from burnish.analysis.dependence import held_in_bodies
 from burnish.autodiff import differentiate
 from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.executable import check_extents
@@ -237,9 +236,6 @@ class Compilation:
         scaled loss, whether they are finite."""
         builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
-        state = [values[entry.name] for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
-        held = held_in_bodies(builder.graph, [loss.value], state)
-        wrt = {name: value for name, value in wrt.items() if value not in held}
         is_scaled = self.precision is not None and self.precision.initial_scale is not None
         scale = draft.add_input(SCALE) if is_scaled else None
         cotangent = builder.scalar(1.0, loss) if scale is None else builder.cast(scale, loss.dtype)

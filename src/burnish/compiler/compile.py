@@ -18,6 +18,7 @@ from burnish.compiler.selection import (
     HoldRows,
     ModelState,
     Trainable,
+    check_frozen,
     find_held_rows,
     find_state,
     hold_frozen,
@@ -27,7 +28,7 @@ from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeight
 from burnish.graph import garbage_kept, integer_weights
 from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TargetLike, target_of
-from burnish.modes import batch_normalizations
+from burnish.modes import batch_normalizations, batch_normalizations_in_bodies
 from burnish.norms import (
     Auto,
     Frozen,
@@ -131,10 +132,12 @@ def compile(
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
     layers = batch_normalizations(model.graph)
     names = layer_names(layers)
-    asked_for = resolve_policies(norm, layers)
+    in_bodies = batch_normalizations_in_bodies(model.graph)
+    asked_for = resolve_policies(norm, [*layers, *in_bodies])
     state = hold_frozen(find_state(model, trainable), asked_for)
     updater = optim.get(optimizer)
     policies = settle_policies(asked_for, state, frozen_by_pattern(updater, state.trainable))
+    check_frozen(in_bodies, policies)
     held_rows = find_held_rows(model, state, hold_rows)
     # The inputs of the file: what is lifted becomes inputs too.
     data = _names(model.graph.inputs)

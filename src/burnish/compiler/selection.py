@@ -153,6 +153,20 @@ def settle_policies(
     return result
 
 
+def check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPolicy]) -> None:
+    """Check that batch normalization in branches and loop bodies is frozen.
+
+    Raises:
+        ConfigurationError: a layer is to train: how often its running statistics would move is not known.
+    """
+    for node in layers:
+        if not isinstance(policies[node], Frozen):
+            raise ConfigurationError(
+                f"norm: the batch normalization '{layer_name(node)}' is in a branch or loop body, where no step can move its "
+                f"running statistics: freeze it, norm={{'{layer_name(node)}': 'frozen'}}, and its scale and bias still train"
+            )
+
+
 def _check_statistics(node: ir.Node, statistics: Collection[str]) -> None:
     """Check that a step can move the running statistics of a layer: those of inference would not be those of training."""
     for operand, value in zip(("mean", "variance"), node.inputs[3:5], strict=True):

@@ -30,7 +30,7 @@ def place(node: str, source: str | None) -> str:
 
 def name_sources(graph: ir.Graph) -> None:
     """Let every node of a model, and what replaces it, say which node of the model it is; see ``source_of``."""
-    for node in graph:
+    for node in graph.all_nodes():
         node.metadata_props[SOURCE_METADATA] = describe_node(node)
 
 

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.graph.attributes import bodies
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_place
 from burnish.graph.operators import BROADCASTING, COMPARISONS, UNARY
@@ -40,10 +41,12 @@ def operator_version(op_type: str, opset: int) -> int | None:
 def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
     """Fill in the dtype and shape of ``node``'s outputs where they can be known; leave them as they are otherwise.
 
+    What a node with branches or a loop body gives is known to whoever built them: it is left alone.
+
     Raises:
         ModelError: the operator does not take operands of these dtypes or shapes.
     """
-    if node.domain != "":
+    if node.domain != "" or bodies(node):
         return
     first = node.inputs[0] if node.inputs else None
     output = node.outputs[0]

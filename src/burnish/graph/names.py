@@ -45,3 +45,18 @@ class Names:
     def release(self, name: str | None) -> None:
         """Note that a name is not in use any more."""
         self._taken.discard(name or "")
+
+
+def separate_names(graph: ir.Graph) -> None:
+    """Give values in branches and loop bodies other names, in place, where another value of the graph or of a body has theirs.
+
+    What is emitted into a body is named without a look at the graphs around it, and a name would hide theirs.
+    """
+    bodies = list(graph.subgraphs())
+    if not bodies:
+        return
+    names = Names()
+    for body in (graph, *bodies):
+        for value in (*body.inputs, *body.initializers.values(), *(output for node in body for output in node.outputs)):
+            if value.name and (name := names.take(value.name)) != value.name and body is not graph:
+                value.name = name

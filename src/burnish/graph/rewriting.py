@@ -24,7 +24,8 @@ def replace_value(output: ir.Value, replacement: ir.Value) -> None:
     graph = producer.graph
     assert isinstance(graph, ir.Graph)
     name = output.name
-    if replacement.is_graph_input() or replacement.is_initializer() or replacement.is_graph_output():
+    maker = replacement.producer()
+    if maker is None or maker.graph is not graph or replacement.is_graph_output():
         builder = Builder(graph, before=producer)
         replacement = builder.op("Identity", Tensor(builder, replacement)).value
     replace_uses(output, replacement)

@@ -37,6 +37,16 @@ def read_by(node: ir.Node) -> Iterator[ir.Value]:
     yield from captured_by(node)
 
 
+def captured_once(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Return the values of the graphs around a node that its branches and loop bodies read, each once."""
+    return tuple(dict.fromkeys(captured_by(node)))
+
+
+def operands_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    """Return the inputs of a node, and after them what its bodies read of the graphs around it, each value once."""
+    return (*node.inputs, *captured_once(node))
+
+
 def is_read_once(value: ir.Value) -> bool:
     """Whether a value is read at one place, and is no output of the graph."""
     return len(value.uses()) == 1 and not value.is_graph_output()
@@ -70,6 +80,16 @@ def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> 
     user = next(iter(value.uses()))[0]
     fits = op_type is None or (user.op_type == op_type and user.domain == domain)
     return user if fits and user.graph is not None else None
+
+
+def remove_unread_nodes(graph: ir.Graph) -> None:
+    """Remove the nodes of a graph, and of the bodies in it, whose outputs nothing reads."""
+    for node in reversed(graph):
+        if not is_read(node):
+            remove_node(node)
+            continue
+        for body in bodies(node):
+            remove_unread_nodes(body)
 
 
 def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, describe_node, replace_node
+from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, bodies, describe_node, replace_node
+from burnish.graph.names import separate_names
 from burnish.ops import Operation, find_lowering
 
 SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
@@ -20,7 +21,8 @@ def lower_semantic_operators(
 
     Args:
         model: the model to rewrite.
-        keep: semantic operators to leave as they are, because the engine has a kernel of its own for them.
+        keep: semantic operators to leave as they are, because the engine has a kernel of its own for them; in branches and loop
+            bodies all are lowered.
         domains: where the operators to lower are from.
 
     Returns:
@@ -29,13 +31,17 @@ def lower_semantic_operators(
     Raises:
         UnsupportedOperatorError: a semantic operator without a lowering.
     """
-    graph = model.graph
-    while pending := [node for node in graph if node.domain in domains and not _is_kept(node, keep)]:
-        for node in pending:
-            _lower(graph, node)
-    for domain in domains:
-        if not any(node.domain == domain for node in graph):
-            graph.opset_imports.pop(domain, None)
+    graphs = [model.graph]
+    for graph in graphs:
+        kept_here = keep if graph is model.graph else ()
+        while pending := [node for node in graph if node.domain in domains and not _is_kept(node, kept_here)]:
+            for node in pending:
+                _lower(graph, node)
+        for domain in domains:
+            if not any(node.domain == domain for node in graph):
+                graph.opset_imports.pop(domain, None)
+        graphs.extend(body for node in graph for body in bodies(node))
+    separate_names(model.graph)
     return model
 
 

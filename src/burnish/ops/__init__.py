@@ -10,6 +10,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     alignment,
     attention,
     collectives,
+    control,
     convolution,
     cross_entropy,
     determinant,

@@ -9,20 +9,23 @@ A rule reads like the mathematics::
 
 It receives the operation and one cotangent per output (None for an output nothing depends on) and returns one gradient per
 input: a tensor when the operator has a single input, else a tuple, with None for an input that has no gradient. A gradient
-may have the shape of the broadcast; the reverse pass sums it back to the shape of the input.
+may have the shape of the broadcast; the reverse pass sums it back to the shape of the input. A node with branches or a loop
+body also reads values of the graph around it: its rule returns their gradients after those of the inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, attribute_value, describe_node, operator_version
+from burnish.graph.uses import captured_once
 
 Gradients = Tensor | None | tuple[Tensor | None, ...]
 GradientRule = Callable[..., Gradients]
+Differentiate = Callable[[Builder, Mapping[ir.Value, Tensor], Sequence[ir.Value]], dict[ir.Value, Tensor | None]]
 LoweringRule = Callable[..., Tensor | tuple[Tensor | None, ...]]
 TrainingForm = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
@@ -34,15 +37,35 @@ class Operation:
     Args:
         node: the node.
         builder: where the rule emits.
-        asked_for: for each input, whether its gradient is asked for; a rule may skip work for the others.
+        asked_for: for each input, and for each captured value after them, whether its gradient is asked for; a rule may skip
+            work for the others.
+        differentiate: the reverse pass, for the rules of operators with bodies: they run it over a copy of a body.
+
+    Attributes:
+        captured: where a gradient is emitted, the values of the graphs around the node that its bodies read, each once.
     """
 
-    def __init__(self, node: ir.Node, builder: Builder, asked_for: tuple[bool, ...] | None = None):
+    def __init__(
+        self,
+        node: ir.Node,
+        builder: Builder,
+        asked_for: tuple[bool, ...] | None = None,
+        differentiate: Differentiate | None = None,
+    ):
         self.node = node
         self.builder = builder
         self.inputs = tuple(None if value is None else builder.tensor(value) for value in node.inputs)
         self.outputs = tuple(builder.tensor(value) for value in node.outputs)
         self._asked_for = asked_for
+        self._differentiate = differentiate
+        self.captured = () if differentiate is None else captured_once(node)
+
+    def differentiate(
+        self, builder: Builder, cotangents: Mapping[ir.Value, Tensor], wrt: Sequence[ir.Value]
+    ) -> dict[ir.Value, Tensor | None]:
+        """Emit the reverse pass of a body at its end (``burnish.autodiff.differentiate``)."""
+        assert self._differentiate is not None, "only a gradient rule differentiates"
+        return self._differentiate(builder, cotangents, wrt)
 
     @property
     def input(self) -> Tensor:
@@ -79,7 +102,7 @@ class Operation:
         return self.builder.tensor(value)
 
     def wants(self, index: int) -> bool:
-        """Whether the gradient of input ``index`` is asked for."""
+        """Whether the gradient of input ``index`` is asked for; captured values are counted on after the inputs."""
         return self._asked_for is None or (index < len(self._asked_for) and self._asked_for[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:

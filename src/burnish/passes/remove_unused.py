@@ -5,24 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
-from burnish.graph import bodies, remove_node
-from burnish.graph.uses import is_read
+from burnish.graph.uses import remove_unread_nodes
 
 
 def remove_unused(model: ir.Model) -> ir.Model:
     """Drop, in place, what does not contribute to the graph's outputs. Inputs and outputs stay as they are."""
     # The pass removes nodes too, and each takes it as long as the graph has outputs.
-    _remove_unread_nodes(model.graph)
+    remove_unread_nodes(model.graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
     model.opset_imports.setdefault("", 18)
     return model
-
-
-def _remove_unread_nodes(graph: ir.Graph) -> None:
-    for node in reversed(graph):
-        if not is_read(node):
-            remove_node(node)
-            continue
-        for body in bodies(node):
-            _remove_unread_nodes(body)

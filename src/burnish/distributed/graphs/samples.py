@@ -160,7 +160,13 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
 
 
 def _refuse_other_draws(graph: ir.Graph, workers: int) -> None:
-    """Raise ConfigurationError where a body, or a loss graph, draws from the runtime's own generator."""
+    """Raise ConfigurationError where a body draws, or a loss graph does, from the runtime's own generator."""
+    in_body = next((node for body in graph.subgraphs() for node in body if Places.read(node) is not None), None)
+    if in_body is not None and workers > 1:
+        raise ConfigurationError(
+            f"parallel=...: {source_of(in_body) or describe_node(in_body)} draws random numbers in a branch or a loop, where "
+            "workers cannot tell which are those of their own samples. Move it out of there, or train with one worker"
+        )
     found = next((node for node in graph.all_nodes() if node.op_type in RANDOM_OPERATORS and node.domain == ""), None)
     if found is not None and workers > 1:
         raise ConfigurationError(

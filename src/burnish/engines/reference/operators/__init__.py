@@ -7,6 +7,7 @@ standard, in the dtype of its operands, or in float32 where those have sixteen b
 from onnx.reference.op_run import OpRun
 
 from burnish.engines.reference.operators.activation import Erf, Gelu, HardSwish, LogSoftmax, Mean
+from burnish.engines.reference.operators.control import Loop, Scan
 from burnish.engines.reference.operators.convolution import Conv, ConvTranspose
 from burnish.engines.reference.operators.indexing import GatherElements, Pad
 from burnish.engines.reference.operators.normalization import (
@@ -40,6 +41,7 @@ OPERATORS: list[type[OpRun]] = [
     LRN,
     LayerNormalization,
     LogSoftmax,
+    Loop,
     LpNormalization,
     LpPool,
     MaxPool,
@@ -48,6 +50,7 @@ OPERATORS: list[type[OpRun]] = [
     MeanVarianceNormalization,
     Pad,
     Resize,
+    Scan,
 ]
 
 __all__ = ["OPERATORS"]
