@@ -97,6 +97,8 @@ def reverse(recursion: Recursion, cotangents: Sequence[Tensor | None], counters:
     carried, flows_from = _active(recursion, wanted, final, stacked)
     if not carried and not flows_from:
         return (None,) * (len(op.inputs) + len(captured))
+    for index in carried:
+        _check_is_tensor(recursion, index)
     count = recursion.counted()
 
     body, body_outputs = copy_of_body(recursion.body)
@@ -208,11 +210,7 @@ def _check_kept(recursion: Recursion, index: int) -> None:
     op = recursion.op
     value, following = recursion.inputs(recursion.body.inputs)[0][index], recursion.outputs(recursion.body.outputs)[0][index]
     initial = op.required(recursion.first[0] + index).value
-    if not all(value.type is None or isinstance(value.type, ir.TensorType) for value in (value, initial)):
-        raise GradientError(
-            f"{describe_node(op.node)} carries '{initial.name}', which is no tensor, and its gradient reads it as each "
-            "iteration began with it. Export the model with a tensor that iterations write to"
-        )
+    _check_is_tensor(recursion, index)
     shapes = [shape for shape in (value.shape, following.shape, initial.shape) if shape is not None]
     for one in shapes:
         for other in shapes:
@@ -223,6 +221,17 @@ def _check_kept(recursion: Recursion, index: int) -> None:
                     "reads it as each iteration began with it. Export the model with a state of one shape that iterations write "
                     "to, such as by ScatterND, or with the rows as an output of the loop"
                 )
+
+
+def _check_is_tensor(recursion: Recursion, index: int) -> None:
+    """Raise GradientError for a state that is a sequence or an optional value."""
+    value = recursion.inputs(recursion.body.inputs)[0][index]
+    initial = recursion.op.required(recursion.first[0] + index).value
+    if not all(each.type is None or isinstance(each.type, ir.TensorType) for each in (value, initial)):
+        raise GradientError(
+            f"{describe_node(recursion.op.node)} carries '{initial.name}', which is no tensor, and its gradient goes through it. "
+            "Export the model with a tensor that iterations write to, or with rows as outputs of the loop"
+        )
 
 
 def _slice(builder: Builder, whole: ir.Value, stack: Stack, iteration: Tensor, count: Tensor, like: ir.Value) -> Tensor:
