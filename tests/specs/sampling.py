@@ -63,7 +63,26 @@ def torch_grid_sample(
     return functional.grid_sample(x, grid, name, padding_mode, bool(align_corners))
 
 
+def affine_grid_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    image, volume = np.array([2, 3, 4, 5]), np.array([2, 1, 2, 3, 4])
+    for aligned in (0, 1):
+        attributes = {"align_corners": aligned}
+        yield Sample([normal(rng, 2, 2, 3), image], attributes, name=f"image_{aligned}", opset=20)
+        yield Sample([normal(rng, 2, 3, 4), volume], attributes, name=f"volume_{aligned}", opset=20)
+    yield Sample([normal(rng, 1, 2, 3), np.array([1, 1, 1, 1])], name="one_place", opset=20)
+
+
+def affine_grid_of_size_at_run_time(rng: np.random.Generator) -> Iterator[Sample]:
+    yield Sample([normal(rng, 2, 2, 3), np.array([2, 3, 4, 5])], name="size_at_run_time", opset=20, constants=())
+
+
+def torch_affine_grid(theta: torch.Tensor, size: torch.Tensor, *, align_corners: int = 0) -> torch.Tensor:
+    return functional.affine_grid(theta, size.tolist(), bool(align_corners))
+
+
 SPECS = [
+    OperatorSpec("AffineGrid", affine_grid_samples, torch=torch_affine_grid, shapes=SHAPES),
+    OperatorSpec("AffineGrid", affine_grid_of_size_at_run_time, torch=torch_affine_grid, shapes=("static", "batch")),
     OperatorSpec("GridSample", grid_sample_samples, torch=torch_grid_sample, shapes=SHAPES),
     OperatorSpec("GridSample", grid_sample_before_opset_20, torch=torch_grid_sample, shapes=SHAPES, dtypes=("float32",)),
 ]

@@ -278,7 +278,21 @@ def run_time(op_type: str, torch_function: Callable[..., object], *inputs: np.nd
 
 
 RNG = np.random.default_rng(3)
+
+
+def center_crop_pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """PyTorch has no such operator; odd differences leave one element more at the end."""
+    x = normal(rng, 3, 4, 5)
+    yield Sample([x, integers(3, 7, 2)], name="pad_and_crop")
+    yield Sample([x, integers(2, 8)], {"axes": [1, -1]}, name="axes")
+    yield Sample([x, integers(3, 5)], {"axes": [-1, 1]}, name="axes_in_another_order")
+    yield Sample([x, integers(1, 4, 10)], name="batch_too", batched=())
+    yield Sample([x, integers(9)], {"axes": [1]}, name="shape_at_run_time", constants=())
+    yield Sample([np.zeros((0, 4)), integers(7)], {"axes": [1]}, name="no_rows")
+
+
 SPECS = [
+    OperatorSpec("CenterCropPad", center_crop_pad_samples, shapes=EVERY_SHAPE),
     run_time("Reshape", torch_reshape, normal(RNG, 2, 3, 4), integers(4, 6)),
     run_time("Expand", torch_expand, normal(RNG, 1, 3), integers(4, 1)),
     run_time("Tile", torch_tile, normal(RNG, 2, 3), integers(3, 2)),

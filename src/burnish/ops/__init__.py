@@ -19,6 +19,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     loss,
     matmul,
     normalization,
+    patches,
     pooling,
     products,
     quantization,

@@ -7,8 +7,12 @@ point outside to the border, where the standard repeats the border's elements.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, zeros_like
 from burnish.graph.uses import is_used
 from burnish.ops.interpolation import (
@@ -146,3 +150,39 @@ class _Coordinate:
         behind = positions - self._begin
         periods = builder.op("Floor", behind / (self._span * 2))
         return self._span - (behind - periods * (self._span * 2))
+
+
+@gradient("AffineGrid")
+def affine_grid(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """grid = theta (x, y, 1) at every place: dtheta is the sum of dgrid (x, y, 1)^T over places.
+
+    (x, y) is the grid of the identity.
+    """
+    theta, size, builder = op.required(0), op.required(1), op.builder
+    axes = _spatial_axes(op)
+    identity = builder.constant(np.eye(axes, axes + 1, dtype=theta.dtype.numpy())[np.newaxis])
+    sizes = size.array
+    if sizes is not None:
+        spatial, number = builder.integers(sizes[2:].tolist()), builder.integers([math.prod(sizes[2:].tolist())])
+    else:
+        spatial = builder.op("Slice", size, builder.integers([2]), builder.integers([axes + 2]), builder.integers([0]))
+        number = builder.op("ReduceProd", spatial, keepdims=1)
+    single = joined(builder, [builder.integers([1, 1]), spatial])
+    places = builder.op("AffineGrid", identity, single, align_corners=op.attribute("align_corners"), dtype=theta.dtype)
+    places = builder.op("Reshape", places, builder.integers([-1, axes]))
+    homogeneous = builder.op("Pad", places, builder.integers([0, 0, 0, 1]), builder.scalar(1, theta))
+    by_map = builder.op("Transpose", dy, perm=[0, axes + 1, *range(1, axes + 1)])
+    by_map = builder.op("Reshape", by_map, joined(builder, [builder.integers([-1]), number]))
+    return reshape_as(builder.op("MatMul", by_map, homogeneous), theta), None
+
+
+def _spatial_axes(op: Operation) -> int:
+    theta, size = op.required(0), op.required(1)
+    length = size.dimension(0)
+    axes = length - 2 if length is not None else theta.dimension(1) if theta.rank == 3 else None
+    if axes is None:
+        raise GradientError(
+            f"{op}: the shapes of its inputs '{theta.name}' and '{size.name}' do not tell how many spatial axes the grid has; "
+            "make the size a constant, or declare the shapes of the model's inputs"
+        )
+    return axes

@@ -270,3 +270,16 @@ def _pads_at_run_time(
             taken = joined(builder, [extent(dy, axis) for axis in axes])
             first = first + (taken - 1) * builder.integers([min(step, 0) for step in steps])
     return builder.op("Concat", first, sizes - lengths - first, axis=0)
+
+
+@gradient("CenterCropPad")
+def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    """Its own adjoint: what was cropped is padded with zeros, and what was padded is cropped."""
+    x, axes = op.required(0), op.attribute("axes")
+    if axes is None:
+        extents = op.builder.op("Shape", x)
+    elif x.rank is None:
+        extents = op.builder.op("Gather", op.builder.op("Shape", x), op.builder.integers(axes), axis=0)
+    else:
+        extents = joined(op.builder, [extent(x, axis % x.rank) for axis in axes])
+    return (op.builder.op("CenterCropPad", dy, extents, axes=axes, like=x),)

@@ -32,7 +32,7 @@ WITHOUT_TRANSLATION = {
     "quantized arithmetic": "ConvInteger QLinearConv QLinearMatMul",
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
-    "no gradient here, so met in inference alone": "AffineGrid BitCast CausalConvWithState CenterCropPad Col2Im "
+    "no gradient here, so met in inference alone": "BitCast CausalConvWithState "
     "DeformConv LinearAttention MaxRoiPool NonMaxSuppression SwiGLU",
     "forms the importer converts": "Scatter Upsample",
 }

@@ -38,3 +38,8 @@ def grid_sample_gradient(op: Call) -> Any:
     asked_for = [op.is_read(0), op.is_read(1)]
     dx, dgrid = backward.default(*tensors, *_sampling(op, rank), asked_for)[:2]
     return (dx if asked_for[0] else None), (dgrid.to(op.torch_dtype(2)) if asked_for[1] else None)
+
+
+@translates("AffineGrid")
+def affine_grid(op: Call) -> Any:
+    return torch.ops.aten.affine_grid_generator.default(op.tensor(0), op.integers(1), bool(op.attribute("align_corners", 0)))

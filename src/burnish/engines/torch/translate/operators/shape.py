@@ -197,6 +197,24 @@ def pad(op: Call) -> Any:
     return x
 
 
+@translates("CenterCropPad")
+def center_crop_pad(op: Call) -> Any:
+    """Zeros around what is too short, and the middle of what is too long; of an odd number the end has one more."""
+    extents, rank = op.extents(), op.rank()
+    amounts: list[Any] = [0] * 2 * rank
+    for axis, target in zip(op.attribute("axes", range(rank)), op.integers(1), strict=True):
+        axis %= rank
+        if target is extents[axis]:
+            continue
+        if not (isinstance(target, int) and isinstance(extents[axis], int)):
+            raise NotKnownYet
+        missing = target - extents[axis]
+        before = missing // 2 if missing >= 0 else -(-missing // 2)
+        place = 2 * (rank - 1 - axis)
+        amounts[place : place + 2] = before, missing - before
+    return functional.pad(op.tensor(), amounts, "constant", 0)
+
+
 def _padded(op: Call, x: Any, axis: int, before: Any, after: Any, mode: str) -> Any:
     """One axis, by the places that its elements come from; PyTorch's own modes hold for the last axes only."""
     extent = op.extents()[axis]
