@@ -38,6 +38,7 @@ from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.passes import (
     fold_constants,
     hoist_gather,
+    recognize_attention,
     recognize_training_normalization,
     refuse_lost_gradients,
     simulate_quantization,
@@ -161,6 +162,7 @@ class Compilation:
         values = draft.values()
         draft.model.graph.outputs.extend(values[name] for name in names)
         bind_inference(draft.model.graph)
+        recognize_attention(draft.model)
         produced = list(draft.model.graph.outputs)
         draft.model.graph.outputs.clear()
         for value in produced:
@@ -173,6 +175,7 @@ class Compilation:
         def bind(bound: ir.Graph) -> None:
             self._narrow(draft)
             bind_inference(bound)
+            recognize_attention(draft.model)
 
         terms, read = self._add_loss(draft, bind)
         self.coefficients = {_figure(term): term.coefficient for term in terms}
@@ -208,6 +211,7 @@ class Compilation:
             values = draft.values()
             stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
+            recognize_attention(draft.model)
 
         terms, read = self._add_loss(draft, bind)
         with builder.attributed("the loss"):

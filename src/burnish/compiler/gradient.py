@@ -16,6 +16,7 @@ from burnish.passes import (
     complete_axes,
     compute_in_float32,
     has_sixteen_bit_values,
+    recognize_attention,
     recognize_normalization,
     recognize_training_normalization,
     refuse_lost_gradients,
@@ -77,6 +78,7 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
     output_names = [value.name or "" for value in graph.outputs]
     chosen = _choose_output(output_names, of)
     bind_as_exported(graph)
+    recognize_attention(model)
     builder = Builder(graph)
     values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
     operands = [_operand(name, values) for name in names]

@@ -36,7 +36,7 @@ from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training
 from burnish.norms import RunningVariance
 from burnish.optim.graph_optimizer import GraphOptimizer
-from burnish.passes import draw_dropout, expand_gradients, remove_unused
+from burnish.passes import draw_dropout, expand_gradients, recognize_attention, remove_unused
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
@@ -260,6 +260,7 @@ class _Foreign:
         graph = draft.model.graph
         draw_dropout(draft.model, key.value)
         bind_as_exported(graph)
+        recognize_attention(draft.model)
         lower_semantic_operators(draft.model, domains=(TRAINING_DOMAIN,))
         expand_gradients(draft.model)
         results = [draft.builder.tensor(value) for value in graph.outputs]
@@ -277,6 +278,7 @@ class _Foreign:
         names = [value.name or "" for value in draft.model.graph.outputs]
         self._name_inputs(draft)
         bind_inference(draft.model.graph)
+        recognize_attention(draft.model)
         for name, value in zip(names, list(draft.model.graph.outputs), strict=True):
             draft.add_output(draft.builder.tensor(value), name, Role.OUTPUT)
         draft.model.graph.outputs.clear()
@@ -288,6 +290,7 @@ class _Foreign:
         self._name_inputs(draft)
         graph = draft.model.graph
         bind_inference(graph)
+        recognize_attention(draft.model)
         expand_gradients(draft.model)
         loss = draft.builder.tensor(graph.outputs[0])
         graph.outputs.clear()

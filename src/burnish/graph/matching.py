@@ -11,13 +11,16 @@ the same fact, stands for one thing throughout a match.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import onnx_ir as ir
 
 from burnish.graph.constants import constant_array
+from burnish.graph.describe import describe_node
+from burnish.graph.uses import is_read
 
 COMMUTATIVE = frozenset({"Add", "Mul"})
 
@@ -28,6 +31,18 @@ ROUNDING = {
     ir.DataType.BFLOAT16: 2.0**-8,
 }
 """How far, relatively, a constant of a dtype may be from the number it stands for; computed ones are off by a bit more."""
+
+
+class _Misfit(NamedTuple):
+    """Where an attempt ended, after how many nodes of it; why, and the operator that was expected, if one was."""
+
+    nodes: int
+    reason: str
+    expected: str = ""
+
+
+_misfits: ContextVar[list[_Misfit] | None] = ContextVar("misfits", default=None)
+"""What ``why_not`` collects; None while nobody asks."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +71,12 @@ class Match:
         return Match({**self.found, name: thing}, self.nodes)
 
     def is_closed(self, output: ir.Value) -> bool:
-        """Whether nothing but the match itself reads what its nodes compute, ``output`` aside."""
-        values = (value for node in self.nodes for value in node.outputs if value is not output)
-        return all(not value.is_graph_output() and all(usage.node in self.nodes for usage in value.uses()) for value in values)
+        """Whether nothing but the match itself, and nodes that nothing reads, reads what its nodes compute, ``output`` aside."""
+        values = [value for node in self.nodes for value in node.outputs if value is not output]
+        readers = (usage.node for value in values for usage in value.uses())
+        return not any(map(ir.Value.is_graph_output, values)) and all(
+            node in self.nodes or (not is_read(node)) for node in readers
+        )
 
 
 class Pattern(Protocol):
@@ -131,14 +149,20 @@ class Node:
         passed: set[ir.Node] = set()
         while value is not None:
             node = value.producer()
-            if node is None or node.domain != "":
-                return
-            if node.op_type == self.op_type:
+            if node is not None and node.domain == "" and node.op_type == self.op_type:
                 yield from self._match_node(node, Match(match.found, match.nodes | passed | {node}))
-            if not _passes_on(node):
+            if node is None or not _passes_on(node):
+                self._note_other_maker(value, match)
                 return
             passed.add(node)
             value = node.inputs[0]
+
+    def _note_other_maker(self, value: ir.Value, match: Match) -> None:
+        misfits, node = _misfits.get(), value.producer()
+        if misfits is None or (node is not None and node.domain == "" and node.op_type == self.op_type):
+            return
+        maker = "no node" if node is None else describe_node(node)
+        misfits.append(_Misfit(len(match.nodes), f"'{value.name}' comes from {maker}", self.op_type))
 
     def _match_node(self, node: ir.Node, match: Match) -> Iterator[Match]:
         if len(node.inputs) != len(self.inputs) and (self.reads is None or len(node.inputs) < len(self.inputs)):
@@ -148,6 +172,7 @@ class Node:
                 return
         facts = {} if self.reads is None else self.reads(node)
         if facts is None:
+            _note(match, f"{describe_node(node)} has other attributes or operands than asked for")
             return
         for name, fact in facts.items():
             bound = match.bound(name, fact)
@@ -197,6 +222,34 @@ def find_match(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bo
         if match.is_closed(output) and accepts(match):
             return match
     return None
+
+
+def why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> str:
+    """Say why ``find_match`` gives nothing: what ended the attempt that came furthest, and at which node."""
+    misfits: list[_Misfit] = []
+    token = _misfits.set(misfits)
+    try:
+        for match in pattern.match(output):
+            if not match.is_closed(output):
+                _note(match, "something else reads what the pattern computes on its way", after=1)
+            elif not accepts(match):
+                _note(match, "its operands have other shapes, dtypes or constants than asked for", after=2)
+            else:
+                return "it fits"
+    finally:
+        _misfits.reset(token)
+    if not misfits:
+        return "it has another number of operands"
+    # Of several that came as far the last: plain forms are tried after those that say more.
+    furthest = max(reversed(misfits), key=lambda misfit: misfit.nodes)
+    expected = {misfit.expected: None for misfit in misfits if misfit[:2] == furthest[:2]}
+    return f"{furthest.reason}, and {' or '.join(sorted(expected))} was expected" if furthest.expected else furthest.reason
+
+
+def _note(match: Match, reason: str, after: int = 0) -> None:
+    misfits = _misfits.get()
+    if misfits is not None:
+        misfits.append(_Misfit(len(match.nodes) + after, reason))
 
 
 def _match_all(pairs: tuple[tuple[Pattern, ir.Value | None], ...], match: Match) -> Iterator[Match]:

@@ -14,6 +14,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     convolution,
     cross_entropy,
     determinant,
+    dot_product_attention,
     elementwise,
     indexing,
     loss,

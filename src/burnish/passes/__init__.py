@@ -15,6 +15,7 @@ from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.hoist_gather import hoist_gather
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
+from burnish.passes.recognize_attention import recognize_attention
 from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
 from burnish.passes.recognize_layer_normalization import recognize_layer_normalization
@@ -40,6 +41,7 @@ __all__ = [
     "hold_group_normalization_constants",
     "merge_casts",
     "mix_precision",
+    "recognize_attention",
     "recognize_gelu",
     "recognize_group_normalization",
     "recognize_layer_normalization",

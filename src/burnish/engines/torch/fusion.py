@@ -83,10 +83,10 @@ def fuse(
     transpose_narrow(graph)
     if kernels:
         use_linear_gradients(graph)
+        fuse_attention(graph, attended)
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
     lower_semantic_operators(model, keep=left)
     if kernels:
-        fuse_attention(graph, attended)
         fuse_linear(graph)
         fuse_batched_products(graph)
     widen(graph, PRODUCTS, narrow)

@@ -16,17 +16,17 @@ FUSED_ATTENTION_GRAD = EngineOperator(
 
 @translates(FUSED_ATTENTION)
 def fused_attention(op: Call) -> Any:
-    """(query, key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
+    """(query, transposed key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
     dispatch.expect(op.dtype(0))
     settings = op.attribute("scale"), bool(op.attribute("zeros"))
-    results = dispatch.attention(op.tensor(0), op.tensor(1), op.tensor(2), op.optional(3), *settings)
+    results = dispatch.attention(op.tensor(0), op.tensor(1).transpose(2, 3), op.tensor(2), op.optional(3), *settings)
     return results[0], results[1]
 
 
 @translates(FUSED_ATTENTION_GRAD)
 def fused_attention_gradient(op: Call) -> Any:
-    """(flow, query, key, value, result, logarithms, mask or nothing) -> the gradients of query, key and value."""
-    heads = op.tensor(1), op.tensor(2), op.tensor(3)
+    """(flow, query, transposed key, value, result, logarithms, mask or nothing) -> the gradients of the three heads."""
+    heads = op.tensor(1), op.tensor(2).transpose(2, 3), op.tensor(3)
     settings = op.attribute("scale"), bool(op.attribute("zeros"))
     results = dispatch.attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), *settings)
-    return results[0], results[1], results[2]
+    return results[0], results[1].transpose(2, 3), results[2]
