@@ -100,6 +100,7 @@ def test_a_mask_of_any_axes_and_its_gradient_agree_with_pytorch(mask):
         np.testing.assert_allclose(found[f"grad:{name}"], gradient.numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract:RuntimeWarning")
 def test_a_query_that_no_key_is_shown_to_has_no_gradient():
     model = burnish.grad(source_of("guard"), wrt=["q", "k", "v"], of="y")
     inputs = drawn(model)
