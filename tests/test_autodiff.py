@@ -150,12 +150,12 @@ def test_integer_and_boolean_paths_stop() -> None:
 def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy() -> None:
     builder = new_builder()
     x = float64_input(builder, "x", [3, 3])
-    node = ir.node("Det", [x.value], name="volume")
+    node = ir.node("Volume", [x.value], domain="example", name="volume")
     builder.graph.append(node)
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "det", ir.TensorType(ir.DataType.DOUBLE), ir.Shape([])
     dy = float64_input(builder, "dy", [])
     message = (
-        r"Det 'volume' \(output 'det'\) has no gradient rule, and 'x' is differentiated through it\. "
+        r"example\.Volume 'volume' \(output 'det'\) has no gradient rule, and 'x' is differentiated through it\. "
         r"Differentiate only what comes after it, .*burnish\.ops\.gradient$"
     )
     with pytest.raises(GradientError, match=message):

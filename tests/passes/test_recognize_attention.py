@@ -131,6 +131,25 @@ def test_a_gradient_is_differentiated_again():
         np.testing.assert_allclose(found[value.name or ""], gradient.numpy(), rtol=1e-4, atol=1e-5, err_msg=value.name)
 
 
+@pytest.mark.parametrize("also", ["", "grown = Mul (c, v)\n"])
+def test_a_factor_that_is_differentiated_by_is_no_constant(also):
+    """Where only a part of what reads it becomes attention, no part of its gradient may be lost."""
+    body = f"""<float c = {{0.3}}> {{
+        {also} s = MatMul (q, k)
+        scores = Mul (c, s)
+        p = Softmax <axis = 3> (scores)
+        y = MatMul (p, {"grown" if also else "v"})
+    }}"""
+    source = onnx.parser.parse_model(f"{HEADER}graph ({HEADS}) => ({RESULT}) {body}")
+    model = burnish.grad(source, wrt=["c"], of="y")
+    inputs = drawn(model)
+    wide = {name: torch.from_numpy(array).double() for name, array in inputs.items()}
+    c = torch.tensor(float(np.float32(0.3)), dtype=torch.float64, requires_grad=True)
+    y = torch.softmax(wide["q"] @ wide["k"] * c, -1) @ (wide["v"] * c if also else wide["v"])
+    (gradient,) = torch.autograd.grad(y, c, wide["cotangent:y"])
+    np.testing.assert_allclose(values_of(model, inputs)["grad:c"], gradient.numpy(), rtol=1e-4)
+
+
 NOT_ATTENTION = {
     "another axis": """
         s = MatMul (q, k)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -77,8 +78,9 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
     graph = model.graph
     output_names = [value.name or "" for value in graph.outputs]
     chosen = _choose_output(output_names, of)
-    bind_as_exported(graph)
-    recognize_attention(model)
+    with _held_variable(model, names):
+        bind_as_exported(graph)
+        recognize_attention(model)
     builder = Builder(graph)
     values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
     operands = [_operand(name, values) for name in names]
@@ -113,10 +115,23 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
 
 
 def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Model:
-    model = recognize_training_normalization(recognize_normalization(load(source, bind=bind)))
-    operands = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    # A constant inside the pieces of a layer, such as an epsilon, is gone with them.
-    return _in_float32(model if operands.issuperset(names) else load(source, bind=bind), names)
+    model = load(source, bind=bind)
+    with _held_variable(model, names):
+        recognize_training_normalization(recognize_normalization(model))
+    return _in_float32(model, names)
+
+
+@contextmanager
+def _held_variable(model: ir.Model, names: Collection[str]) -> Iterator[None]:
+    """Let these initializers be no constants meanwhile: a number that goes into an attribute would have no gradient."""
+    tensors = {value: value.const_value for name, value in model.graph.initializers.items() if name in names}
+    for value in tensors:
+        value.const_value = None
+    try:
+        yield
+    finally:
+        for value, tensor in tensors.items():
+            value.const_value = tensor
 
 
 def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
