@@ -156,7 +156,7 @@ def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy() -> No
     dy = float64_input(builder, "dy", [])
     message = (
         r"example\.Volume 'volume' \(output 'det'\) has no gradient rule, and 'x' is differentiated through it\. "
-        r"Differentiate only what comes after it, .*burnish\.ops\.gradient$"
+        r"Differentiate only what comes after it, .*burnish\.ops\.gradient"
     )
     with pytest.raises(GradientError, match=message):
         differentiate(builder, {node.outputs[0]: dy}, [x.value])
