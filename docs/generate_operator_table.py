@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from burnish.graph.function_bodies import has_function
 from burnish.lowering.targets import OLDEST_OPSET, TARGETS
 from burnish.ops import find_gradient, find_training_form
 
@@ -31,6 +32,9 @@ opset {OPSETS[0]} to opset {OPSETS[-1]} that have a rule.
 An operator without a rule is no obstacle where no gradient has to pass through it: before the first trained parameter, and
 on integer and boolean values. Where a rule is needed and missing, `burnish.compile` raises a
 [GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
+
+Where the standard says what an operator means by a function of other operators, and there is no rule, it is written out in these
+where a gradient has to pass, so that operators of opsets that are newer than burnish train too.
 
 Gradients flow through `If`, `Loop` (counted and while) and `Scan`, nested and of no iteration too, to their inputs and to
 what their bodies read of the graph around them: weights that a loop reads train. A loop keeps its states as each iteration began
@@ -98,6 +102,7 @@ def operator_page() -> str:
     """Return the whole page."""
     rows: dict[str, list[str]] = defaultdict(list)
     missing: list[str] = []
+    by_function: list[str] = []
     for operator, schemas in schemas_by_operator().items():
         nodes = {version: ir.node(operator, []) for version in schemas}
         found = {version: find_gradient(node, version) or find_training_form(node, version) for version, node in nodes.items()}
@@ -106,7 +111,7 @@ def operator_page() -> str:
             module = rules[max(rules)].__module__
             rows[module].append(f"| {operator} | {', '.join(str(version) for version in sorted(rules))} |")
         elif any(formal.differentiation_category == DIFFERENTIABLE for schema in schemas.values() for formal in schema.inputs):
-            missing.append(operator)
+            (by_function if has_function(operator, OPSETS[-1]) else missing).append(operator)
     sections = [INTRODUCTION]
     for module, lines in sorted(rows.items()):
         path = f"src/{module.replace('.', '/')}.py"
@@ -115,10 +120,12 @@ def operator_page() -> str:
         table = "\n".join(["| Operator | Versions |", "|---|---|", *lines])
         sections.append(f"## {heading}\n\nRules in [{path}](../{path}).\n\n{table}\n")
     count = sum(len(lines) for lines in rows.values())
-    names = textwrap.fill(", ".join(missing) + ".", width=120)
+    lines = [f"## Without a rule\n\n{count} operators have a rule. Of those that the standard marks as differentiable"]
+    for what, names in (("are written out by their function", by_function), ("have neither a rule nor a function", missing)):
+        if names:
+            lines.append(textwrap.fill(f"- {len(names)} {what}: {', '.join(names)}.", width=120, subsequent_indent="  "))
     sections.append(
-        f"## Without a rule\n\n{count} operators have a rule. "
-        f"The standard marks {len(missing)} more as differentiable that have none yet:\n\n{names}\n"
+        "\n\n".join([f"{lines[0]}:" if len(lines) > 1 else f"{lines[0]}, all have one.", "\n".join(lines[1:])]) + "\n"
     )
     return "\n".join(sections)
 

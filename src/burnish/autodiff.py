@@ -11,6 +11,7 @@ from burnish.graph import Builder, Tensor, describe_node, quantization_of, sourc
 from burnish.graph.uses import operands_of
 from burnish.ops import Gradients, Operation, find_gradient
 from burnish.ops.dependence import reached_from
+from burnish.ops.functions import write_out_functions
 from burnish.ops.registry import GradientRule
 
 
@@ -29,7 +30,10 @@ def differentiate(
 
     Raises:
         GradientError: a node between ``wrt`` and the outputs has no gradient rule. Nodes off that path are not looked at.
+
+    A node without a rule is written out in place where the standard says what it means by a function.
     """
+    write_out_functions(builder.graph, wrt, cotangents)
     nodes = list(builder.graph)
     active = reached_from(nodes, wrt)
     gradients: dict[ir.Value, Tensor] = {}

@@ -71,6 +71,15 @@ def test_inspect_says_what_a_file_in_float16_is_trained_in(run, folder):
     assert "rounds them" not in run("inspect", "model.onnx").stdout
 
 
+def test_inspect_knows_operators_that_are_differentiated_by_their_function(run, folder):
+    model = """<ir_version: 11, opset_import: ["": 28]> g (float[N, 2] x) => (float[N, 2] y)
+<float[2, 2] w = {1, 1, 1, 1}> { a = MatMul (x, w) y = SwiGLU (a, x) }"""
+    onnx.save(onnx.parser.parse_model(model), folder / "gated.onnx")
+    summary = json.loads(run("inspect", "gated.onnx", "--json").stdout)
+    assert summary["lacking"] == []
+    assert {"operator": "SwiGLU", "count": 1, "lacks_gradient": False} in summary["operators"]
+
+
 def test_inspect_counts_no_fillers_of_group_normalization(run, folder):
     """An exporter fills in the affine part of each group with ones and zeros, which compile keeps as constants."""
     model = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 6] x) => (float[N, 4, 6] y)

@@ -29,7 +29,7 @@ from burnish.importer import (
     read_proto,
     untrained_scalars,
 )
-from burnish.ops import has_gradient
+from burnish.ops.functions import passes_gradient
 from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
 from burnish.surgery.folded import perhaps_folded
@@ -184,7 +184,7 @@ def _operator(node: ir.Node) -> str:
 
 
 def _differentiable(node: ir.Node, opset: int) -> bool:
-    return (node.domain == "" and node.op_type in BOUND_TO_A_MODE) or has_gradient(node, opset)
+    return (node.domain == "" and node.op_type in BOUND_TO_A_MODE) or passes_gradient(node, opset)
 
 
 def _between(graph: ir.Graph, weights: Iterable[ir.Value], targets: Iterable[ir.Value]) -> list[ir.Node]:

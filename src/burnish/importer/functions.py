@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Names, bodies, describe_node, remove_node, replace_value
+from burnish.graph.function_bodies import bind_operands, settle_attributes
 
 EXPANSION = 100
 """How many nodes a written node may become on average. Models of exporters stay below ten."""
@@ -105,8 +106,12 @@ class _Expansion:
         self._check(call, function)
         copy = function.clone()
         self._name(copy)
-        self._settle_attributes(copy, call)
-        results = self._bind(copy, call)
+        defaults = {name: attribute for name, attribute in copy.attributes.items() if attribute.value is not None}
+        settle_attributes(copy, {**defaults, **call.attributes})
+        for node in copy.all_nodes():
+            for key, text in call.metadata_props.items():
+                node.metadata_props.setdefault(key, text)
+        results = bind_operands(copy, call)
         nodes = list(copy)
         copy.outputs.clear()
         copy.remove(nodes)
@@ -147,30 +152,6 @@ class _Expansion:
             for output in node.outputs:
                 if output.name:
                     output.name = self._value_names.take(output.name)
-
-    def _settle_attributes(self, copy: ir.Function, call: ir.Node) -> None:
-        """Give the nodes what the call says of the function's attributes, else the function's own defaults."""
-        values = {name: attribute for name, attribute in copy.attributes.items() if attribute.value is not None}
-        values |= dict(call.attributes)
-        for node in copy.all_nodes():
-            for name, attribute in list(node.attributes.items()):
-                if not attribute.is_ref():
-                    continue
-                value = values.get(attribute.ref_attr_name or "")
-                if value is None:
-                    del node.attributes[name]  # optional, and left out
-                else:
-                    node.attributes[name] = ir.Attr(name, value.type, value.value, doc_string=value.doc_string)
-            for key, text in call.metadata_props.items():
-                node.metadata_props.setdefault(key, text)
-
-    def _bind(self, copy: ir.Function, call: ir.Node) -> list[ir.Value | None]:
-        """Let the nodes read what the call does; returns the values of the function's outputs."""
-        operands = dict(zip(copy.inputs, [*call.inputs, *[None] * len(copy.inputs)], strict=False))
-        for parameter, operand in operands.items():
-            for reader, index in tuple(parameter.uses()):
-                reader.replace_input_with(index, operand)
-        return [operands.get(output, output) for output in copy.outputs]
 
     def _replace(self, call: ir.Node, output: ir.Value, result: ir.Value | None) -> None:
         if result is None:
