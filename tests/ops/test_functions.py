@@ -45,8 +45,6 @@ FUNCTIONS = dict(cases_of_functions())
 def test_the_function_of_an_operator_has_the_gradient_of_its_rule(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FUNCTIONS[label]
     operator = case.spec.op_type
-    if operator == "Range" and not has_gradient(ir.node("Loop", []), NEWEST):
-        pytest.skip("its function is a Loop, which has no rule yet")
     expected = run_gradients(gradient_graph(case.spec, case.sample, case.widest), case.sample, case.widest, cotangents_of(case))
     without_rule(operator, monkeypatch)
     graph = gradient_graph(case.spec, case.sample, case.widest)
@@ -75,7 +73,7 @@ WITHOUT_DERIVATIVE = {
     "DynamicQuantizeLinear": "it rounds",
     "SequenceMap": "it maps sequences, whose elements are known or none",
 }
-AWAITED = {"AffineGrid": "a rule of its own", "LinearAttention": "a rule of Scan"}
+AWAITED = {"AffineGrid": "a rule of its own"}
 
 
 def test_every_function_of_the_newest_opset_passes_gradients() -> None:
@@ -130,6 +128,33 @@ def test_a_causal_convolution_is_differentiated_by_its_function() -> None:
     assert_allclose(results["y"], y.detach().numpy(), rtol=1e-5, atol=1e-6)
     for name, leaf in leaves.items():
         assert_allclose(results[f"grad:{name}"], leaf.grad.numpy(), rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def test_linear_attention_is_differentiated_by_its_function() -> None:
+    """Its function is a Scan: the state decays, and takes in what is new of a value."""
+    text = """(float[N,3,4] q, float[N,3,4] k, float[N,3,4] v, float[N,3,2] decay, float[N,3,2] beta)
+        => (float[N,3,4] y, float[N,2,2,2] last)
+        { y, last = LinearAttention <q_num_heads = 2, kv_num_heads = 2, update_rule = "gated_delta"> (q, k, v, , decay, beta) }"""
+    names = ["q", "k", "v", "decay", "beta"]
+    gradient = burnish.grad(model_of(text, 27), names, of="y", target="reference")
+    rng = np.random.default_rng(0)
+    leaves = [torch.from_numpy(rng.standard_normal((2, 3, size)).astype(np.float32)) for size in (4, 4, 4, 2, 2)]
+    q, k, v, decay, beta = (leaf.requires_grad_() for leaf in leaves)
+    state, rows = torch.zeros(2, 2, 2, 2), []
+    for step in range(3):
+        query, key, value = (tensor[:, step].reshape(2, 2, 2) for tensor in (q, k, v))
+        state = torch.exp(decay[:, step])[..., None, None] * state
+        new = beta[:, step, :, None] * (value - torch.einsum("bhk,bhkv->bhv", key, state))
+        state = state + torch.einsum("bhk,bhv->bhkv", key, new)
+        rows.append(torch.einsum("bhk,bhkv->bhv", query, state).reshape(2, 4) / 2**0.5)
+    y = torch.stack(rows, 1)
+    dy = torch.from_numpy(rng.standard_normal((2, 3, 4)).astype(np.float32))
+    y.backward(dy)
+    feeds = {name: leaf.detach().numpy() for name, leaf in zip(names, leaves, strict=True)} | {"cotangent:y": dy.numpy()}
+    results = engines.get("reference").load(gradient)(feeds)
+    assert_allclose(results["y"], y.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for name, leaf in zip(names, leaves, strict=True):
+        assert_allclose(results[f"grad:{name}"], leaf.grad.numpy(), rtol=2e-5, atol=5e-6, err_msg=name)
 
 
 def test_nodes_off_the_path_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
