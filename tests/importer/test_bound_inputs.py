@@ -188,9 +188,19 @@ def test_an_open_dimension_takes_an_extent() -> None:
     loaded = load(proto, bind={"T": 1})
     assert [node.op_type for node in loaded.graph if node.op_type != "Constant"] == ["Squeeze"]
     assert loaded.graph.inputs[0].shape == ir.Shape(["N", 1])
-    for extent in (0, 1.5, "a"):
-        with pytest.raises(ConfigurationError, match="'T' is an open dimension of the inputs, which takes an extent, an integer"):
+    for extent in (-1, 1.5, "a"):
+        with pytest.raises(ConfigurationError, match="'T' is an open dimension of the inputs, which takes an integer"):
             load(proto, bind={"T": extent})
+
+
+def test_an_extent_of_zero_takes_inputs_away() -> None:
+    proto = parsed("""g (float[N, T] x, float[N, P] cache) => (float[N, S] y) { y = Concat <axis = 1> (cache, x) }""")
+    loaded = load(proto, bind={"P": 0})
+    assert [value.name for value in loaded.graph.inputs] == ["x"]
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(onnxruntime_outputs(loaded, {"x": x})["y"], x)
+    with pytest.raises(ConfigurationError, match="no input would be left"):
+        load(proto, bind={"N": 0})
 
 
 def test_a_value_is_no_weight_even_where_a_layer_reads_it() -> None:

@@ -11,6 +11,7 @@ from burnish.graph.uses import read_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
 from burnish.importer.operands import (
     CONFIGURATION_OPERANDS,
+    HELD,
     NOT_DIFFERENTIABLE,
     QUANTIZES,
     constant_operands,
@@ -129,7 +130,7 @@ def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[st
     for name, kind in kinds.items():
         value = graph.initializers[name]
         is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
-        if kind is InitializerKind.CONSTANT and is_tensor and not _is_setting(value):
+        if kind is InitializerKind.CONSTANT and is_tensor and HELD not in value.meta and not _is_setting(value):
             weights[name] = value
     return weights
 

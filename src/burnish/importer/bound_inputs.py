@@ -37,7 +37,7 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
             has an open dimension, the constant has the extent that another input with this dimension has when the model runs. An
             open dimension that no other input has takes the value's extent, where the value has all axes. One that the file
             leaves without a name, and that is the only open one of its input and the first or second, is taken for that of the
-            batch: the first of the first input.
+            batch: the first of the first input. An extent of 0 takes the inputs with that dimension away: a cache that is empty.
 
     Raises:
         ConfigurationError: no such input or dimension, a value of a dtype or shape that does not fit it, an open dimension of
@@ -48,8 +48,9 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     graph = model.graph
     inputs = {value.name or "": value for value in graph.inputs}
     extents = {name: setting for name, setting in bind.items() if name not in inputs}
-    _fix_dimensions(graph, extents)
+    emptied = _fix_dimensions(graph, extents)
     bound = {inputs[name]: _as_array(inputs[name], setting) for name, setting in bind.items() if name in inputs}
+    bound |= {value: _as_array(value, 0) for value in emptied if value not in bound}
     others = [value for value in graph.inputs if value not in bound]
     if not others and bound:
         raise ConfigurationError("bind: no input would be left: leave out the one that data is to be given for")
@@ -61,27 +62,31 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         constant.value.name, value.name = value.name, None
 
 
-def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> None:
-    known = {
-        dim.value: None
-        for value in graph.inputs
-        if value.shape is not None
-        for dim in value.shape.dims
-        if isinstance(dim, ir.SymbolicDim) and dim.value is not None
-    }
+def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> list[ir.Value]:
+    """Fix open dimensions, in place; returns the inputs that then hold no element."""
+    open_names = {value: _open_names(value) for value in graph.inputs}
+    known = dict.fromkeys(name for names in open_names.values() for name in sorted(names))
     fixed: dict[str, int] = {}
     for name, extent in extents.items():
         if name not in known:
             raise ConfigurationError(_no_input(graph, name, list(known)))
-        if not is_whole(extent) or int(extent) < 1:
+        if not is_whole(extent) or int(extent) < 0:
             raise ConfigurationError(
-                f"bind: '{name}' is an open dimension of the inputs, which takes an extent, an integer above 0, not {extent!r}"
+                f"bind: '{name}' is an open dimension of the inputs, which takes an integer of 0 or more, not {extent!r}"
             )
         fixed[name] = int(extent)
     for value in (*graph.inputs, *graph.outputs):
         if value.shape is not None:
             dims = value.shape.dims
             value.shape = ir.Shape([dim if isinstance(dim, int) else fixed.get(dim.value or "", dim) for dim in dims])
+    empty = {name for name, extent in fixed.items() if extent == 0}
+    return [value for value in graph.inputs if not empty.isdisjoint(open_names.get(value, ()))]
+
+
+def _open_names(value: ir.Value) -> set[str]:
+    """The names of a value's open dimensions."""
+    dims = () if value.shape is None else value.shape.dims
+    return {dim.value for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
 
 
 def described_bindings(bind: Mapping[str, ArrayLike]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.graph import FLOATING, bodies, constant_array
 from burnish.graph.uses import producer_of
 from burnish.importer.operands import (
+    HELD,
     NOT_DIFFERENTIABLE,
     QUANTIZES,
     STATISTIC_OPERANDS,
@@ -31,7 +32,7 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
 
     A statistic is a running mean or variance of a BatchNormalization. A weight is a floating-point tensor of rank 1 or more
     from which an output of the model depends through inputs that carry a gradient. All else is constant: integers, bounds of
-    Clip, scales of Resize, exponents, scalars, and initializers that nothing depends on.
+    Clip, scales of Resize, exponents, scalars, scales of integers, and initializers that nothing depends on.
 
     Args:
         model: a canonical model (``burnish.importer.load``).
@@ -80,7 +81,8 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) ->
     if value in statistics:
         return InitializerKind.STATISTIC
     is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
-    return InitializerKind.WEIGHT if is_tensor and value in reached else InitializerKind.CONSTANT
+    is_weight = is_tensor and value in reached and HELD not in value.meta
+    return InitializerKind.WEIGHT if is_weight else InitializerKind.CONSTANT
 
 
 def _statistics(graph: ir.Graph) -> set[ir.Value]:

@@ -38,10 +38,14 @@ CONFIGURATION_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "QuantizeLinear": (1, 2),
     "Resize": (1, 2, 3),
     "RoiAlign": (1, 2),
+    "RotaryEmbedding": (1, 2),
     "SoftmaxCrossEntropyLoss": (2,),
     "Upsample": (1,),
 }
 """Floating-point operands that set how an operator works."""
+
+HELD = "burnish.held"
+"""In the ``meta`` of an initializer that is no weight wherever it is read: the scales of integers, a table of angles."""
 
 NOT_DIFFERENTIABLE = frozenset(
     "Bernoulli Ceil EyeLike Floor Multinomial NonMaxSuppression RandomNormal RandomNormalLike RandomUniform RandomUniformLike "

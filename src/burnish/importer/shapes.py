@@ -16,6 +16,7 @@ from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
+from burnish.importer.runtime_operators.layouts import laid_out_for_one_processor
 
 NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""
@@ -134,6 +135,7 @@ def _require_dtypes(nodes: Iterable[ir.Node]) -> None:
             if output.type is None and not is_absent(output):
                 raise ModelError(
                     quantization_of(node)
+                    or laid_out_for_one_processor(node)
                     or f"the dtype of '{output.name}', output of {describe_node(node)}, cannot be inferred: "
                     "declare it in the model's value_info, or use operators of the ONNX standard"
                 )

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.importer.runtime_operators.registry import Results, rewrites
+from burnish.importer.runtime_operators.registry import Results, held, rewrites
 from burnish.ops import Operation
 from burnish.ops.positions import known_rank
 
@@ -32,7 +32,7 @@ def matmul_of_few_bits(op: Operation) -> Results:
         order = builder.constant(np.arange(columns) // block)
     else:
         order = builder.op("Slice", order, builder.integers([0]), builder.integers([columns]), builder.integers([0]))
-    scales = builder.op("Reshape", _held(op.required(2)), builder.integers([rows, blocks]))
+    scales = builder.op("Reshape", held(op.required(2)), builder.integers([rows, blocks]))
     zeros = _zero_points(op.optional(3), rows, bits)
     weight = _dequantized(integers, scales, zeros, order, 1, 2 ** (bits - 1))
     product = builder.op("MatMul", a, builder.op("Transpose", builder.cast(weight, a.dtype), perm=[1, 0]))
@@ -54,7 +54,7 @@ def gather_of_few_bits(op: Operation) -> Results:
         return None
     extent = extent * (8 // bits) if is_packed else extent
     zeros = op.optional(3)
-    rows, scales = (builder.op("Gather", table, indices, axis=axis) for table in (data, _held(op.required(2))))
+    rows, scales = (builder.op("Gather", table, indices, axis=axis) for table in (data, held(op.required(2))))
     zeros = None if zeros is None else builder.op("Gather", zeros, indices, axis=axis)
     along = blocked + known_rank(op, indices) - 1 if blocked > axis else blocked
     if is_packed:
@@ -89,10 +89,5 @@ def _zero_points(zeros: Tensor | None, rows: int, bits: int) -> Tensor | None:
     """``[rows, blocks]`` or more columns: numbers, or as many bits as the weights have, packed."""
     if zeros is None:
         return None
-    by_row = zeros.builder.op("Reshape", _held(zeros), zeros.builder.integers([rows, -1]))
+    by_row = zeros.builder.op("Reshape", held(zeros), zeros.builder.integers([rows, -1]))
     return _unpacked(by_row, bits) if zeros.dtype == _BYTE else by_row
-
-
-def _held(x: Tensor) -> Tensor:
-    """A constant that is no weight, where it is one."""
-    return x if x.array is None or x.dtype == _BYTE else x.builder.constant(x.array)

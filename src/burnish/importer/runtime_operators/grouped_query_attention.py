@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.importer.runtime_operators.registry import Results, is_read, rewrites, split
+from burnish.importer.runtime_operators.registry import Results, held, is_read, rewrites, split
 from burnish.ops import Operation
 from burnish.ops.attention_pieces import (
     Stage,
@@ -52,7 +52,7 @@ def rotary_embedding(op: Operation) -> Results:
     else:
         new_axes = [1]
     cosine, sine = (
-        builder.op("Unsqueeze", builder.op("Gather", table, positions, axis=0), builder.integers(new_axes))
+        builder.op("Unsqueeze", builder.op("Gather", held(table), positions, axis=0), builder.integers(new_axes))
         for table in (cosine, sine)
     )
     rotated = rotate(x, cosine, sine, interleaved=bool(op.attribute("interleaved", 0)), dimension=dimension)
@@ -142,7 +142,7 @@ def _rotated(op: Operation, heads: tuple[Tensor, Tensor], queries: Tensor, cache
         positions = positions if cache.before is None else positions + cache.before
     angles = []
     for table in (op.required(7), op.required(8)):
-        rows = builder.op("Gather", table, positions, axis=0)
+        rows = builder.op("Gather", held(table), positions, axis=0)
         angles.append(builder.op("Unsqueeze", rows, builder.integers([1] if rows.rank == 3 else [0, 1])))
     half, is_interleaved = angles[0].dimension(-1), bool(op.attribute("rotary_interleaved", 0))
     dimension = 0 if half is None else 2 * half

@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
 from burnish.graph.uses import is_used
+from burnish.importer.operands import HELD
+from burnish.importer.shape_constants import COMPUTED
 from burnish.ops import Operation
 
 RUNTIME_DOMAIN = "com.microsoft"
@@ -46,6 +48,16 @@ def rewritten_operators() -> Mapping[tuple[str, str], Rewrite]:
 def is_read(op: Operation, index: int) -> bool:
     """Whether a node has an output at this place that is read."""
     return index < len(op.node.outputs) and is_used(op.node.outputs[index])
+
+
+def held(x: Tensor) -> Tensor:
+    """Note that a constant is no weight: it tells how the file is encoded, or where tokens stand."""
+    producer = x.value.producer()
+    if x.value.is_initializer():
+        x.value.meta[HELD] = True
+    elif producer is not None and producer.op_type == "Constant":
+        producer.metadata_props[COMPUTED] = ""
+    return x
 
 
 def split(x: Tensor, sizes: list[int], axis: int) -> tuple[Tensor, ...]:
