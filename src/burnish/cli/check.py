@@ -1,18 +1,56 @@
-"""``burnish check``: whether a model can be trained, without training it."""
+"""``burnish check``: whether a model can be trained, and whether its gradients are right, without training it."""
 
 from __future__ import annotations
 
-from burnish.cli.compilation_options import Compilation, ModelArgument
-from burnish.cli.compilation_values import read_bind
-from burnish.cli.console import output
-from burnish.cli.option_groups import takes_options
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+from rich.table import Table
+
+from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
+from burnish.cli.compilation_values import read_batch, read_bind, read_extents, read_norms
+from burnish.cli.console import cell, counted, errors, output, split
+from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.program_lines import what_trains
 from burnish.errors import GradientError
 
+if TYPE_CHECKING:
+    from burnish.comparison import GradientCheck
+    from burnish.program import Program
 
-@takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "bind"))
-def check(model: ModelArgument, *, compilation: Compilation) -> None:
-    """Say whether a model can be trained, or what stands in the way."""
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Probing(OptionGroup):
+    """How gradients are compared with central differences."""
+
+    panel: ClassVar = "Gradients"
+    gradients: Annotated[
+        bool, typer.Option("--gradients/--no-gradients", help="Compare every gradient with central differences in float64.")
+    ] = True
+    probes: Annotated[
+        int, typer.Option("--probes", min=1, help="Directions for each tensor: one through all of it, the others along elements.")
+    ] = 4
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of the random batch.")] = 3
+    extent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--extent", metavar="NAME=N", help="Extent of another symbolic dimension, 8 by default; may be given again."
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0
+    rtol: Annotated[
+        float, typer.Option("--rtol", help="How far a gradient may be from the differences, relative to its size.")
+    ] = 1e-6
+
+
+@takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "bind", *Probing.__dataclass_fields__))
+def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -> None:
+    """Say whether a model can be trained, or what stands in the way, and whether its gradients are right; 1 where not."""
     from burnish.cli.summary import summarize
 
     try:
@@ -23,3 +61,65 @@ def check(model: ModelArgument, *, compilation: Compilation) -> None:
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise
     output().print(f"{model} can be trained: {what_trains(program)}")
+    if probing.gradients:
+        _check_gradients(_projected(model, compilation, program), probing)
+
+
+def _projected(model: Path, compilation: Compilation, program: Program) -> Program:
+    """The same with a loss that weighs what the loss reads by numbers of either sign, unless the command line names one."""
+    if is_program(model) or "loss" in compilation.named:
+        return program
+    from burnish.comparison import Projection
+    from burnish.compiler.compile import compile
+
+    read = [prediction["output"] for prediction in program.options["predictions"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the program was warned of already
+        return compile(
+            model,
+            loss=Projection(outputs=len(read)),
+            trainable=split(compilation.trainable) if compilation.trainable else None,
+            norm=read_norms(compilation.norm or []),
+            outputs=read,
+            batch=read_batch(compilation.batch),
+            bind=read_bind(compilation.bind or []),
+        )
+
+
+def _check_gradients(program: Program, probing: Probing) -> None:
+    from burnish.comparison import check_gradients
+
+    console = errors()
+    with console.status("central differences") as status:
+        found = check_gradients(
+            program,
+            batch_size=probing.batch_size,
+            extents=read_extents(probing.extent or []),
+            probes=probing.probes,
+            rtol=probing.rtol,
+            seed=probing.seed,
+            progress=lambda name: status.update(f"central differences of '{name}'"),
+        )
+    _print(found)
+    if not found.agrees:
+        console.print(f"error: {found.message()}", style="red")
+        raise typer.Exit(1)
+    output().print(found.message())
+
+
+def _print(found: GradientCheck) -> None:
+    """Print how far the gradients are from the differences, the worst first."""
+    table = Table(box=None)
+    for name in ("tensor", "shape", "worst error", "directions", ""):
+        table.add_column(name, justify="left" if name in ("tensor", "shape", "") else "right", overflow="fold")
+    tensors = sorted(found.tensors, key=lambda tensor: (tensor.agrees, -tensor.error))
+    for tensor in tensors[:SHOWN]:
+        verdict = "" if tensor.agrees else f"differs: {found.faults[0] if found.faults else 'no node by itself'}"
+        if tensor.kinks:
+            verdict = f"{verdict}; " * bool(verdict) + f"no derivative along {counted(tensor.kinks, 'direction')} more"
+        named, shape = cell(tensor.name.removeprefix("param/")), cell(str(list(tensor.shape)))
+        table.add_row(named, shape, f"{tensor.error:.1e}", str(tensor.probes), cell(verdict or "zero" * tensor.is_zero))
+    output().print(table)
+    if hidden := tensors[SHOWN:]:
+        differing = sum(not tensor.agrees for tensor in hidden)
+        output().print(f"and {counted(len(hidden), 'tensor')} more" + (f", {differing:,} of which differ" if differing else ""))

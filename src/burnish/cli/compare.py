@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument
+from burnish.cli.compilation_values import read_extents
 from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import OptionGroup, takes_options
@@ -76,7 +77,7 @@ def compare(
     """Run the same steps on several engines and name the node where they part; exits with 1 where they do."""
     from burnish.comparison import compare_engines
 
-    extents = _extents(options.extent or [])
+    extents = read_extents(options.extent or [])
     if extents and options.data is not None:
         raise typer.BadParameter("--extent is for random data; with --data, leave it out")
     check_data_options(options.data, label=options.label)
@@ -116,21 +117,6 @@ def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> It
         output().print(note)
     loader = Loader(dataset, min(options.batch_size, len(dataset)), options.seed, drop_last=True)
     return (batch for epoch in count() for batch in loader.epoch(epoch))
-
-
-def _extents(texts: list[str]) -> dict[str, int]:
-    """Return {name: extent} of ``NAME=N``.
-
-    Raises:
-        typer.BadParameter: a text is written otherwise.
-    """
-    extents = {}
-    for text in split(texts):
-        name, _, size = text.partition("=")
-        if not name or not size.isdigit() or int(size) < 1:
-            raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
-        extents[name] = int(size)
-    return extents
 
 
 def _print(comparison: Comparison) -> None:

@@ -55,6 +55,21 @@ def read_bind(texts: list[str]) -> dict[str, Any]:
     return bound
 
 
+def read_extents(texts: list[str]) -> dict[str, int]:
+    """Return {name: extent} of ``NAME=N``.
+
+    Raises:
+        typer.BadParameter: a text is written otherwise.
+    """
+    extents = {}
+    for text in split(texts):
+        name, _, size = text.partition("=")
+        if not name or not size.isdigit() or int(size) < 1:
+            raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
+        extents[name] = int(size)
+    return extents
+
+
 def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
     """Return the rows to hold, by the name of their weight.
 

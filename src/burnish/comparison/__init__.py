@@ -1,8 +1,12 @@
-"""Engines side by side: the same steps on several, how far they are apart, and at which node of the model that begins.
+"""Engines side by side: the same steps on several, how far they are apart, and at which node of the model that begins; and the
+gradients of a program beside central differences.
 
 How an engine runs a graph is in ``burnish.engines``. How long one takes is not measured here, but in ``benchmarks/``.
 """
 
+from burnish.comparison.differences import TensorCheck
 from burnish.comparison.engines import Comparison, compare_engines
+from burnish.comparison.gradients import GradientCheck, check_gradients
+from burnish.comparison.projection import Projection
 
-__all__ = ["Comparison", "compare_engines"]
+__all__ = ["Comparison", "GradientCheck", "Projection", "TensorCheck", "check_gradients", "compare_engines"]

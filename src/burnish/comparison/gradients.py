@@ -1,0 +1,231 @@
+"""The gradients of a program beside central differences, in float64 on the reference engine, and the rule at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.autodiff import differentiate
+from burnish.comparison.differences import DEFAULT_PROBES, DEFAULT_RTOL, Differences, TensorCheck
+from burnish.comparison.single_nodes import single_node_model
+from burnish.compiler.executable import executable_of, lower
+from burnish.data.random_batches import random_batches
+from burnish.engines import Arrays, registry
+from burnish.errors import BurnishError, ConfigurationError
+from burnish.graph import FLOATING, Builder, Tensor, describe_node, place, source_of
+from burnish.lowering import TARGETS
+from burnish.ops.collectives import MARKS
+from burnish.ops.quantization import STRAIGHT_THROUGH
+from burnish.ops.registry import semantic_operators
+from burnish.ops.semantic import differentiable_outputs
+from burnish.passes import remove_unused, simulate_quantization
+from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.program import Program, Role
+
+STANDARD = TARGETS["onnxruntime"]
+LOSS = "loss"
+PREFIX = "grad:"
+MOVED = 0.01
+"""How far weights are moved from their values, of their size: those of a fresh model are zero where a function has its kinks."""
+
+Function = Callable[[Mapping[str, np.ndarray]], Arrays]
+
+
+@dataclass
+class GradientCheck:
+    """What was found of the gradients of a program.
+
+    Attributes:
+        tensors: of each state entry that trains.
+        faults: nodes whose own rule gives another gradient than differences of that node alone, the last of the model first.
+    """
+
+    tensors: list[TensorCheck]
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        return all(tensor.agrees for tensor in self.tensors)
+
+    def message(self) -> str:
+        """Return what there is to say, in one sentence."""
+        worst = max((tensor.error for tensor in self.tensors), default=0.0)
+        differing = [tensor.name for tensor in self.tensors if not tensor.agrees]
+        if not differing:
+            zero = sum(tensor.is_zero for tensor in self.tensors)
+            vacuous = f"; {zero} of {len(self.tensors)} are zero throughout" if zero else ""
+            return f"all gradients agree with central differences: the worst error is {worst:.1e}{vacuous}"
+        named = ", ".join(f"'{name}'" for name in differing[:3]) + (
+            f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        )
+        place = (
+            f"at fault is the gradient of {self.faults[0]}" + (f", and of {len(self.faults) - 1} more" if self.faults[1:] else "")
+            if self.faults
+            else "no node by itself has a wrong gradient: they go wrong together"
+        )
+        return f"the gradient of {named} differs from central differences: {place}"
+
+
+def check_gradients(
+    program: Program,
+    *,
+    batch_size: int = 3,
+    extents: Mapping[str, int] | None = None,
+    probes: int = DEFAULT_PROBES,
+    rtol: float = DEFAULT_RTOL,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda name: None,
+) -> GradientCheck:
+    """Compare every gradient of a program with central differences in float64, on a random batch.
+
+    Weights are those of the program, moved a little. What draws at random draws the same everywhere, and a quantization counts as
+    what its gradient says of it, which does not round. Two evaluations of the graph go into each probe.
+
+    Args:
+        program: what is checked; ``Projection`` as its loss weighs every output by numbers of either sign.
+        batch_size, extents: of the random batch, as ``random_batches`` takes them.
+        probes: directions for each tensor: one through all of its elements, the others along single ones.
+        rtol: how far a gradient may be from the differences, relative to its size.
+        seed: of batch, moves and directions.
+        progress: is called with the name of each tensor before it is checked.
+
+    Raises:
+        ConfigurationError: no probe, a tolerance that is not positive, or sizes that ``random_batches`` refuses.
+        EngineError: the reference engine lacks an operator, or fails in one.
+    """
+    if probes < 1:
+        raise ConfigurationError(f"probes={probes}: give one or more for each tensor")
+    if not rtol > 0:
+        raise ConfigurationError(f"rtol={rtol}: give a number above 0")
+    model = _graph_of(program)
+    signature = program.signature["grad"]
+    named = {f"param/{entry.name.removeprefix(PREFIX)}": entry.name for entry in signature.outputs_of(Role.GRADIENT)}
+    wrt = {entry.name: named[entry.name] for entry in signature.inputs_of(Role.PARAMETER) if entry.name in named}
+    point = _point(program, next(random_batches(program, batch_size, seed, extents)), list(wrt), seed)
+    gradients = _function(model, [LOSS, *wrt.values()])(point)
+    forward = _function(model, [LOSS])
+    differences = Differences(lambda arrays: float(forward(arrays)[LOSS]), point, rtol, seed)
+    check = GradientCheck([])
+    for name, gradient in wrt.items():
+        progress(name)
+        check.tensors.append(differences.judge(name, gradients[gradient].astype(np.float64), probes))
+    if not check.agrees:
+        check.faults = list(_faults(model, point, list(wrt), probes, rtol, seed))
+    return check
+
+
+def _graph_of(program: Program) -> ir.Model:
+    """The graph ``grad`` with semantic operators, in which no quantization rounds."""
+    kernels = semantic_operators() - {mark.name for mark in MARKS}
+    model = lower(program, program.target.with_kernels(kernels)).copy_of("grad")
+    simulate_quantization(model.graph, list(model.graph.inputs))
+    for node in list(model.graph):
+        if STRAIGHT_THROUGH.is_of(node):
+            for reader, index in list(node.outputs[0].uses()):
+                reader.replace_input_with(index, node.inputs[0])
+    return model
+
+
+def _point(program: Program, batch: Mapping[str, np.ndarray], trained: list[str], seed: int) -> Arrays:
+    """All inputs of the graph, in float64."""
+    generator = np.random.default_rng((seed, 1))
+    arrays = {**program.initial_state(seed), **batch}
+    point = {}
+    for entry in program.signature["grad"].inputs:
+        array = np.asarray(arrays.get(entry.name, entry.default))
+        if entry.dtype in FLOATING:
+            array = array.astype(np.float64)
+        point[entry.name] = _moved(array, generator) if entry.name in trained else array
+    return point
+
+
+def _moved(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """A weight close to this one; any, where all of its elements are equal, as in a file whose weights were taken out."""
+    if array.ndim > 1 and array.size > 1 and np.ptp(array) == 0:
+        return generator.normal(size=array.shape) * float(np.sqrt(2 * len(array) / array.size))
+    size = float(np.sqrt(np.mean(np.square(array)))) if array.size else 0.0
+    return np.asarray(array + MOVED * (size or 1.0) * generator.normal(size=array.shape))
+
+
+def _function(model: ir.Model, outputs: list[str]) -> Function:
+    """Some values of a graph as a function of its inputs, in float64."""
+    copy = model.clone()
+    values = {value.name: value for value in (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))}
+    copy.graph.outputs.clear()
+    copy.graph.outputs.extend(values[name] for name in outputs)
+    remove_unused(copy)
+    run = registry.get("reference").load(compute_in_float64(executable_of(copy, STANDARD).graph("step")))
+    read = [value.name or "" for value in copy.graph.inputs]
+    return lambda arrays: run({name: arrays[name] for name in read})
+
+
+def _faults(model: ir.Model, point: Arrays, wrt: list[str], probes: int, rtol: float, seed: int) -> Iterator[str]:
+    """Give the nodes of the forward pass whose rule is wrong by itself, on the values that they have there."""
+    nodes = _differentiated(model, wrt)
+    read = {value.name or "" for node in nodes for value in (*node.inputs, *node.outputs) if value is not None and value.name}
+    inputs = {value.name for value in model.graph.inputs}
+    constants = {value.name for node in model.graph if node.op_type == "Constant" for value in node.outputs}
+    constants |= set(model.graph.initializers)
+    probed = [name for name in dict.fromkeys(read) if name not in inputs and name not in constants]
+    values = {**point, **_function(model, probed)(point)}
+    for node in reversed(nodes):
+        try:
+            agrees = _agrees_alone(node, values, probes, rtol, seed)
+        except (BurnishError, KeyError):
+            continue  # it does not run alone
+        if not agrees:
+            source = source_of(node)
+            named = describe_node(node)
+            yield named if source == named else place(named, source)
+
+
+def _differentiated(model: ir.Model, wrt: list[str]) -> list[ir.Node]:
+    """The nodes between what is differentiated by and the loss, in the order of the graph."""
+    needed = {value for value in model.graph.outputs if value.name == LOSS}
+    for node in reversed(list(model.graph)):
+        if any(output in needed for output in node.outputs):
+            needed.update(value for value in node.inputs if value is not None)
+    active = {value for value in model.graph.inputs if value.name in wrt}
+    nodes = []
+    for node in model.graph:
+        if any(value in active for value in node.inputs) and any(output in needed for output in node.outputs):
+            active.update(differentiable_outputs(node))
+            nodes.append(node)
+    return nodes
+
+
+def _agrees_alone(node: ir.Node, values: Arrays, probes: int, rtol: float, seed: int) -> bool:
+    """Whether the gradients of one node agree with its differences."""
+    model, point = single_node_model(node, values)
+    graph = model.graph
+    outputs = [value for value in differentiable_outputs(next(iter(graph))) if value.name in values and values[value.name].size]
+    generator = np.random.default_rng((seed, 2))
+    cotangents = {value.name or "": generator.normal(size=values[value.name or ""].shape) for value in outputs}
+    forward = _function(model, list(cotangents))
+    wrt = [value for value in graph.inputs if value.dtype in FLOATING]
+    builder = Builder(graph)
+    incoming: dict[ir.Value, Tensor] = {}
+    for value in outputs:
+        cotangent = ir.Value(name=f"cotangent:{value.name}", type=value.type, shape=ir.Shape(values[value.name or ""].shape))
+        incoming[value] = builder.tensor(cotangent)
+    graph.inputs.extend(tensor.value for tensor in incoming.values())
+    emitted = differentiate(builder, incoming, wrt)
+    names = {}
+    for value in wrt:
+        tensor = emitted[value]
+        if tensor is not None:
+            result = builder.op("Identity", tensor).value
+            result.name = f"{PREFIX}{value.name}"
+            names[value.name or ""] = result.name
+    fed = {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in point.items()}
+    found = _function(model, list(names.values()))({**fed, **{f"cotangent:{name}": array for name, array in cotangents.items()}})
+
+    def weighed(arrays: Mapping[str, np.ndarray]) -> float:
+        results = forward(arrays)
+        return float(sum(np.sum(results[name] * array) for name, array in cotangents.items()))
+
+    differences = Differences(weighed, fed, rtol, seed)
+    return all(differences.judge(name, found[output], probes).agrees for name, output in names.items())
