@@ -19,7 +19,7 @@ def grid_of(rng: np.random.Generator, sizes: tuple[int, ...], aligned: int, *sha
     """Points in and around images of these sizes, that keep away from elements and from the middles between them."""
     columns = []
     for size in reversed(sizes):
-        whole = rng.integers(-size, 2 * size, shape)
+        whole = rng.integers(-2, size + 2, shape)
         position = whole + rng.choice([0.15, 0.35, 0.65, 0.85], shape)
         columns.append(2 * position / (size - 1) - 1 if aligned else (2 * position + 1) / size - 1)
     return np.stack(columns, axis=-1)

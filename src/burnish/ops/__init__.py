@@ -13,6 +13,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     control,
     convolution,
     cross_entropy,
+    deformable_convolution,
     determinant,
     dot_product_attention,
     elementwise,

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
 from burnish.ops.indexing import GATHER_GRAD
-from burnish.ops.positions import count, extent, joined, reshape_as
+from burnish.ops.positions import count, extent, joined, reshape_as, reshape_to
 
 CUBIC_A = -0.75
 """The coefficient of Keys' kernel ("Cubic convolution interpolation", 1981) in GridSample, as in PyTorch."""
@@ -215,6 +215,15 @@ def range_of(number: int | Tensor, builder: Builder) -> Tensor:
         return builder.integers(range(number))
     index = ir.DataType.INT64
     return builder.op("Range", builder.scalar(0, index), number, builder.scalar(1, index))
+
+
+def shaped(tensor: Tensor, extents: Sequence[int | Tensor]) -> Tensor:
+    """The tensor in a shape whose extents are ints, or int64 scalars."""
+
+    def vector(number: Tensor) -> Callable[[], Tensor]:
+        return lambda: number.builder.op("Reshape", number, number.builder.integers([1]))
+
+    return reshape_to(tensor, [extent if isinstance(extent, int) else vector(extent) for extent in extents])
 
 
 def unchanged(places: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ weights, not of the interpolated values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -15,8 +15,8 @@ import onnx_ir as ir
 from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
 from burnish.ops.indexing import GATHER_GRAD
-from burnish.ops.interpolation import LINEAR, images_of, of_extent, range_of, rows_of, size_of, taps_around, unchanged
-from burnish.ops.positions import count, reshape_as, reshape_to
+from burnish.ops.interpolation import LINEAR, images_of, of_extent, range_of, rows_of, shaped, size_of, taps_around, unchanged
+from burnish.ops.positions import count, reshape_as
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
 
@@ -179,11 +179,4 @@ class _Side:
         shape: list[int | Tensor] = [self._regions]
         for part in parts:
             shape += [part, 1] if self._axis == 0 else [1, part]
-        return reshape_to(tensor, [_length(part) for part in shape])
-
-
-def _length(number: int | Tensor) -> int | Callable[[], Tensor]:
-    """A part of a shape: an int, or what emits int64 ``[1]``."""
-    if isinstance(number, int):
-        return number
-    return lambda: number.builder.op("Reshape", number, number.builder.integers([1]))
+        return shaped(tensor, shape)

@@ -33,7 +33,7 @@ WITHOUT_TRANSLATION = {
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
     "no gradient here, so met in inference alone": "BitCast CausalConvWithState "
-    "DeformConv LinearAttention MaxRoiPool NonMaxSuppression SwiGLU",
+    "LinearAttention MaxRoiPool NonMaxSuppression SwiGLU",
     "forms the importer converts": "Scatter Upsample",
 }
 
