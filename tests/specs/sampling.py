@@ -15,11 +15,11 @@ SHAPES = ("static", "batch", "symbolic")
 PADDINGS = ("zeros", "border", "reflection")
 
 
-def grid_of(rng: np.random.Generator, sizes: tuple[int, ...], aligned: int, *shape: int) -> np.ndarray:
-    """Points in and around images of these sizes, that keep away from elements and from the middles between them."""
+def grid_of(rng: np.random.Generator, sizes: tuple[int, ...], aligned: int, *shape: int, reach: int = 1) -> np.ndarray:
+    """Points in images of these sizes and up to ``reach`` beyond, that keep away from elements and the middles between them."""
     columns = []
     for size in reversed(sizes):
-        whole = rng.integers(-2, size + 2, shape)
+        whole = rng.integers(-reach, size + reach, shape)
         position = whole + rng.choice([0.15, 0.35, 0.65, 0.85], shape)
         columns.append(2 * position / (size - 1) - 1 if aligned else (2 * position + 1) / size - 1)
     return np.stack(columns, axis=-1)
@@ -29,12 +29,13 @@ def grid_sample_samples(rng: np.random.Generator) -> Iterator[Sample]:
     batched = (0, 1)
     for mode, padding, aligned in product(("linear", "nearest", "cubic"), PADDINGS, (0, 1)):
         attributes = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
-        inputs = [normal(rng, 2, 3, 4, 5), grid_of(rng, (4, 5), aligned, 2, 3, 2)]
+        reach = 1 if padding == "zeros" else 8
+        inputs = [normal(rng, 2, 3, 4, 5), grid_of(rng, (4, 5), aligned, 2, 3, 4, reach=reach)]
         label, repeated = f"{mode}_{padding}_{aligned}", aligned == (padding == "border")
         yield Sample(inputs, attributes, name=label, opset=20, batched=batched, repeated=repeated)
     for mode, padding, aligned in product(("linear", "nearest"), PADDINGS, (0, 1)):
         attributes = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
-        inputs = [normal(rng, 2, 2, 3, 4, 2), grid_of(rng, (3, 4, 2), aligned, 2, 2, 1, 3)]
+        inputs = [normal(rng, 2, 2, 3, 4, 2), grid_of(rng, (3, 4, 2), aligned, 2, 2, 2, 3)]
         label = f"volume_{mode}_{padding}_{aligned}"
         yield Sample(inputs, attributes, name=label, opset=20, batched=batched, repeated=padding != "reflection")
     x = normal(rng, 2, 3, 4, 5)
