@@ -81,6 +81,9 @@ What ONNX Runtime's optimizers and exporters write becomes standard operators wh
 - `RoiAlign` has gradients by the data and by the corners of the regions, also where `sampling_ratio=0` lets a region's size
   decide how many points it is read at. With the mode `max` it takes the largest product of an element and its weight, as ONNX
   Runtime and `onnx.reference` do.
+- `MaxRoiPool` has a gradient by the data; its regions are rounded to whole elements, so the one by them is zero. ONNX Runtime has
+  it in float32, up to the version of opset 21.
+- `DeformConv` reads as ONNX Runtime does, zeros outside of the data. On the PyTorch engine it is for images.
 """
 
 

@@ -16,11 +16,12 @@ from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
 from burnish.ops.indexing import GATHER_GRAD
 from burnish.ops.interpolation import LINEAR, images_of, of_extent, range_of, rows_of, shaped, size_of, taps_around, unchanged
-from burnish.ops.positions import count, reshape_as
+from burnish.ops.positions import add_at_positions, count, reshape_as
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
 
 ROI_ALIGN_GRAD = SemanticOperator("RoiAlignGrad", ("dy", "x", "rois", "batch_indices"), ("dx", "drois"), like("x", "rois"))
+MAX_ROI_POOL_GRAD = SemanticOperator("MaxRoiPoolGrad", ("dy", "x", "rois"), ("dx",), like("x"))
 ALIGNMENT = ("coordinate_transformation_mode", "mode", "output_height", "output_width", "sampling_ratio", "spatial_scale")
 
 
@@ -180,3 +181,64 @@ class _Side:
         for part in parts:
             shape += [part, 1] if self._axis == 0 else [1, part]
         return shaped(tensor, shape)
+
+
+@gradient("MaxRoiPool")
+def max_roi_pool(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dy goes to the first maximum of each bin; regions are rounded to whole elements, so that the pool is constant in them."""
+    if not op.wants(0):
+        return None, None
+    attributes = {name: op.attribute(name) for name in ("pooled_shape", "spatial_scale")}
+    return MAX_ROI_POOL_GRAD(dy, op.required(0), op.required(1), **attributes), None
+
+
+@MAX_ROI_POOL_GRAD.lowering
+def lower_max_roi_pool_grad(op: Operation) -> Tensor:
+    """The largest of each row of a bin, then the largest of its rows; a bin without elements has none."""
+    dy, x, rois = (op.required(index) for index in range(3))
+    builder, index = op.builder, ir.DataType.INT64
+    in_rows, in_columns = (_is_in_bins(op, x, rois, axis) for axis in range(2))
+    image = builder.cast(builder.op("Gather", rois, builder.scalar(0, index), axis=1), index)
+    lowest = builder.scalar(np.finfo(x.dtype.numpy()).min, x)
+    by_row = builder.op("Unsqueeze", builder.op("Gather", x, image, axis=0), builder.integers([3]))
+    by_row = builder.op("Where", builder.op("Unsqueeze", in_columns, builder.integers([1, 2])), by_row, lowest)
+    columns = builder.op("ArgMax", by_row, axis=4, keepdims=0)
+    largest = builder.op("ReduceMax", by_row, builder.integers([4]), keepdims=0)
+    by_bin = builder.op("Unsqueeze", largest, builder.integers([2]))
+    by_bin = builder.op("Where", builder.op("Unsqueeze", in_rows, builder.integers([1, 4])), by_bin, lowest)
+    row = builder.op("ArgMax", by_bin, axis=3, keepdims=0)
+    column = builder.op("GatherElements", columns, row, axis=2)
+    first = builder.op("Reshape", image * size_of(x, 1), builder.integers([-1, 1])) + range_of(size_of(x, 1), builder)
+    first = builder.op("Unsqueeze", first, builder.integers([2, 3])) * size_of(x, 2)
+    places = (first + row) * size_of(x, 3) + column
+    has_rows, has_columns = (
+        builder.op("ReduceMax", builder.cast(inside, dy.dtype), builder.integers([2]), keepdims=0)
+        for inside in (in_rows, in_columns)
+    )
+    rows_and_columns = builder.op("Unsqueeze", has_rows, builder.integers([1, 3])) * builder.op(
+        "Unsqueeze", has_columns, builder.integers([1, 2])
+    )
+    return add_at_positions(dy * rows_and_columns, places, x)
+
+
+def _is_in_bins(op: Operation, x: Tensor, rois: Tensor, axis: int) -> Tensor:
+    """Whether an element along an axis belongs to a bin of a region: ``[R, bins, extent]``.
+
+    A region's corners are rounded, halves away from zero, and it has at least one element; bins overlap where they must.
+    """
+    builder, bins = op.builder, int(op.attribute("pooled_shape")[axis])
+    precision = ir.DataType.FLOAT if rois.dtype in SIXTEEN_BIT else rois.dtype
+    start, end = (_rounded_corner(op, builder.cast(rois, precision), column) for column in (2 - axis, 4 - axis))
+    length = builder.op("Max", end - start + 1, builder.scalar(1, start)) / float(bins)
+    numbers = builder.constant(np.arange(bins, dtype=precision.numpy()).reshape(1, -1, 1))
+    begins = builder.op("Floor", numbers * length) + start
+    ends = builder.op("Ceil", (numbers + 1) * length) + start
+    places = builder.cast(range_of(size_of(x, axis + 2), builder), precision)
+    return builder.op("And", builder.op("GreaterOrEqual", places, begins), builder.op("Less", places, ends))
+
+
+def _rounded_corner(op: Operation, rois: Tensor, column: int) -> Tensor:
+    builder = op.builder
+    numbers = builder.op("Gather", rois, builder.scalar(column, ir.DataType.INT64), axis=1)
+    scaled = builder.op("Reshape", numbers, builder.integers([-1, 1, 1])) * float(op.attribute("spatial_scale", 1.0))
+    return builder.op("Floor", builder.op("Abs", scaled) + 0.5) * builder.op("Sign", scaled)

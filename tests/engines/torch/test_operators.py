@@ -32,8 +32,7 @@ WITHOUT_TRANSLATION = {
     "quantized arithmetic": "ConvInteger QLinearConv QLinearMatMul",
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
-    "no gradient here, so met in inference alone": "BitCast CausalConvWithState "
-    "LinearAttention MaxRoiPool NonMaxSuppression SwiGLU",
+    "no gradient here, so met in inference alone": "BitCast CausalConvWithState LinearAttention NonMaxSuppression SwiGLU",
     "forms the importer converts": "Scatter Upsample",
 }
 

@@ -92,3 +92,27 @@ def _most_points(op: Call, axis: int, bins: int, scale: float, offset: float) ->
     start, end = (rois[:, column] * kind(scale) - kind(offset) for column in (1 - axis, 3 - axis))
     lengths = end - start if offset else np.maximum(end - start, kind(1))
     return max(int(np.ceil(lengths / kind(bins)).max(initial=1)), 1)
+
+
+@translates("MaxRoiPool")
+def max_roi_pool(op: Call) -> Any:
+    """The largest element of each bin of each region; zero where a bin has none."""
+    _, _, *spatial = op.extents()
+    x = torch.index_select(op.tensor(0), 0, torch.select(op.tensor(1), 1, 0).to(torch.int64))
+    rows, columns = (_in_bins(op, axis, spatial[axis]) for axis in range(2))
+    by_row = torch.where(columns[:, None, None], torch.unsqueeze(x, 3), float("-inf"))
+    by_bin = torch.where(rows[:, None, :, :, None], torch.unsqueeze(torch.amax(by_row, 4), 2), float("-inf"))
+    is_empty = torch.logical_not(torch.logical_and(rows.any(2)[:, None, :, None], columns.any(2)[:, None, None, :]))
+    return torch.where(is_empty, 0.0, torch.amax(by_bin, 3))
+
+
+def _in_bins(op: Call, axis: int, size: Any) -> Any:
+    """Whether an element along an axis belongs to a bin of a region: ``[R, bins, extent]``."""
+    bins, scale = op.attribute("pooled_shape")[axis], op.attribute("spatial_scale", 1.0)
+    start, end = (torch.reshape(torch.select(op.tensor(1), 1, column), [-1, 1, 1]) * scale for column in (2 - axis, 4 - axis))
+    start, end = (torch.floor(torch.abs(corner) + 0.5) * torch.sign(corner) for corner in (start, end))
+    length = torch.clamp_min(end - start + 1, 1.0) / bins
+    numbers = torch.reshape(torch.arange(bins, device=op.device), [1, -1, 1])
+    places = torch.arange(size, device=op.device)
+    begins, ends = torch.floor(numbers * length) + start, torch.ceil((numbers + 1) * length) + start
+    return torch.logical_and(places >= begins, places < ends)
