@@ -32,7 +32,8 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
 
     A statistic is a running mean or variance of a BatchNormalization. A weight is a floating-point tensor of rank 1 or more
     from which an output of the model depends through inputs that carry a gradient. All else is constant: integers, bounds of
-    Clip, scales of Resize, exponents, scalars, scales of integers, and initializers that nothing depends on.
+    Clip, scales of Resize, exponents, scalars, scales of integers and of attention, and initializers that nothing
+    depends on.
 
     Args:
         model: a canonical model (``burnish.importer.load``).

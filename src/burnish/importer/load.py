@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from burnish.errors import BurnishError, ConfigurationError, ModelError
 from burnish.graph import garbage_kept
+from burnish.importer.attention_constants import hold_attention_constants
 from burnish.importer.bound_inputs import Bind, bind_inputs
 from burnish.importer.branches import take_decided_branches
 from burnish.importer.cast_like import resolve_cast_like
@@ -133,6 +134,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         _settle_shapes(model)
     _fold_shapes(model)
     count_padding_as_data(model)
+    hold_attention_constants(model)
     note_class_labels(model)
     require_dtypes(model)
 
