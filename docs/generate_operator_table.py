@@ -45,6 +45,10 @@ a body has to be frozen. An `If` that the model's shapes decide, or
 [an input that is fixed to a value](getting-started.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model
 is read.
 
+Sequences whose elements are known, lists that a loop puts together one by one (`outputs.append(y)` in a scripted PyTorch
+module), maps over them, and optional values that the model makes become tensors when it is read. A sequence or an optional
+value that is an input has no gradient.
+
 `QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
 them are computed in floating-point numbers, which [pass gradients straight through](getting-started.md#a-quantized-model).
 
@@ -62,6 +66,8 @@ text leaves a choice, or says otherwise than runtimes do:
 - Pooling with `ceil_mode=1`: a window that would start behind the data is left out, in every opset. The standard says so since
   opset 22, and its shape inference counts such windows before.
 - `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
+- `SplitToSequence` into pieces of one, by a scalar size and with `keepdims=0`, gives them without their axis, as ONNX Runtime
+  does and PyTorch's exporter means it; the standard takes no notice of `keepdims` beside a size.
 - `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
 
 ## The domains com.microsoft and ai.onnx.ml

@@ -129,9 +129,10 @@ def test_a_list_that_was_put_together_one_by_one():
     assert not check(source) & SEQUENCE_OPERATORS
 
 
-def test_a_position_that_is_computed_stays():
-    source = model(
-        node("SequenceConstruct", "x x", "s"),
+def computed_position(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """The element 0 of the sequence s, the position of which is known only when the model runs."""
+    return model(
+        *nodes,
         node("Shape", "x", "shape"),
         node("Gather", "shape zero", "rows"),
         node("Sub", "rows rows1", "position"),
@@ -139,8 +140,44 @@ def test_a_position_that_is_computed_stays():
         zero=0,
         rows1=3,
     )
-    loaded = burnish.load(source)
-    assert {"SequenceConstruct", "SequenceAt"} <= operators(loaded)
+
+
+def test_a_computed_position_chooses_among_elements_of_one_shape():
+    left = check(computed_position(node("Neg", "x", "a"), node("SequenceConstruct", "x a", "s")))
+    assert not left & SEQUENCE_OPERATORS
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_computed_position_chooses_among_the_rows_of_a_split(keepdims):
+    left = check(computed_position(node("SplitToSequence", "x", "s", axis=0, keepdims=keepdims)))
+    assert not left & SEQUENCE_OPERATORS
+
+
+def test_a_computed_position_among_elements_of_several_shapes_stays():
+    source = computed_position(node("Transpose", "x", "a"), node("SequenceConstruct", "x a", "s"))
+    assert {"SequenceConstruct", "SequenceAt"} <= operators(burnish.load(source))
+
+
+@pytest.mark.parametrize(("axis", "split"), [(0, 1), (-2, 2)])
+def test_pieces_that_are_joined_again_are_what_was_split(axis, split):
+    source = model(
+        node("SplitToSequence", "x split", "s", axis=0),
+        node("SequenceLength", "s", "count"),
+        node("Cast", "count", "factor", to=TensorProto.FLOAT),
+        node("ConcatFromSequence", "s", "joined", axis=axis),
+        node("Mul", "joined factor", "y"),
+        split=split,
+    )
+    assert not check(source) & (SEQUENCE_OPERATORS | {"SplitToSequence", "ConcatFromSequence"})
+
+
+def test_a_map_over_a_sequence_is_a_loop():
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[T,5] x) => (float[T,5] y) {
+        s = SplitToSequence <axis = 0, keepdims = 0> (x)
+        m = SequenceMap <body = b (float[5] row, float[T,5] all) => (float[5] r) { n = Neg (row) r = Sub (n, row) }> (s, x)
+        y = ConcatFromSequence <axis = 0, new_axis = 1> (m) }"""
+    source = onnx.parser.parse_model(text)
+    assert not {name for name in check(source) if "Sequence" in name}
 
 
 def test_a_position_that_is_not_there_is_left_to_who_runs_it():

@@ -14,6 +14,7 @@ from burnish.graph import garbage_kept
 from burnish.importer.attention_constants import hold_attention_constants
 from burnish.importer.bound_inputs import Bind, bind_inputs
 from burnish.importer.branches import take_decided_branches
+from burnish.importer.built_lists import stack_built_lists
 from burnish.importer.cast_like import resolve_cast_like
 from burnish.importer.classical import declare_outputs, hold_preprocessing, note_class_labels, replace_classical_operators
 from burnish.importer.counted_padding import count_padding_as_data
@@ -29,10 +30,11 @@ from burnish.importer.names import name_everything
 from burnish.importer.nodes import check_nodes, check_operands, check_references
 from burnish.importer.open_batch import open_batch
 from burnish.importer.opset import check_opset, declare_opset, upgrade_opset
+from burnish.importer.optionals import resolve_optionals
 from burnish.importer.reading import read_model
 from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
-from burnish.importer.sequences import resolve_sequences
+from burnish.importer.sequences import resolve_sequences, write_out_maps
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
 from burnish.importer.stated_defaults import state_defaults
@@ -142,10 +144,14 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
 def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:
     while rounds:
         changed = fold_shape_constants(model)
+        changed |= resolve_optionals(model)
+        changed |= write_out_maps(model)
         changed |= resolve_sequences(model)
         changed |= replace_embedding_bags(model)
         changed |= join_transpositions(model)
         changed |= place_unpooled(model)
+        # The elements' shapes are those that follow from what sequences hold.
+        changed = changed or stack_built_lists(model)
         if take_decided_branches(model):
             gather_initializers(model)
         elif changed:

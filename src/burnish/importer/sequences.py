@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_node, replace_value
+from burnish.graph import (
+    Builder,
+    Names,
+    Tensor,
+    attribute_value,
+    constant_array,
+    remove_node,
+    replace_node,
+    replace_value,
+    same_shape,
+)
+from burnish.graph.function_bodies import standard_function, write_out
 from burnish.graph.uses import is_read, producer_of
 
 MOST_PIECES = 4096
@@ -19,21 +30,50 @@ _MADE = frozenset({"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "Sequ
 
 
 def resolve_sequences(model: ir.Model) -> bool:
-    """Replace, in place, what reads a sequence of known elements in the main graph; return whether anything was.
+    """Replace, in place, what reads a sequence of known elements, in bodies too; return whether anything was.
 
-    A position has to be a constant. Where it is not, or a sequence comes from elsewhere, nodes stay as they are.
+    A position that is no constant chooses among elements of one shape, or among the pieces of extent one of a split. Where
+    elements have several shapes, or a sequence comes from elsewhere, nodes stay as they are.
     """
     return _Resolution(model.graph).run()
+
+
+def write_out_maps(model: ir.Model) -> bool:
+    """Write every SequenceMap out, in place, as the loop that is its function in the standard; return whether there was any."""
+    maps = [node for node in model.graph.all_nodes() if node.op_type == "SequenceMap" and node.domain == ""]
+    if not maps:
+        return False
+    names, node_names = Names.of(model.graph), Names(node.name for node in model.graph.all_nodes())
+    for node in maps:
+        function = standard_function(node, model.opset_imports[""])
+        assert function is not None
+        assert isinstance(node.graph, ir.Graph)
+        node.graph.opset_imports.update(model.opset_imports)
+        outputs = list(node.outputs)
+        write_out(node, function, names, node_names)
+        for identity in (output.producer() for output in outputs if not output.is_graph_output()):
+            if identity is not None and identity.inputs[0] is not None:
+                replace_value(identity.outputs[0], identity.inputs[0])
+                remove_node(identity)
+    return True
 
 
 class _Resolution:
     def __init__(self, graph: ir.Graph):
         self.graph = graph
         self.elements: dict[ir.Value, list[ir.Value] | None] = {}
+        self.stacks: dict[ir.Value, Tensor] = {}
+
+    def builder(self, before: ir.Node) -> Builder:
+        """Emits in front of a node, in the graph or body that it is in."""
+        graph = before.graph
+        assert isinstance(graph, ir.Graph)
+        graph.opset_imports.update(self.graph.opset_imports)
+        return Builder(graph, before=before)
 
     def run(self) -> bool:
         resolved = False
-        for node in list(self.graph):
+        for node in list(self.graph.all_nodes()):
             if node.domain == "" and node.inputs and node.inputs[0] is not None:
                 match node.op_type:
                     case "SequenceAt":
@@ -43,34 +83,41 @@ class _Resolution:
                     case "SequenceLength":
                         resolved |= self.count(node, node.inputs[0])
         if resolved:
-            for node in reversed(list(self.graph)):
+            for node in reversed(list(self.graph.all_nodes())):
                 if node.op_type in _MADE and node.domain == "" and not is_read(node):
                     remove_node(node)
         return resolved
 
     def take_element(self, node: ir.Node, sequence: ir.Value) -> bool:
         position = _integer(node.inputs[1])
-        if position is None:
-            return False
         elements = self.elements_of(sequence)
-        if elements is None:
-            piece = self.cut(node, sequence, position)
+        if position is None or elements is None:
+            piece = self.choose(node, sequence) if position is None else self.cut(node, sequence, position)
             if piece is not None:
                 replace_node(node, piece)
             return piece is not None
         if not -len(elements) <= position < len(elements):
             return False  # whoever runs it says so
-        replace_value(node.outputs[0], elements[position])
-        remove_node(node)
+        if node.graph is self.graph:
+            replace_value(node.outputs[0], elements[position])
+            remove_node(node)
+        else:
+            builder = self.builder(node)  # what a body returns is computed in it
+            replace_node(node, builder.op("Identity", builder.tensor(elements[position])))
         return True
 
     def concatenate(self, node: ir.Node, sequence: ir.Value) -> bool:
         elements = self.elements_of(sequence)
-        if not elements:
-            return False
-        builder = Builder(self.graph, before=node)
-        tensors = [builder.tensor(element) for element in elements]
+        builder = self.builder(node)
         axis = node.attributes["axis"].as_int()
+        if not elements:
+            split = producer_of(sequence, "SplitToSequence")
+            x = None if split is None else split.inputs[0]
+            if split is None or x is None or not _joins_again(split, axis, bool(attribute_value(node, "new_axis", 0))):
+                return False
+            replace_node(node, builder.op("Identity", builder.tensor(x)))
+            return True
+        tensors = [builder.tensor(element) for element in elements]
         if attribute_value(node, "new_axis", 0):
             tensors = [builder.op("Unsqueeze", tensor, builder.integers([axis])) for tensor in tensors]
         replace_node(node, builder.op("Concat", *tensors, axis=axis))
@@ -78,11 +125,39 @@ class _Resolution:
 
     def count(self, node: ir.Node, sequence: ir.Value) -> bool:
         elements = self.elements_of(sequence)
-        if elements is None:
-            return False
-        builder = Builder(self.graph, before=node)
-        replace_node(node, builder.op("Squeeze", builder.integers([len(elements)]), builder.integers([0])))
+        builder = self.builder(node)
+        if elements is not None:
+            number = builder.integers([len(elements)])
+        else:
+            split = producer_of(sequence, "SplitToSequence")
+            x, axis, chunk = (None, 0, None) if split is None else _operands(split)
+            if x is None or chunk is None or chunk < 1:
+                return False
+            extent = builder.op("Gather", builder.op("Shape", builder.tensor(x)), builder.integers([axis]))
+            number = extent if chunk == 1 else (extent + (chunk - 1)) / chunk
+        replace_node(node, builder.op("Squeeze", number, builder.integers([0])))
         return True
+
+    def choose(self, node: ir.Node, sequence: ir.Value) -> Tensor | None:
+        """The element at a position that is computed; None where elements differ in their shapes, or are not known."""
+        builder = self.builder(node)
+        place = node.inputs[1]
+        assert place is not None
+        split = producer_of(sequence, "SplitToSequence")
+        if split is not None:
+            x, axis, chunk = _operands(split)
+            if x is None or chunk != 1:
+                return None
+            piece = builder.op("Gather", builder.tensor(x), builder.tensor(place), axis=axis)
+            return piece if _drops_axis(split) else builder.op("Unsqueeze", piece, builder.integers([axis]))
+        elements, source = self.elements_of(sequence), sequence.producer()
+        if not elements or source is None or not all(same_shape(element.shape, elements[0].shape) for element in elements):
+            return None
+        if sequence not in self.stacks:
+            outer = self.builder(source)
+            rows = [outer.op("Unsqueeze", outer.tensor(element), outer.integers([0])) for element in elements]
+            self.stacks[sequence] = outer.op("Concat", *rows, axis=0)
+        return builder.op("Gather", builder.tensor(self.stacks[sequence].value), builder.tensor(place), axis=0)
 
     def elements_of(self, sequence: ir.Value) -> list[ir.Value] | None:
         """The elements, as values that are there before the sequence is made; None where they are not known."""
@@ -92,7 +167,7 @@ class _Resolution:
 
     def _find_elements(self, sequence: ir.Value) -> list[ir.Value] | None:
         node = sequence.producer()
-        if node is None or node.domain != "" or node.graph is not self.graph:
+        if node is None or node.domain != "":
             return None
         if node.op_type == "SplitToSequence":
             return self._split(node)
@@ -126,7 +201,7 @@ class _Resolution:
             sizes = [min(chunk, extent - start) for start in range(0, extent, chunk)]
         if not sizes or len(sizes) > MOST_PIECES:
             return None
-        builder = Builder(self.graph, before=node)
+        builder = self.builder(node)
         made = builder.op("Split", builder.tensor(x), builder.integers(sizes), axis=axis, outputs=len(sizes))
         pieces = made if isinstance(made, tuple) else (made,)
         if _drops_axis(node):
@@ -136,12 +211,12 @@ class _Resolution:
     def cut(self, node: ir.Node, sequence: ir.Value, position: int) -> Tensor | None:
         """One piece of a split of an axis whose extent is not known."""
         split = producer_of(sequence, "SplitToSequence")
-        if split is None or split.graph is not self.graph:
+        if split is None:
             return None
         x, axis, chunk = _operands(split)
         if x is None or chunk is None:
             return None
-        builder = Builder(self.graph, before=node)
+        builder = self.builder(node)
         if _drops_axis(split):
             index = builder.op("Squeeze", builder.integers([position]), builder.integers([0]))
             return builder.op("Gather", builder.tensor(x), index, axis=axis)
@@ -155,6 +230,14 @@ def _operands(split: ir.Node) -> tuple[ir.Value | None, int, int | None]:
     """What is split, along which axis, and the size of the pieces where all but the last have the same."""
     sizes = split.inputs[1] if len(split.inputs) > 1 else None
     return split.inputs[0], attribute_value(split, "axis", 0), 1 if sizes is None else _integer(sizes)
+
+
+def _joins_again(split: ir.Node, axis: int, as_new: bool) -> bool:
+    """Whether pieces that are joined along an axis, a new one of them or not, are what was split."""
+    x, along, _ = _operands(split)
+    if x is None or as_new != _drops_axis(split):
+        return False
+    return axis == along or (x.shape is not None and axis % len(x.shape) == along % len(x.shape))
 
 
 def _drops_axis(split: ir.Node) -> bool:
