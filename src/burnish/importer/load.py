@@ -25,6 +25,7 @@ from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
+from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.names import name_everything
 from burnish.importer.nodes import check_nodes, check_operands, check_references
@@ -166,3 +167,4 @@ def _settle_shapes(model: ir.Model) -> None:
     write_pads(model)
     drop_windows_in_padding(model)
     infer_shapes(model)
+    settle_loop_shapes(model)

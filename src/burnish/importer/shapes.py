@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import onnx
 import onnx_ir as ir
@@ -52,11 +52,16 @@ def name_input_dimensions(model: ir.Model) -> None:
         value.shape = ir.Shape(dims)
 
 
-def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
+def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str] = ()) -> None:
     """Infer, in place, the dtype and shape of every value. Weights are not serialized.
 
     What the source declares for values in between is not relied on: it may date from another batch size. It stays where
     inference knows nothing; without ``strict``, also after a node that its operands do not fit.
+
+    Args:
+        model: the model.
+        strict: whether operands have to fit their nodes.
+        known: names of outputs of nodes that keep the shapes that they have.
 
     Raises:
         ModelError: dtypes or shapes that contradict each other; never without ``strict``.
@@ -70,6 +75,8 @@ def infer_shapes(model: ir.Model, *, strict: bool = True) -> None:
         if node.op_type == "GroupNormalization":
             _stand_in(node)
         for output in node.outputs:
+            if output.name in known:
+                continue
             output.shape = None
             if node.op_type not in NOT_INFERRED:
                 output.type = None

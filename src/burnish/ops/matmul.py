@@ -23,11 +23,14 @@ def _gradient_types(operands: Operands) -> list[OutputType]:
     assert dy.shape is not None
     dx_dims: list[Any] = [0]
     dw_dims: list[Any] = [0]
-    if weight is not None and weight.shape is not None:
-        dx_dims = [*dy.shape.dims[:-1], weight.shape[1 if transposed else 0]]
-    if x is not None and x.shape is not None:
-        dx_dims = [0] if weight is None else [*x.shape.dims]
-        dw_dims = [dy.shape[-1], x.shape[-1]] if transposed else [x.shape[-1], dy.shape[-1]]
+    width: Any = ir.SymbolicDim(None)
+    if weight is not None:
+        width = width if weight.shape is None else weight.shape[1 if transposed else 0]
+        dx_dims = [*dy.shape.dims[:-1], width]
+    if x is not None:
+        if x.shape is not None:
+            width, dx_dims = x.shape[-1], dx_dims if weight is None else [*x.shape.dims]
+        dw_dims = [dy.shape[-1], width] if transposed else [width, dy.shape[-1]]
     db_dims = [dy.shape[-1] if operands.attributes["bias"] else 0]
     return [OutputType(dy.dtype, ir.Shape(dims)) for dims in (dx_dims, dw_dims, db_dims)]
 

@@ -10,6 +10,7 @@ from burnish.errors import ConfigurationError, ModelError, UnsupportedOperatorEr
 from burnish.graph import Names, describe_node, remove_node
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by
+from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.names import name_everything
 from burnish.importer.open_batch import rules as _rules  # noqa: F401  # registers the rules
 from burnish.importer.open_batch.call import RULES, Call, Result, Rule
@@ -60,6 +61,7 @@ def open_batch(model: ir.Model) -> None:
         value.shape = expected[value]
     name_everything(model)
     infer_shapes(model)
+    settle_loop_shapes(model)
     for value, shape in expected.items():
         _check(value, shape)
 

@@ -17,7 +17,17 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import GradientError
-from burnish.graph import FLOATING, Builder, Tensor, describe_node, same_shape, zeros_like
+from burnish.graph import (
+    FLOATING,
+    Builder,
+    Tensor,
+    attribute_value,
+    describe_node,
+    replace_value,
+    same_shape,
+    zeros_like,
+)
+from burnish.graph.uses import remove_unread_nodes
 from burnish.ops.control.bodies import added_up, copy_of_body, emit_with_bodies, finish_body, return_from
 from burnish.ops.dependence import needed_for, reached_from
 from burnish.ops.registry import Operation
@@ -195,7 +205,9 @@ def _read_forward(
     for value, counter in zip(counted, counters(front, iteration), strict=True):
         value.replace_all_uses_with(counter.value)
     for index, value in enumerate(states):
-        if value.uses():
+        if value.uses() and _reads_shapes_alone(value):
+            _read_shapes(recursion, index, value, front, lambda whole: _shape_at(front, whole, iteration, count))
+        elif value.uses():
             _check_kept(recursion, index)
             kept = recursion.kept(index)
             value.replace_all_uses_with(_slice(front, kept.value, Stack(), iteration, count, value).value)
@@ -203,6 +215,40 @@ def _read_forward(
         if value.uses():
             whole = recursion.op.required(recursion.first[0] + recursion.states + index)
             value.replace_all_uses_with(_slice(front, whole.value, stack, iteration, count, value).value)
+    remove_unread_nodes(body)
+
+
+def _shape_at(builder: Builder, shapes: ir.Value, iteration: Tensor, count: Tensor) -> Tensor:
+    extent = None if shapes.shape is None else ir.Shape(shapes.shape.dims[1:])
+    return _slice(builder, shapes, Stack(), iteration, count, ir.Value(name="", type=shapes.type, shape=extent))
+
+
+def _reads_shapes_alone(value: ir.Value) -> bool:
+    """Whether nothing but shapes are read of a value."""
+    return all(node.op_type == "Shape" and node.domain == "" for node, _ in value.uses())
+
+
+def _read_shapes(recursion: Recursion, index: int, value: ir.Value, front: Builder, at: Callable[[ir.Value], Tensor]) -> None:
+    """Let a copy of the body read the shapes of a state, stacked: these can be kept where iterations change the shape.
+
+    Args:
+        recursion: the node.
+        index: which state.
+        value: what the copy has in its place.
+        front: emits into the copy.
+        at: emits the slice of the iteration out of what is stacked.
+    """
+    inside = Builder(recursion.body)
+    shape = inside.op("Shape", inside.tensor(recursion.body.inputs[recursion.first[1] + index]))
+    shape.value.name = f"{value.name}:shape"
+    of_iteration = at(stacked_value(recursion.op, recursion.body, shape.value, recursion.first[2]).value)
+    for node, _ in list(value.uses()):
+        start, end = attribute_value(node, "start", 0), attribute_value(node, "end", None)
+        part = of_iteration
+        if start or end is not None:
+            bounds = (front.integers([start]), front.integers([2**62 if end is None else end]))
+            part = front.op("Slice", of_iteration, *bounds, like=front.tensor(node.outputs[0]))
+        replace_value(node.outputs[0], part.value)
 
 
 def _check_kept(recursion: Recursion, index: int) -> None:
@@ -308,8 +354,15 @@ def stacked_input(op: Operation, body: ir.Graph, index: int, first: int, states:
         is_same = made_by is not None and made_by.op_type == "Identity" and made_by.inputs[0] is value
         if is_same and (row >= len(rows) or rows[row] == Stack()):
             return _named(op, position - first, value)
-    body.outputs.append(Builder(body).op("Identity", Tensor(op.builder, value)).value)
-    body.outputs[-1].name = f"{value.name}:kept"
+    identity = Builder(body).op("Identity", Tensor(op.builder, value)).value
+    identity.name = f"{value.name}:kept"
+    return stacked_value(op, body, identity, first)
+
+
+def stacked_value(op: Operation, body: ir.Graph, value: ir.Value, first: int) -> Tensor:
+    """Let the node of a recursion return a value of its body, which is no output yet, of all iterations, stacked along axis 0."""
+    node = op.node
+    body.outputs.append(value)
     node.resize_outputs(len(body.outputs) - first)
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in node.attributes:
