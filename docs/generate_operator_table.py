@@ -129,13 +129,14 @@ def operator_page() -> str:
         table = "\n".join(["| Operator | Versions |", "|---|---|", *lines])
         sections.append(f"## {heading}\n\nRules in [{path}](../{path}).\n\n{table}\n")
     count = sum(len(lines) for lines in rows.values())
-    lines = [f"## Without a rule\n\n{count} operators have a rule. Of those that the standard marks as differentiable"]
+    lines = []
     for what, names in (("are written out by their function", by_function), ("have neither a rule nor a function", missing)):
         if names:
             lines.append(textwrap.fill(f"- {len(names)} {what}: {', '.join(names)}.", width=120, subsequent_indent="  "))
-    sections.append(
-        "\n\n".join([f"{lines[0]}:" if len(lines) > 1 else f"{lines[0]}, all have one.", "\n".join(lines[1:])]) + "\n"
-    )
+    start = f"## Without a rule\n\n{count} operators have a rule"
+    marked = "that the standard marks as differentiable"
+    closing = f"{start}. Of those {marked}:\n\n" + "\n".join(lines) if lines else f"{start}, all {marked} among them."
+    sections.append(f"{closing}\n")
     return "\n".join(sections)
 
 

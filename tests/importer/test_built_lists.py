@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 import burnish
@@ -119,3 +120,47 @@ def test_rows_that_pytorch_unbinds_are_read_in_the_loop(rows: str) -> None:
         }}"""
     left = check(onnx.parser.parse_model(text))
     assert not [name for name in left if "Sequence" in name]
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
+def test_a_scripted_recurrence_trains_as_in_pytorch(name: str) -> None:
+    """As PyTorch exports ``outputs.append(h)`` in a loop over the rows of a batch of any length, and ``torch.stack(outputs)``."""
+    source = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[T,N,3] x) => (float[T,N,3] y)
+        <float[3,3] weight = {0.1, -0.4, 0.3, 0.5, 0.2, -0.1, -0.3, 0.4, 0.2}, float[3] bias = {0.1, 0, -0.2}, bool yes = {1},
+            int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}, int64[1] three = {3}>
+        {
+            shape = Shape (x)
+            rows = Gather <axis = 0> (shape, one)
+            row = Unsqueeze (rows, axis)
+            extents = Concat <axis = 0> (row, three)
+            start = ConstantOfShape (extents)
+            empty = SequenceEmpty <dtype = 1> ()
+            trips = Gather <axis = 0> (shape, zero)
+            final, all = Loop (trips, yes, start, empty) <body = b (int64 t, bool c, float[N,3] before, seq(float[N,3]) list)
+                => (bool c2, float[N,3] h, seq(float[N,3]) longer) {
+                    xt = Gather <axis = 0> (x, t) sum = Add (xt, before) z = Gemm <transB = 1> (sum, weight, bias) h = Tanh (z)
+                    longer = SequenceInsert (list, h) c2 = Identity (yes) }>
+            y = ConcatFromSequence <axis = 0, new_axis = 1> (all)
+        }"""
+    )
+    linear = torch.nn.Linear(3, 3)
+    weights = {value.name: onnx.numpy_helper.to_array(value) for value in source.graph.initializer}
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(weights["weight"].copy()))
+        linear.bias.copy_(torch.from_numpy(weights["bias"].copy()))
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.5)
+    session = burnish.Session(burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=0.5)), engine=name)
+    rng = np.random.default_rng(0)
+    for length in (4, 2, 5):
+        x, targets = (rng.normal(size=(length, 2, 3)).astype(np.float32) for _ in range(2))
+        h, rows = torch.zeros(2, 3), []
+        for xt in torch.from_numpy(x):
+            h = torch.tanh(linear(xt + h))
+            rows.append(h)
+        loss = torch.nn.functional.mse_loss(torch.stack(rows), torch.from_numpy(targets))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert_allclose(session.step({"x": x, "targets": targets})["loss"], loss.item(), rtol=1e-5)
+    assert_allclose(session.state()["param/weight"], linear.weight.detach().numpy(), rtol=1e-5, atol=1e-6)
