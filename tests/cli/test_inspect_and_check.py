@@ -163,6 +163,23 @@ def test_commands_warn_of_weights_that_no_gradient_reaches(run, folder):
         assert run(*command, *options, "--trainable", "head").stderr == ""
 
 
+def test_inspect_lists_integers_and_what_a_dead_branch_reads(run, folder):
+    model = """<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y)
+<int8[2, 2] integers = {1, 2, 3, 4}, float step = {0.1}, float[2, 2] w = {1, 2, 3, 4}, float[2, 2] head = {1, 2, 3, 4},
+ bool no = {0}> {
+    i = DequantizeLinear (integers, step)
+    h = MatMul (x, i)
+    d = If (no) <then_branch = a () => (float[N, 2] e) { e = MatMul (h, w) },
+                 else_branch = b () => (float[N, 2] f) { f = Relu (h) }>
+    y = MatMul (d, head)
+}"""
+    onnx.save(onnx.parser.parse_model(model), folder / "dead.onnx")
+    text = run("inspect", "dead.onnx").stdout
+    assert "weights that no gradient reaches, and that stay as they are: 8 in 2 tensors" in text
+    assert re.search(r"\n  integers +\[2, 2\] +4  int8  integers, as the model is quantized", text)
+    assert re.search(r"\n  w +\[2, 2\] +4  float  If '\S+' \(output 'd'\) never takes the branch that reads it\n", text)
+
+
 def test_inspect_takes_no_outputs_for_a_program(run, folder):
     run("compile", "model.onnx", "-o", "program")
     assert "--outputs is for a model, and 'program' is a program" in run("inspect", "program", "--outputs", "y", code=2).stderr

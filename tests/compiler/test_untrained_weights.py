@@ -136,6 +136,53 @@ def test_weights_that_nothing_reads():
     assert untrained(between("d = Relu (h)", "float[2] idle = {1, 2}")) == {"idle": "no operator reads it"}
 
 
+def test_boxes_that_are_selected():
+    model = model_of(f"""{HEADER} g (float[1, 4, 4] x) => (float[K, 2] y)
+<float[4, 4] boxes = {{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}}, float[1, 1, 4] scores = {{1, 2, 3, 4}},
+ int64 most = {{2}}, float[3, 2] head = {{1, 2, 3, 4, 5, 6}}> {{
+    b = MatMul (x, boxes)
+    s = NonMaxSuppression (b, scores, most)
+    f = Cast <to = 1> (s)
+    y = MatMul (f, head)
+}}""")
+    model.graph.node[1].name = "n"
+    stop = "NonMaxSuppression 'n' (output 's') lets no gradient through"
+    assert untrained(model) == {"boxes": stop, "scores": stop}
+
+
+BRANCHES = f"""{HEADER} g (float[N, 2] x) => (float[N, 2] y)
+<{WEIGHTS}, float[2] threshold = {{1, 2}}, bool no = {{0}}> {{
+    d = If (no) <then_branch = a () => (float[N, 2] e) {{ t = Add (x, threshold) e = MatMul (t, w) }},
+                 else_branch = b () => (float[N, 2] f) {{ f = Identity (x) }}>
+    y = MatMul (d, head)
+}}"""
+
+
+def branches(text: str = BRANCHES) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].name = "n"
+    return model
+
+
+def test_a_weight_of_a_branch_that_is_never_taken():
+    assert untrained(branches()) == {"w": "If 'n' (output 'd') never takes the branch that reads it"}
+    assert untrained(branches(), trainable=["head"]) == {}
+
+
+def test_who_binds_what_decides_chooses_the_branch():
+    text = BRANCHES.replace("(float[N, 2] x)", "(float[N, 2] x, bool no)").replace(", bool no = {0}", "")
+    assert untrained(branches(text), bind={"no": False}) == {}
+
+
+def test_integers_that_are_selected_say_what_they_are():
+    integers = "int8[2, 2] integers = {1, 2, 3, 4}, float step = {0.1}"
+    model = between("i = DequantizeLinear (integers, step)\n d = MatMul (h, i)", integers)
+    assert list(untrained(model)) == ["integers"]
+    message = r"'integers' selects only what stays as it is \('integers': integers, as the model is quantized"
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.compile(model, loss="mse", trainable=["integers"])
+
+
 HEADS = f"""{HEADER} g (float[N, 2] x) => (float[N, 2] a, float[N, 2] b)
 <{WEIGHTS}, float[2, 2] other = {{1, 2, 3, 4}}> {{
     h = MatMul (x, w)

@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, bodies, describe_node
+from burnish.graph import FLOATING, bodies, describe_node, integer_weights
 from burnish.graph.uses import read_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
+from burnish.importer.branches import BRANCH_OF, weights_of_branches
 from burnish.importer.operands import (
     CONFIGURATION_OPERANDS,
     HELD,
@@ -36,7 +37,7 @@ ARRANGES = frozenset("Cast Concat Expand Flatten Gather Identity Reshape Slice S
 def why_no_weight(graph: ir.Graph, value: ir.Value) -> str:
     """Return why an initializer of a canonical model is no weight, as a clause: ``no operator reads it``."""
     if value.dtype not in FLOATING:
-        return "it is not floating-point"
+        return integer_weights(graph).get(value.name or "", "it is not floating-point")
     if value.shape is not None and len(value.shape) == 0:
         return "it is a scalar, which counts as a constant"
     return why_no_gradient(graph, value, graph.outputs)
@@ -133,6 +134,12 @@ def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[st
         if kind is InitializerKind.CONSTANT and is_tensor and HELD not in value.meta and not _is_setting(value):
             weights[name] = value
     return weights
+
+
+def left_out_weights(graph: ir.Graph) -> dict[str, str]:
+    """Return the weights that only a branch read that is never taken: initializer name -> why, as a clause."""
+    weights = weights_of_branches(graph)
+    return {name: f"{value.meta[BRANCH_OF]} never takes the branch that reads it" for name, value in weights.items()}
 
 
 def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], targets: Collection[ir.Value]) -> dict[str, str]:

@@ -11,14 +11,14 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish import losses
-from burnish.analysis.dependence import reasons_together, unreached_weights
+from burnish.analysis.dependence import left_out_weights, reasons_together, unreached_weights
 from burnish.cli.program_lines import planned_batch, planned_line, what_trains
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError
 from burnish.formats.folder import MANIFEST
-from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node
+from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node, integer_weights
 from burnish.graph.uses import captured_by
 from burnish.importer import (
     Bind,
@@ -29,6 +29,7 @@ from burnish.importer import (
     read_proto,
     untrained_scalars,
 )
+from burnish.importer.branches import weights_of_branches
 from burnish.ops.functions import passes_gradient
 from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
@@ -56,7 +57,8 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     weights = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
     read = _read_by_the_loss(model, outputs)
     targets = [prediction.value for prediction in read] or list(model.graph.outputs)
-    unreached = unreached_weights(model.graph, kinds, targets)
+    left_out = {} if bind else weights_of_branches(model.graph)
+    unreached = unreached_weights(model.graph, kinds, targets) | integer_weights(model.graph)
 
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
         return [_described(initializers[name]) for name in kinds if kinds[name] is kind and name not in unreached]
@@ -76,7 +78,10 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
         "parameters": of_kind(InitializerKind.WEIGHT),
         "statistics": of_kind(InitializerKind.STATISTIC),
         "constants": of_kind(InitializerKind.CONSTANT),
-        "unreached": [{**_described(initializers[name]), "reason": why} for name, why in unreached.items()],
+        "unreached": [
+            *({**_described(initializers[name]), "reason": why} for name, why in unreached.items()),
+            *({**_described(left_out[name]), "reason": why} for name, why in left_out_weights(model.graph).items() if left_out),
+        ],
         "rounded": sorted({value.dtype.name.lower() for value in weights if value.dtype in SIXTEEN_BIT}),
         "perhaps_merged": perhaps_merged(model),
         "perhaps_folded": perhaps_folded(model),

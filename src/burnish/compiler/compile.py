@@ -9,7 +9,7 @@ from itertools import compress
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
-from burnish.analysis.dependence import reasons_together
+from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.compilation import OPTIONS, Compilation
 from burnish.compiler.draft import finish
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
@@ -167,7 +167,10 @@ def compile(
     )
     _warn_of_probabilities(predictions, objective)
     program = compilation.program()
-    _warn_of_untrained(compilation.untrained | (integer_weights(in_file.graph) if trainable is None else {}))
+    beside = integer_weights(in_file.graph) if trainable is None else {}
+    if trainable is None and not bind:  # who binds an input chooses the branch
+        beside |= left_out_weights(in_file.graph)
+    _warn_of_untrained(compilation.untrained | beside)
     return program
 
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import Names, constant_array, remove_node, replace_value
+from burnish.graph import FLOATING, Names, constant_array, describe_node, remove_node, replace_value
 from burnish.graph.uses import is_used
 from burnish.importer.initializers import NAME_IN_BODY
+from burnish.importer.operands import WEIGHT_OPERANDS
+
+LEFT_OUT = "burnish.weights_of_branches"
+BRANCH_OF = "burnish.branch_of"
+"""Where the main graph's ``meta`` holds weights that no branch reads any more, and theirs, which If it was."""
 
 
 def take_decided_branches(model: ir.Model) -> bool:
@@ -32,8 +37,9 @@ def take_decided_branches(model: ir.Model) -> bool:
             continue
         branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         branch, other = branches if condition.item() else reversed(branches)
+        described = describe_node(node)
         _inline(graph, node, branch)
-        _let_go(other)
+        _let_go(other, graph, described)
         taken = True
     if taken:
         _restore_names(graph)
@@ -54,20 +60,35 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     remove_node(node)
 
 
-def _let_go(branch: ir.Graph) -> None:
-    """Let a branch that is in no graph any more read nothing, and remove the initializers that nothing else reads."""
+def weights_of_branches(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Return the weights that went with branches that are never taken, by name; ``BRANCH_OF`` in their ``meta`` says whose."""
+    weights: dict[str, ir.Value] = graph.meta.get(LEFT_OUT, {})
+    return weights
+
+
+def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
+    """Let a branch that is in no graph any more read nothing, and remove the initializers that nothing else reads.
+
+    The graph ``around`` notes the weights among them, and the If, which is ``described``.
+    """
     initializers: dict[ir.Value, None] = {}
+    weights: set[ir.Value] = set()
     for node in branch.all_nodes():
         for index, value in enumerate(node.inputs):
             if value is not None:
                 node.replace_input_with(index, None)
                 if value.is_initializer():
                     initializers[value] = None
+                    if value.dtype in FLOATING and node.domain == "" and index in WEIGHT_OPERANDS.get(node.op_type, ()):
+                        weights.add(value)
     branch.outputs.clear()
     for value in initializers:
         graph = value.graph
         if not is_used(value) and graph is not None:
             del graph.initializers[value.name or ""]
+            if value in weights:
+                value.meta[BRANCH_OF] = described
+                around.meta.setdefault(LEFT_OUT, {})[value.meta.get(NAME_IN_BODY, value.name) or ""] = value
 
 
 def _restore_names(graph: ir.Graph) -> None:

@@ -1,4 +1,4 @@
-"""Operators between transpositions: ONNX Runtime's transpose optimizer moves these across them, and has to rewrite what they say of axes.
+"""Operators between transpositions: ONNX Runtime's transpose optimizer moves these across them, and has to rewrite their axes.
 
 A release that rewrites one of them wrong computes something else without a word; it is found here, and belongs to
 ``optimizations.is_transposed_wrong`` then.
@@ -106,8 +106,9 @@ def test_an_operator_between_transpositions_means_the_same(name: str) -> None:
 
 
 def test_the_padding_of_a_shifted_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the gradient of a Swin transformer, the least that ONNX Runtime (1.32) breaks: it picks amounts for all axes from those for
-    one. Nothing is known of it here, as of what a later release may break: the engine finds out, says so once, and goes on."""
+    """Of the gradient of a Swin transformer, the least that ONNX Runtime (1.32) breaks: it picks amounts for all axes from those
+    for one. Nothing is known of it here, as of what a later release may break: the engine finds out, says so once, and goes on.
+    """
     monkeypatch.setattr(optimizations, "is_transposed_wrong", lambda model: False)
     model = sandwich("pad of axes", (0, 2, 1), EXTENTS[0])
     x = GENERATOR.normal(size=EXTENTS[0]).astype(np.float32)
