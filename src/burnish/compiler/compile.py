@@ -167,10 +167,7 @@ def compile(
     )
     _warn_of_probabilities(predictions, objective)
     program = compilation.program()
-    beside = integer_weights(in_file.graph) if trainable is None else {}
-    if trainable is None and not bind:  # who binds an input chooses the branch
-        beside |= left_out_weights(in_file.graph)
-    _warn_of_untrained(compilation.untrained | beside)
+    _warn_of_untrained(compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
     return program
 
 
@@ -281,6 +278,14 @@ def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> loss
     if model is in_file or not isinstance(loss, losses.OnnxLoss) or not has_sixteen_bit_values(loss.model):
         return loss
     return losses.from_onnx(compute_in_float32(loss.model.clone(), keep_inputs=False), reduction=loss.reduction)
+
+
+def _held_by_the_file(in_file: ir.Model, bind: Bind) -> dict[str, str]:
+    """Return the weights that no selection would train, with the reason: integers, and those of branches that are never taken.
+
+    Who binds an input chooses the branch.
+    """
+    return integer_weights(in_file.graph) | ({} if bind else left_out_weights(in_file.graph))
 
 
 def _warn_of_untrained(weights: Mapping[str, str]) -> None:
