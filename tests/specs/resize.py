@@ -120,7 +120,7 @@ def cropped(rng: np.random.Generator) -> Iterator[Sample]:
 
     whole = (0, 0, 0.2, 0.1, 1, 1, 0.9, 0.7)
     yield sample("crop", whole, (2, 3, 3, 4), mode="linear")
-    yield sample("crop_beyond", (0, 0, -0.3, 0.4, 1, 1, 0.6, 1.4), (2, 3, 5, 6), mode="linear", extrapolation_value=3.0)
+    yield sample("crop_beyond", (0, 0, -0.31, 0.42, 1, 1, 0.63, 1.37), (2, 3, 5, 6), mode="linear", extrapolation_value=3.0)
     yield sample("crop_scales", (0.25, 0.25, 0.75, 1.25), (), (1.5, 2.0), mode="linear", axes=[2, 3])
     yield sample("crop_nearest", (0.3, -0.2, 0.8, 1.1), (5, 6), mode="nearest", axes=[2, 3])
     yield sample("crop_one_element", (0.3, 0.1, 0.8, 0.9), (1, 3), mode="linear", axes=[2, 3])

@@ -26,16 +26,20 @@ from burnish.engines.reference.operators.pooling import (
     MaxUnpool,
 )
 from burnish.engines.reference.operators.resize import Resize
+from burnish.engines.reference.operators.sampling import AffineGrid, DeformConv, GridSample, MaxRoiPool
 
 OPERATORS: list[type[OpRun]] = [
+    AffineGrid,
     AveragePool,
     Conv,
     ConvTranspose,
+    DeformConv,
     Erf,
     GatherElements,
     Gelu,
     GlobalLpPool,
     GlobalMaxPool,
+    GridSample,
     GroupNormalization,
     HardSwish,
     LRN,
@@ -45,6 +49,7 @@ OPERATORS: list[type[OpRun]] = [
     LpNormalization,
     LpPool,
     MaxPool,
+    MaxRoiPool,
     MaxUnpool,
     Mean,
     MeanVarianceNormalization,
