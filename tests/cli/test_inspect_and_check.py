@@ -63,6 +63,20 @@ def test_inspect_names_vectors_that_an_exporter_may_have_merged(run, folder):
     assert "trained as one" not in run("inspect", "model.onnx").stdout
 
 
+def test_inspect_lists_what_was_a_buffer_when_the_model_was_exported(run, folder):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y)
+<float[2, 2] w = {1, 1, 1, 1}, float[2] shift = {1, 2}> { a = MatMul (x, w) y = Add (a, shift) }""")
+    for name, kind in (("w", "PARAMETER"), ("shift", "BUFFER")):
+        value = model.graph.value_info.add(name=name)
+        value.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value=kind)
+    onnx.save(model, folder / "buffer.onnx")
+    printed = run("inspect", "buffer.onnx").stdout
+    assert "parameters, which train: 4 in 1 tensor" in printed
+    assert "buffers of the exported module, which train only where trainable names them: 2 in 1 tensor\n  shift  [2]" in printed
+    assert [value["name"] for value in json.loads(run("inspect", "buffer.onnx", "--json").stdout)["buffers"]] == ["shift"]
+    assert "buffers" not in run("inspect", "model.onnx").stdout
+
+
 def test_inspect_says_what_a_file_in_float16_is_trained_in(run, folder):
     model = """<ir_version: 10, opset_import: ["": 18]> g (float16[N, 2] x) => (float16[N, 2] y)
 <float16[2, 2] w = {1, 1, 1, 1}> { y = MatMul (x, w) }"""

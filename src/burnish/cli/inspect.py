@@ -89,6 +89,10 @@ def _print(summary: dict[str, Any], console: Console) -> None:
             say(f"  weights in {dtypes} train in float32, which all is computed in; an export rounds them to {dtypes} again")
     _say_merged(summary["perhaps_merged"], say)
     _say_folded(summary["perhaps_folded"], say)
+    if buffers := summary["buffers"]:
+        say()
+        say(f"buffers of the exported module, which train only where trainable names them: {_extent_of(buffers)}")
+        _say_tensors(buffers, say)
     if unreached := summary["unreached"]:
         say()
         say(f"weights that no gradient reaches, and that stay as they are: {_extent_of(unreached)}")

@@ -77,6 +77,7 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
         "predictions": [_described_prediction(prediction) for prediction in read],
         "parameters": of_kind(InitializerKind.WEIGHT),
         "statistics": of_kind(InitializerKind.STATISTIC),
+        "buffers": of_kind(InitializerKind.BUFFER),
         "constants": of_kind(InitializerKind.CONSTANT),
         "unreached": [
             *({**_described(initializers[name]), "reason": why} for name, why in unreached.items()),

@@ -49,14 +49,16 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
 
     Args:
         model: a canonical model.
-        trainable: None for every weight; names or shell-style patterns; or a predicate over (name, array).
+        trainable: None for every weight; names or shell-style patterns, which select buffers where they match no weight; or a
+            predicate over (name, array) of weights.
 
     Raises:
-        ConfigurationError: a pattern that matches no weight, a ``trainable`` of another kind, or nothing to train.
+        ConfigurationError: a pattern that matches neither, a ``trainable`` of another kind, or nothing to train.
     """
     kinds = classify_initializers(model)
     parameters = tuple(name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT)
     statistics = tuple(name for name, kind in kinds.items() if kind is InitializerKind.STATISTIC)
+    buffers = tuple(name for name, kind in kinds.items() if kind is InitializerKind.BUFFER)
     unreached = tuple(candidates(model.graph, kinds))
     asked_for: dict[str, tuple[str, ...]] = {}
     if trainable is None:
@@ -69,11 +71,13 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
         )
     else:
         patterns = _patterns(trainable)
-        asked_for = {pattern: tuple(name for name in parameters if matches_pattern(name, pattern)) for pattern in patterns}
-        for pattern, matches in asked_for.items():
-            if not matches:
+        for pattern in patterns:
+            matching = (tuple(name for name in names if matches_pattern(name, pattern)) for names in (parameters, buffers))
+            asked_for[pattern] = next((names for names in matching if names), ())
+            if not asked_for[pattern]:
                 raise ConfigurationError(_no_match(pattern, model, parameters, statistics))
         chosen = {name for matches in asked_for.values() for name in matches}
+        parameters = tuple(name for name in kinds if name in parameters or name in chosen)
         selected = tuple(name for name in parameters if name in chosen)
         unreached = tuple(name for name in unreached if any(matches_pattern(name, pattern) for pattern in patterns))
     if not parameters:

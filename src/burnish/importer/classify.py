@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, constant_array
 from burnish.graph.uses import producer_of
+from burnish.importer.export_notes import is_no_parameter, noted_kinds
 from burnish.importer.operands import (
     HELD,
     NOT_DIFFERENTIABLE,
@@ -24,16 +25,17 @@ class InitializerKind(StrEnum):
 
     WEIGHT = "weight"  # trained unless the user says otherwise
     STATISTIC = "statistic"  # running mean or variance: updated by training, never differentiated
+    BUFFER = "buffer"  # looks like a weight, and was none where the model was exported: trained where the user names it
     CONSTANT = "constant"  # everything else
 
 
 def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
-    """Tell weights, statistics and constants apart by where they are used, never by their names.
+    """Tell weights, statistics and constants apart by where they are used, and by what an exporter noted, never by their names.
 
     A statistic is a running mean or variance of a BatchNormalization. A weight is a floating-point tensor of rank 1 or more
-    from which an output of the model depends through inputs that carry a gradient. All else is constant: integers, bounds of
-    Clip, scales of Resize, exponents, scalars, scales of integers and of attention, and initializers that nothing
-    depends on.
+    from which an output of the model depends through inputs that carry a gradient. One of which PyTorch's exporter noted that
+    it was no parameter, nor computed from one, is a buffer. All else is constant: integers, bounds of Clip, scales of Resize,
+    exponents, scalars, scales of integers and of attention, and initializers that nothing depends on.
 
     Args:
         model: a canonical model (``burnish.importer.load``).
@@ -43,7 +45,8 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     """
     reached = reached_by_gradients(model.graph, model.graph.outputs)
     statistics = _statistics(model.graph)
-    return {name: _kind(value, reached, statistics) for name, value in model.graph.initializers.items()}
+    noted = noted_kinds(model.graph)
+    return {name: _kind(value, reached, statistics, noted) for name, value in model.graph.initializers.items()}
 
 
 def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
@@ -78,12 +81,13 @@ def perhaps_merged(model: ir.Model) -> dict[str, int]:
     return merged
 
 
-def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value]) -> InitializerKind:
+def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], noted: Mapping[str, str]) -> InitializerKind:
     if value in statistics:
         return InitializerKind.STATISTIC
     is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
-    is_weight = is_tensor and value in reached and HELD not in value.meta
-    return InitializerKind.WEIGHT if is_weight else InitializerKind.CONSTANT
+    if not is_tensor or value not in reached or HELD in value.meta:
+        return InitializerKind.CONSTANT
+    return InitializerKind.BUFFER if is_no_parameter(value, noted) else InitializerKind.WEIGHT
 
 
 def _statistics(graph: ir.Graph) -> set[ir.Value]:

@@ -21,6 +21,7 @@ from burnish.importer.counted_padding import count_padding_as_data
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.explicit_pads import write_pads
+from burnish.importer.export_notes import tie_copies
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
@@ -119,7 +120,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     declare_runtime_outputs(model)
     _settle_shapes(model)
     check_operands(model)
-    rewritten = [rewrite(model) for rewrite in (upgrade_opset, expand_group_normalization, untie_parameters)]
+    rewritten = [rewrite(model) for rewrite in (tie_copies, upgrade_opset, expand_group_normalization, untie_parameters)]
     if any(rewritten):
         name_everything(model)
         _settle_shapes(model)

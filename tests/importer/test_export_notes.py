@@ -1,0 +1,136 @@
+"""Notes of PyTorch's exporter: what was no parameter does not train, and copies of a weight are the weight again."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import burnish
+from burnish.importer import InitializerKind, classify_initializers
+
+VOCABULARY, WIDTH, LENGTH = 24, 8, 5
+
+
+class Tied(nn.Module):
+    """A head that is the transposed table of the embedding; positions, a scale and a constant that do not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.dense = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("positions", torch.randn(2 * LENGTH, WIDTH))
+        self.register_buffer("scale", torch.rand(WIDTH) + 0.5, persistent=False)
+        self.shift = torch.randn(WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + torch.sin(self.positions[: tokens.shape[1]]) * self.scale + self.shift
+        return self.head(torch.tanh(self.dense(x))).mean(1)
+
+
+@cache
+def module() -> Tied:
+    torch.manual_seed(0)
+    return Tied()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Exporting a model while:UserWarning", "ignore:.*treespec:FutureWarning")
+
+
+@cache
+def exported(optimize: bool = True) -> onnx.ModelProto:
+    tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
+    program = torch.onnx.export(
+        module(),
+        (tokens,),
+        dynamo=True,
+        optimize=optimize,
+        input_names=["tokens"],
+        dynamic_shapes=({0: "batch"},),
+        opset_version=20,
+        verbose=False,
+    )
+    return program.model_proto
+
+
+def of_kind(model: onnx.ModelProto, kind: InitializerKind) -> set[str]:
+    return {name for name, other in classify_initializers(burnish.load(model)).items() if other is kind}
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_what_was_no_parameter_is_no_weight(optimize):
+    model = exported(optimize)
+    weights = of_kind(model, InitializerKind.WEIGHT)
+    assert {name for name in weights if "dense" not in name and "weight" not in name and not name.startswith("val")} == set()
+    assert "shift" in of_kind(model, InitializerKind.BUFFER)
+    assert len(of_kind(model, InitializerKind.BUFFER)) == (2 if optimize else 3)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_steps_are_pytorchs_with_tied_weights_and_still_buffers(optimize):
+    generator = np.random.default_rng(0)
+    batches = [(generator.integers(0, VOCABULARY, (3, LENGTH)), generator.integers(0, VOCABULARY, 3)) for _ in range(4)]
+    reference = Tied()
+    reference.load_state_dict(module().state_dict(), strict=False)
+    reference.scale, reference.shift = module().scale, module().shift
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.05)
+    losses = []
+    for tokens, labels in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(reference(torch.from_numpy(tokens)), torch.from_numpy(labels))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    session = burnish.Session(burnish.compile(exported(optimize), optimizer=burnish.optim.adam(lr=0.05)))
+    steps = [session.step({"tokens": tokens, "labels": labels})["loss"] for tokens, labels in batches]
+    np.testing.assert_allclose(steps, losses, rtol=2e-5)
+
+
+def test_without_notes_every_tensor_that_a_gradient_reaches_is_a_weight():
+    bare = onnx.ModelProto.FromString(exported().SerializeToString())
+    del bare.graph.value_info[:]
+    del bare.graph.metadata_props[:]
+    assert of_kind(bare, InitializerKind.BUFFER) == set()
+    assert "shift" in of_kind(bare, InitializerKind.WEIGHT)
+
+
+def test_a_buffer_trains_where_it_is_named():
+    program = burnish.compile(exported(), optimizer="sgd", trainable=["shift", "dense.*"])
+    trained = {entry.name for entry in program.signature["grad"].outputs if entry.name.startswith("grad:")}
+    assert {"grad:shift", "grad:dense.bias"} <= trained
+
+
+def test_a_pattern_of_weights_and_a_predicate_leave_buffers_alone():
+    for trainable in ["*", lambda name, array: True]:
+        program = burnish.compile(exported(), optimizer="sgd", trainable=trainable)
+        assert "param/shift" not in program.initial_state()
+
+
+@pytest.mark.parametrize("note", ["no list", "{'a': 1}", "[1, 2]", "['nothing of that name']", "[" * 400])
+def test_a_note_that_says_nothing_changes_nothing(note):
+    model = onnx.ModelProto.FromString(exported().SerializeToString())
+    for value in model.graph.value_info:
+        for entry in value.metadata_props:
+            if entry.key.endswith("folded_from"):
+                entry.value = note
+    weights = of_kind(model, InitializerKind.WEIGHT) | of_kind(model, InitializerKind.BUFFER)
+    assert weights == of_kind(exported(), InitializerKind.WEIGHT) | of_kind(exported(), InitializerKind.BUFFER) | {
+        name for name in weights if name.startswith("val")
+    }
+
+
+def test_a_copy_that_has_been_changed_is_a_weight_of_its_own():
+    model = onnx.ModelProto.FromString(exported().SerializeToString())
+    copies = {v.name for v in model.graph.value_info for e in v.metadata_props if "weight" in e.value and "folded" in e.key}
+    table = next(t for t in model.graph.initializer if t.name in copies and list(t.dims) == [WIDTH, VOCABULARY])
+    array = onnx.numpy_helper.to_array(table) * 1.5
+    table.CopyFrom(onnx.numpy_helper.from_array(array, table.name))
+    assert table.name in of_kind(model, InitializerKind.WEIGHT)
+    assert table.name not in of_kind(exported(), InitializerKind.WEIGHT)
