@@ -45,13 +45,13 @@ def gather_initializers(model: ir.Model) -> None:
         value.dtype in FLOATING and value.shape is not None and len(value.shape) > 1 for value in graph.initializers.values()
     )
     operands = [
-        operand for subgraph in (graph, *subgraphs) for node in subgraph for operand in _weight_operands(node, has_initializers)
+        operand for subgraph in (graph, *subgraphs) for node in subgraph for operand in weight_operands(node, has_initializers)
     ]
     for constant in dict.fromkeys(constant for operand in operands for constant in _constants_of(operand)):
         _lift(graph, constant, names)
 
 
-def _weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]:
+def weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]:
     """What a node reads as its weights, where that is constant."""
     if node.domain != "":
         return

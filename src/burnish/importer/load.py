@@ -39,6 +39,7 @@ from burnish.importer.runtime_operators import declare_runtime_outputs, move_run
 from burnish.importer.sequences import resolve_sequences, write_out_maps
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
+from burnish.importer.simplified_constants import hold_simplified_constants
 from burnish.importer.stated_defaults import state_defaults
 from burnish.importer.stripped_weights import hold_stripped_weights
 from burnish.importer.transposed_matrices import join_transpositions
@@ -139,6 +140,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     _fold_shapes(model)
     count_padding_as_data(model)
     hold_attention_constants(model)
+    hold_simplified_constants(model)
     note_class_labels(model)
     require_dtypes(model)
 
