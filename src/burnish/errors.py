@@ -120,7 +120,10 @@ class UntrainedWeightsWarning(_Escaped, UserWarning):
 
 
 class ObjectiveWarning(_Escaped, UserWarning):
-    """The loss probably means something else than the model's output: it applies an activation to probabilities."""
+    """What is trained is probably not what was meant.
+
+    The loss applies an activation to probabilities; or weights that were apart, or one, before the model was exported are not.
+    """
 
 
 def comes_again(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 
 import onnx_ir as ir
@@ -26,7 +26,7 @@ from burnish.compiler.selection import (
 )
 from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import garbage_kept, integer_weights
-from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
+from burnish.importer import Bind, Source, described_bindings, load, perhaps_copied, perhaps_merged, refuse_gradients
 from burnish.lowering import TargetLike, target_of
 from burnish.modes import batch_normalizations, batch_normalizations_in_bodies
 from burnish.norms import (
@@ -54,6 +54,8 @@ from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights
 
 DEFAULT_LOSS = "cross_entropy"
+SHOWN = 3
+"""How many of several weights a warning names."""
 
 
 @garbage_kept()
@@ -116,7 +118,8 @@ def compile(
         The program; nothing is run.
 
     Warns:
-        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities.
+        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities; or weights seem to have been
+            merged, or made two of one, by what exported the model.
         UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
             operator such as Round or ArgMax stands in the way, they are integers, or the loss does not depend on them.
 
@@ -135,6 +138,7 @@ def compile(
     in_bodies = batch_normalizations_in_bodies(model.graph)
     asked_for = resolve_policies(norm, [*layers, *in_bodies])
     state = hold_frozen(find_state(model, trainable), asked_for)
+    _warn_of_objective(predictions, objective, in_file, state.trainable)
     updater = optim.get(optimizer)
     policies = settle_policies(asked_for, state, frozen_by_pattern(updater, state.trainable))
     check_frozen(in_bodies, policies)
@@ -165,7 +169,6 @@ def compile(
         bind=described_bindings(bind or {}),
         rounded=rounded,
     )
-    _warn_of_probabilities(predictions, objective)
     program = compilation.program()
     _warn_of_untrained(compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
     return program
@@ -212,7 +215,7 @@ def compile_inference(
     signatures: dict[str, GraphSignature] = {}
     for name in ("predict",) if loss is None else ("predict", "evaluate"):
         graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, runtime)
-    _warn_of_probabilities(predictions, objective)
+    _warn_of_objective(predictions, objective)
     reported = ("loss", "loss_terms", "metrics", "predictions") if loss is not None else ()
     options = {name: value for name, value in compilation.options().items() if name in reported}
     return Inference(graphs["predict"], graphs.get("evaluate"), signatures, options, dict(model.metadata_props))
@@ -267,10 +270,31 @@ def _is_frozen_by_auto(asked_for: NormPolicy, policy: NormPolicy) -> bool:
     return isinstance(asked_for, Auto) and isinstance(policy, Frozen)
 
 
-def _warn_of_probabilities(predictions: Iterable[Prediction], loss: losses.Loss) -> None:
-    for prediction in predictions:
-        if prediction.bounded_by is not None:
-            warnings.warn(ObjectiveWarning(prediction.warning(loss.name)), stacklevel=4)
+def _warn_of_objective(
+    predictions: Iterable[Prediction], loss: losses.Loss, model: ir.Model | None = None, trainable: Collection[str] = ()
+) -> None:
+    """Warn of a loss of probabilities, and of weights that perhaps train as one and were several, or as two and were one."""
+    problems = [prediction.warning(loss.name) for prediction in predictions if prediction.bounded_by is not None]
+    merged = {} if model is None else perhaps_merged(model)
+    copied = {} if model is None else perhaps_copied(model)
+    if several := [f"'{name}' ({count} layers)" for name, count in merged.items() if name in trainable]:
+        problems.append(
+            f"weights of one value that several layers read train as one: {_first(several)}. Where these were parameters of "
+            "their own, export the model again without an optimizer of graphs that merges equal tensors, for example with "
+            "torch.onnx.export(..., dynamo=True, optimize=False)"
+        )
+    if pairs := [f"'{name}' of '{table}'" for name, table in copied.items() if {name, table} & {*trainable}]:
+        problems.append(
+            f"a weight holds the same numbers as a table that rows are taken of, and trains apart from it: {_first(pairs)}. "
+            "Where the two were one parameter, export the model again so that it stays one, for example with "
+            "torch.onnx.export(..., dynamo=True), or with do_constant_folding=False"
+        )
+    for problem in problems:
+        warnings.warn(ObjectiveWarning(problem), stacklevel=4)
+
+
+def _first(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")
 
 
 def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> losses.Loss:

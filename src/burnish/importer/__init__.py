@@ -10,10 +10,10 @@ from burnish.importer.bound_inputs import Bind, described_bindings
 from burnish.importer.classify import (
     InitializerKind,
     classify_initializers,
-    perhaps_merged,
     reached_by_gradients,
     untrained_scalars,
 )
+from burnish.importer.doubtful_weights import perhaps_copied, perhaps_merged
 from burnish.importer.file_tensors import FileTensor
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "load_external_data",
     "own_tensors",
+    "perhaps_copied",
     "perhaps_merged",
     "reached_by_gradients",
     "read_proto",

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, bodies, constant_array
+from burnish.graph import FLOATING, bodies
 from burnish.graph.uses import producer_of
 from burnish.importer.export_notes import is_no_parameter, noted_kinds
 from burnish.importer.operands import (
@@ -58,27 +58,6 @@ def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
     reached = reached_by_gradients(model.graph, model.graph.outputs)
     scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached)
     return tuple(name for name, value in scalars if value.shape is not None and len(value.shape) == 0)
-
-
-def perhaps_merged(model: ir.Model) -> dict[str, int]:
-    """Return the weights that look like several parameters in one, and how many operands each is.
-
-    Scales of one and biases of zero are equal in every layer of a fresh model, and an optimizer of graphs that keeps equal
-    tensors once makes one of them, which trains as one. A vector of one value that several nodes read is most likely that; layers
-    that really share a scale share larger weights as well, whose values differ.
-
-    Args:
-        model: a canonical model.
-    """
-    merged: dict[str, int] = {}
-    for name, kind in classify_initializers(model).items():
-        value = model.graph.initializers[name]
-        if kind is not InitializerKind.WEIGHT or len(value.uses()) < 2 or value.shape is None or len(value.shape) != 1:
-            continue
-        array = constant_array(value)
-        if array is not None and array.size > 1 and (array == array[0]).all():
-            merged[name] = len(value.uses())
-    return merged
 
 
 def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], noted: Mapping[str, str]) -> InitializerKind:

@@ -1,0 +1,67 @@
+"""Weights that are perhaps not what they were before a model was exported: one that was several, or one of two that were one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import constant_array
+from burnish.importer.classify import InitializerKind, classify_initializers
+
+
+def perhaps_merged(model: ir.Model) -> dict[str, int]:
+    """Return the weights that look like several parameters in one, and how many operands each is.
+
+    Scales of one and biases of zero are equal in every layer of a fresh model, and an optimizer of graphs that keeps equal
+    tensors once makes one of them, which trains as one. A vector of one value that several nodes read is most likely that; layers
+    that really share a scale share larger weights as well, whose values differ.
+
+    Args:
+        model: a canonical model.
+    """
+    merged: dict[str, int] = {}
+    for name, kind in classify_initializers(model).items():
+        value = model.graph.initializers[name]
+        if kind is not InitializerKind.WEIGHT or len(value.uses()) < 2 or value.shape is None or len(value.shape) != 1:
+            continue
+        array = constant_array(value)
+        if array is not None and array.size > 1 and (array == array[0]).all():
+            merged[name] = len(value.uses())
+    return merged
+
+
+def perhaps_copied(model: ir.Model) -> dict[str, str]:
+    """Return the matrices that hold the numbers of a table of rows, or of its transposition, and the name of that table.
+
+    An exporter that computes ahead of time makes two matrices of one that an embedding and a head share; they train apart.
+    Matrices of one value are left out: fresh layers may have equal ones.
+
+    Args:
+        model: a canonical model.
+    """
+    kinds = classify_initializers(model)
+    values = (model.graph.initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT)
+    matrices = [value for value in values if value.shape is not None and len(value.shape) == 2]
+    tables = [value for value in matrices if any(user.op_type == "Gather" and not place for user, place in value.uses())]
+    copied: dict[str, str] = {}
+    for table in tables:
+        for value in matrices:
+            if (
+                value is not table
+                and (value not in tables or tables.index(value) > tables.index(table))
+                and _are_alike(table, value)
+            ):
+                copied[value.name or ""] = table.name or ""
+    return copied
+
+
+def _are_alike(table: ir.Value, value: ir.Value) -> bool:
+    assert table.shape is not None
+    assert value.shape is not None
+    rows, columns = table.shape.dims
+    if table.dtype != value.dtype or value.shape not in ([rows, columns], [columns, rows]):
+        return False
+    first, second = constant_array(table), constant_array(value)
+    if first is None or second is None or first.size < 2 or (first == first.flat[0]).all():
+        return False
+    return any(matrix.shape == second.shape and np.array_equal(matrix, second) for matrix in (first, first.T))
