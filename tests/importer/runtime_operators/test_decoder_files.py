@@ -67,6 +67,32 @@ def test_scales_and_tables_of_angles_are_no_weights() -> None:
     assert kinds["layers.0.q_proj.weight_scales"] is kinds["cos_cache"] is InitializerKind.CONSTANT
 
 
+def test_tables_for_short_and_long_sequences_are_no_weights() -> None:
+    """Two pairs of tables, of which a branch chooses by the length."""
+    file = decoder()
+    tables = {tensor.name: tensor for tensor in file.graph.initializer if tensor.name.endswith("_cache")}
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        values = [
+            helper.make_tensor_value_info(f"{table}_{name}", TensorProto.FLOAT, tensor.dims) for table, tensor in tables.items()
+        ]
+        nodes = [helper.make_node("Constant", [], [f"{table}_{name}"], value=tensor) for table, tensor in tables.items()]
+        branches[name] = helper.make_graph(nodes, name, [], values)
+    for tensor in tables.values():
+        file.graph.initializer.remove(tensor)
+    limit = helper.make_node("Constant", [], ["limit"], value=helper.make_tensor("limit", TensorProto.INT32, [], [8]))
+    at = next(index for index, node in enumerate(file.graph.node) if "total" in node.output) + 1
+    file.graph.node.insert(at, limit)
+    file.graph.node.insert(at + 1, helper.make_node("Greater", ["total", "limit"], ["is_long"]))
+    file.graph.node.insert(at + 2, helper.make_node("If", ["is_long"], list(tables), **branches))
+    feeds = TOKENS | cache(0)
+    expected = onnxruntime_outputs(decoder(), feeds)["logits"]
+    loaded = burnish.load(file)
+    np.testing.assert_allclose(onnxruntime_outputs(loaded, feeds)["logits"], expected, rtol=1e-4, atol=2e-5)
+    kinds = classify_initializers(loaded)
+    assert not {name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT and "cache" in name}
+
+
 def test_it_trains_alike_on_every_engine() -> None:
     labels = np.roll(IDS, -1, 1)
     with pytest.warns(UntrainedWeightsWarning, match=r"14 weights stay as they are.*weight_Q4.*: integers"):

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor
-from burnish.graph.uses import is_used
+from burnish.graph import Builder, Tensor, bodies
+from burnish.graph.uses import is_used, origin_of, producer_of
 from burnish.importer.operands import HELD
 from burnish.importer.shape_constants import COMPUTED
 from burnish.ops import Operation
@@ -51,13 +51,21 @@ def is_read(op: Operation, index: int) -> bool:
 
 
 def held(x: Tensor) -> Tensor:
-    """Note that a constant is no weight: it tells how the file is encoded, or where tokens stand."""
-    producer = x.value.producer()
-    if x.value.is_initializer():
-        x.value.meta[HELD] = True
+    """Note that a constant is no weight, in each branch that it comes from: it tells of an encoding, or where tokens stand."""
+    _hold(x.value)
+    return x
+
+
+def _hold(value: ir.Value) -> None:
+    value = origin_of(value, ("Identity",))
+    producer = producer_of(value)
+    if value.is_initializer():
+        value.meta[HELD] = True
     elif producer is not None and producer.op_type == "Constant":
         producer.metadata_props[COMPUTED] = ""
-    return x
+    elif producer is not None and producer.op_type == "If":
+        for body in bodies(producer):
+            _hold(body.outputs[producer.outputs.index(value)])
 
 
 def split(x: Tensor, sizes: list[int], axis: int) -> tuple[Tensor, ...]:

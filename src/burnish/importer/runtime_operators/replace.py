@@ -33,8 +33,24 @@ def _declare(graph: ir.Graph) -> None:
             for output, result in zip(node.outputs, _tried(node, graph.opset_imports[""]), strict=False):
                 if result is not None and result.value.type is not None:
                     output.type, output.shape = result.value.type, result.shape
+        elif node.op_type in ("If", "Loop") and node.domain == "":
+            _declare_of_bodies(node)
         elif any(output.type is None or output.shape is None for output in node.outputs):
             _infer(node, graph)
+
+
+def _declare_of_bodies(node: ir.Node) -> None:
+    """Give, in place, the outputs of a branch or loop the dtypes that its bodies return, and what is sure of their shapes."""
+    returned = [body.outputs[node.op_type == "Loop" :] for body in bodies(node)]
+    carried = len(node.outputs) if node.op_type == "If" else len(node.inputs) - 2
+    for index, output in enumerate(node.outputs):
+        values = [outputs[index] for outputs in returned]
+        output.type = output.type or values[0].type
+        shapes = [value.shape.dims for value in values if value.shape is not None]
+        if output.shape is None and len({len(dims) for dims in shapes}) == 1 and len(shapes) == len(values):
+            is_sure = node.op_type == "If"
+            dims = [each[0] if is_sure and len(set(each)) == 1 else None for each in zip(*shapes, strict=True)]
+            output.shape = ir.Shape(dims if index < carried else [None, *dims])
 
 
 def _infer(node: ir.Node, graph: ir.Graph) -> None:

@@ -1,0 +1,97 @@
+"""Operators and forms of them that only graphics processors have kernels for: the same as others, or as NumPy computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import burnish
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+from oracles.runtime_operators import B, Case, D, H, N, S
+
+RNG = np.random.default_rng(5)
+HEADS = {"num_heads": N}
+
+
+def computed(
+    op_type: str, inputs: list[np.ndarray | None], attributes: dict[str, Any] | None = None, **record: Any
+) -> np.ndarray:
+    case = Case(op_type, "form", inputs, attributes or {}, batched=(), **record)
+    loaded = burnish.load(case.model())
+    assert {node.domain for node in loaded.graph} == {""}
+    return onnxruntime_outputs(loaded, case.feeds("float32"))["output0"]
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-6)
+
+
+def gelu(x: np.ndarray, approximate: str = "none") -> np.ndarray:
+    return torch.nn.functional.gelu(torch.tensor(x), approximate=approximate).numpy()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_queries_keys_and_values(biased: bool) -> None:
+    q, k, v = RNG.normal(size=(3, B, S, N, D))
+    bias = RNG.normal(size=3 * H) if biased else None
+    rows = [x.reshape(B, S, H) for x in (q, k, v)]
+    apart = computed("MultiHeadAttention", [*rows, bias], HEADS)
+    close(computed("MultiHeadAttention", [np.stack([q, k, v], 3), None, None, bias], HEADS), apart)
+    close(computed("MultiHeadAttention", [rows[0], np.stack([k, v], 3), None, bias], HEADS), apart)
+
+
+def test_a_mask_of_the_longest_sequence() -> None:
+    x, weight, bias = RNG.normal(size=(B, S, 5)), RNG.normal(size=(5, 3 * H)), RNG.normal(size=3 * H)
+    mask = np.tril(np.ones((B, 1, 9, 9), np.int32))
+    past = RNG.normal(size=(2, B, N, 3, D))
+    causal = computed("Attention", [x, weight, bias, None, past], {**HEADS, "unidirectional": 1})
+    close(computed("Attention", [x, weight, bias, mask, past], HEADS), causal)
+
+
+def test_sums_and_activations() -> None:
+    x, bias, skip = RNG.normal(size=(B, S, H)), RNG.normal(size=H), RNG.normal(size=(B, S, H))
+    close(computed("BiasAdd", [x, bias, skip]), x + bias + skip)
+    left, right = np.split(x + bias, 2, -1)
+    close(computed("BiasSplitGelu", [x, bias]), left * gelu(right))
+    close(computed("BiasDropout", [x, bias, skip, np.array(0.5)], held=(3,)), x + bias + skip)
+    close(computed("BiasDropout", [x, None, None, np.array(0.5)], held=(3,)), x)
+
+
+def test_products() -> None:
+    a, b, bias = RNG.normal(size=(B, S, 5)), RNG.normal(size=(5, H)), RNG.normal(size=H)
+    close(computed("GemmFastGelu", [a, b, bias]), gelu(a @ b + bias, "tanh"))
+    attributes = {"alpha": 0.5, "transB": 1, "activation": "LeakyRelu", "activation_alpha": 0.2}
+    product = 0.5 * (a @ b)
+    close(computed("FusedMatMulActivation", [a, b.T.copy()], attributes), np.where(product > 0, product, 0.2 * product))
+
+
+def test_two_bits() -> None:
+    a, packed = RNG.normal(size=(B, 16)), RNG.integers(0, 256, (3, 1, 4)).astype(np.uint8)
+    scales = RNG.uniform(0.1, 0.3, (3, 1))
+    integers = (packed[..., None] >> np.arange(0, 8, 2)) & 3
+    weight = (integers.reshape(3, 16) - 2) * scales
+    attributes = {"N": 3, "K": 16, "bits": 2, "block_size": 16}
+    close(computed("MatMulNBits", [a, packed, scales], attributes, held=(1, 2)), a @ weight.T)
+
+
+def test_an_activation_that_is_not_known() -> None:
+    case = Case("FusedGemm", "form", [np.ones((2, 3)), np.ones((3, 2))], {"activation": "Mystery"})
+    with pytest.raises(burnish.errors.UnsupportedOperatorError, match=r"FusedGemm 'node' .* has the activation 'Mystery', which"):
+        burnish.load(case.model())
+
+
+def test_the_bias_of_a_dropout_trains_with_it() -> None:
+    x, bias = RNG.normal(size=(64, H)), RNG.normal(size=H)
+    case = Case("BiasDropout", "form", [x, bias, None, np.array(0.25), np.array(True)], held=(1, 3, 4))
+    program = burnish.compile(case.model(symbolic=True), loss="mean_squared_error", optimizer="sgd:lr=1.0", metrics=())
+    session = burnish.Session(program)
+    feeds = {"input0": x.astype(np.float32)}
+    close(session.predict(feeds)["output0"], x + bias)
+    session.step(feeds | {"targets": np.zeros((64, H), np.float32)})
+    gradient = bias - session.state()["param/input1"]
+    without_dropout = 2 * (x + bias).sum(0) / x.size
+    assert not np.allclose(gradient, without_dropout, rtol=1e-2)
+    assert np.corrcoef(gradient, without_dropout)[0, 1] > 0.8
