@@ -1,7 +1,9 @@
 """What every test may rely on, and which cases of a product of parameters ``make test`` runs."""
 
+import gc
 import signal
 from collections import Counter, defaultdict
+from collections.abc import Generator
 from itertools import combinations
 
 import pytest
@@ -9,6 +11,18 @@ import pytest
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that; the tests of interrupts send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the tests a walk of the garbage collector over all that collecting them leaves: modules and test items."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
