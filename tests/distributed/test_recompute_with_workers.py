@@ -49,7 +49,7 @@ def normalized_rows() -> ir.Model:
     """Dense layers with batch normalization and dropout, in float32."""
     network = Network("normalized_rows", [12])
     y = network.input
-    for index in range(6):
+    for index in range(3):
         y = network.normalized(f"norm{index}", network.dense(f"dense{index}", y, 12, 12), 12)
         y = network.builder.op("Relu", y)
     y = network.builder.op("Dropout", y, network.builder.constant(np.float32(0.3)))

@@ -48,6 +48,7 @@ def trained_alone(tmp_path_factory):
     return {name: (path, batches, train_alone(burnish.Program.load(path), batches)) for name, path in saved.items()}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["residual", "inverted", "class weights", "class weights, smoothed, one class ignored"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_workers_with_uneven_and_empty_parts(pool, trained_alone, name, workers):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS = 120
+IMPORTED_ONCE = ["torch", "burnish.distributed", "burnish.engines.torch.engine", "burnish.training"]
+"""What takes seconds to import: processes are copies of one that has."""
 
 
 class WorkerPool:
@@ -20,7 +22,8 @@ class WorkerPool:
     """
 
     def __init__(self, size: int):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED_ONCE)
         self._folder = tempfile.TemporaryDirectory(prefix="burnish-")
         self._ends, self._processes = [], []
         for rank in range(size):
