@@ -40,6 +40,7 @@ def exact(operands: list[torch.Tensor], mask: torch.Tensor | None, scale: float,
 
 @needs_kernel
 @both
+@pytest.mark.each_value(("shape", "mask"), ("shape", "dtype"), ("mask", "dtype"), ("threads", "dtype"))
 @pytest.mark.parametrize("mask", ["none", "keys", "queries", "all", "strided"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_and_its_gradient_keep_their_digits(shape, mask, threads, dtype):

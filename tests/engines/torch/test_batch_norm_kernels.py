@@ -59,6 +59,7 @@ def far_from_kinks(before, gap):
     return min(before.abs().min().item(), (before - LIMIT).abs().min().item()) > gap
 
 
+@pytest.mark.each_value(("dtype", "shape"), ("dtype", "activation"), ("dtype", "threads"))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("activation", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

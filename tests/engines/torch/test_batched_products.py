@@ -42,6 +42,7 @@ def orders(model: ir.Model) -> list[list[int]]:
 
 
 @needs_kernel
+@pytest.mark.each_value(("dtype", "extents"), ("dtype", "threads"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_operands_that_do_not_fit_are_refused():
 
 
 @needs_kernels
+@pytest.mark.each_value(("channels", "way"), ("strides", "way"))
 @pytest.mark.parametrize("way", ["convolution", "linear", "product"])
 @pytest.mark.parametrize("strides", [[1, 1], [2, 1], [2, 2]])
 @pytest.mark.parametrize(("channels", "count", "side"), [(16, 17, 5), (512, 640, 9)])

@@ -81,6 +81,7 @@ def take(monkeypatch):
     convolutions._known.clear()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_agrees_with_float64(case, threads, take, monkeypatch):
     x, weight, bias, dy, window = operands_of(case)

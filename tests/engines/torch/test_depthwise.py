@@ -49,6 +49,7 @@ def kernel_for(name: str, extent: int, dtype: torch.dtype):
 
 
 @needs_kernels
+@pytest.mark.each_value(("dtype", "kernel", "stride", "pads"))
 @pytest.mark.parametrize("pads", PADS)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5])

@@ -57,6 +57,7 @@ def in_float64(
 
 
 @needs_kernels
+@pytest.mark.each_value(("shape", "activation"), ("shape", "groups"))
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize(("shape", "groups", "last"), CASES)
 def test_layers_and_their_gradients_keep_their_digits(shape, groups, last, activation, threads):

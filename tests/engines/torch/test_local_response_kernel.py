@@ -55,6 +55,7 @@ def in_float64(x: torch.Tensor, dy: torch.Tensor, **settings: float) -> tuple[to
 
 
 @needs_kernels
+@pytest.mark.each_value(("name", "size"))
 @pytest.mark.parametrize("beta", [0.75, 0.5, 1.25])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9, 300])
 @pytest.mark.parametrize("name", list(SHAPES))

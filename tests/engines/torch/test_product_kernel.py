@@ -32,6 +32,7 @@ def normal(rows: int, columns: int, transposed: bool, generator: torch.Generator
     return torch.randn(rows, columns, generator=generator)
 
 
+@pytest.mark.each_value(("shape", "transposed"))
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_product_keeps_its_digits(transposed, shape, threads):
