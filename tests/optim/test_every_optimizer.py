@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,11 @@ def two_layers(dtype: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
+@cache
+def compiled(optimizer: optim.Optimizer, dtype: str = "float32") -> Program:
+    return burnish.compile(two_layers(dtype), optimizer=optimizer)
+
+
 def batches(dtype: str, count: int) -> list[Arrays]:
     rng = np.random.default_rng(12)
     return [{"x": np.asarray(rng.standard_normal((8, 6)), dtype), "labels": rng.integers(0, 3, 8)} for _ in range(count)]
@@ -323,7 +329,7 @@ def run_graph(engine: OnnxRuntimeEngine, program: Program, graph: str, values: A
 def test_a_step_is_gradients_and_their_application(
     optimizer: optim.Optimizer, dtype: str, optimization: Any, tolerance: float
 ) -> None:
-    program = burnish.compile(two_layers(dtype), optimizer=optimizer)
+    program = compiled(optimizer, dtype)
     engine = OnnxRuntimeEngine(optimization=optimization)
     first = program.initial_state(seed=0)
     whole, apart = first, first
@@ -347,7 +353,7 @@ def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatc
         loaded.append(graph)
         return load(self, model, graph, threads)
 
-    session = burnish.Session(burnish.compile(two_layers("float32"), optimizer=optimizer), threads=1)
+    session = burnish.Session(compiled(optimizer), threads=1)
     monkeypatch.setattr(OnnxRuntimeEngine, "inference_session", counted)
     for batch in batches("float32", 3):
         session.step(batch)
@@ -356,7 +362,7 @@ def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatc
 
 @every_optimizer
 def test_a_program_is_saved_and_goes_on_from_a_checkpoint(optimizer: optim.Optimizer, tmp_path: Path) -> None:
-    program = burnish.compile(two_layers("float32"), optimizer=optimizer)
+    program = compiled(optimizer)
     program.save(tmp_path / "program")
     first, second, third = batches("float32", 3)
     session = burnish.Session(program, threads=1)
