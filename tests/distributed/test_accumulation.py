@@ -106,7 +106,7 @@ def test_masks_and_weights_of_classes():
 @pytest.mark.parametrize(("bucket_size", "buckets"), [(2**20, 1), (1, 8 + 12)])
 def test_there_is_one_exchange_of_gradients_for_an_update(bucket_size, buckets):
     """Of six convolutions and a dense layer's weight and bias; and of twelve vectors of the normalization layers."""
-    program, batches = compiled(OPTIMIZERS["sgd"]), image_batches(STEPS, SAMPLES)
+    program, batches, _ = in_one_process("sgd")
 
     def counted(communicator):
         counting = Counting(communicator)
@@ -137,9 +137,8 @@ def test_a_gradient_that_a_transform_reads_is_exchanged_each_time():
 
 
 def test_a_checkpoint_between_updates_goes_on_with_any_number(tmp_path):
-    program, batches = compiled(OPTIMIZERS["adam, clipped by the norm of the mean"]), image_batches(STEPS, SAMPLES)
+    program, batches, (_, alone) = in_one_process("adam, clipped by the norm of the mean")
     path = tmp_path / "between.safetensors"
-    alone = train_alone(program, batches)[1]
 
     def begun(communicator, options):
         parallel = burnish.DataParallel(communicator=communicator, **options)
@@ -174,8 +173,7 @@ def test_a_checkpoint_between_updates_goes_on_with_any_number(tmp_path):
 
 
 def test_processes(pool, tmp_path):
-    program, batches = compiled(OPTIMIZERS["sgd"]), image_batches(STEPS, SAMPLES)
-    alone = train_alone(program, batches)
+    program, batches, alone = in_one_process("sgd")
     saved = str(program.save(tmp_path / "program"))
     for outcome in pool.run(3, train_part, saved, batches, THREE, {}):
         assert largest_difference(outcome, alone) < 1e-11
@@ -198,7 +196,7 @@ def test_a_micro_batch_that_overflows_on_one_worker_is_skipped_on_all():
 
 
 def test_a_closed_session_says_that_others_had_a_part(tmp_path):
-    program, batches = compiled(OPTIMIZERS["sgd"]), image_batches(EVERY, SAMPLES)
+    program, batches, _ = in_one_process("sgd")
 
     def closed(communicator, steps):
         session = burnish.Session(program, engine="torch", parallel=burnish.DataParallel(communicator=communicator))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import onnx_ir as ir
 
 import burnish
+from burnish.compiler.executable import Executable
+from burnish.distributed import options as options_of_workers
 from burnish.engines.communicator import Communicator
 from oracles.thread_communicator import ThreadCommunicator
 
@@ -52,6 +57,33 @@ def train_part(
         return train(session, parts)
 
 
+@contextmanager
+def graphs_made_once() -> Iterator[None]:
+    """Let the first of several threads derive and lower a program's graphs for all: each worker's are the same."""
+    lock, made = threading.RLock(), []
+    derive, lowered = options_of_workers.derive, Executable._lowered
+
+    def once(make: Callable[[], Any], executable: Executable, *key: object) -> Any:
+        grad = executable.semantic.get("grad")
+        key = (executable.target, executable.optimizer, executable.recompute, executable.marks, *key)
+        with lock:
+            for other, others_key, result in made:
+                if other is grad and others_key == key:
+                    return result
+            result = make()
+            made.append((grad, key, result))
+            return result
+
+    def derive_once(executable: Executable, *arguments: Any, **options: Any) -> Executable:
+        return once(lambda: derive(executable, *arguments, **options), executable, *arguments, *options.items())
+
+    def lowered_once(executable: Executable, name: str) -> ir.Model:
+        return once(lambda: lowered(executable, name), executable, name).clone()
+
+    with mock.patch.object(options_of_workers, "derive", derive_once), mock.patch.object(Executable, "_lowered", lowered_once):
+        yield
+
+
 def in_threads(workers: int, work: Callable[[ThreadCommunicator], Any]) -> list[Any]:
     """Call a function once for each worker, all in threads of their own; raises what the first that failed raised."""
     communicators = ThreadCommunicator.group(workers)
@@ -66,10 +98,11 @@ def in_threads(workers: int, work: Callable[[ThreadCommunicator], Any]) -> list[
             communicator.abort()
 
     threads = [threading.Thread(target=call, args=(communicator,)) for communicator in communicators]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with graphs_made_once():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if errors:
         raise next((error for error in errors if "BrokenBarrierError" not in repr(error)), errors[0])
     return results
