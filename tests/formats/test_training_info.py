@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import onnx
@@ -59,6 +60,7 @@ PROGRAMS = {
 }
 
 
+@cache
 def compiled(name):
     source, options = PROGRAMS[name]
     return burnish.compile(source(), **options)
