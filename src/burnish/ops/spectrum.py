@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import GradientError
 from burnish.graph import Tensor
 from burnish.ops.indexing import GATHER_GRAD
 from burnish.ops.positions import extent, known_rank
@@ -41,14 +40,19 @@ def dft(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return (_parts_of(dx, x), *(None for _ in op.inputs[1:]))
 
 
-def _weights(op: Operation, length: Tensor, axis: int) -> Tensor:
+def _weights(op: Operation, length: Tensor, axis: int | Tensor) -> Tensor:
     """1/N for the frequencies that are their own mirror images, 2/N for the others, [N // 2 + 1] along ``axis``."""
     builder, index, x = op.builder, ir.DataType.INT64, op.input
-    following = axis if axis < 0 else axis - known_rank(op, x)
-    frequency = builder.op("Range", builder.scalar(0, index), length / 2 + 1, builder.scalar(1, index))
-    is_single = builder.op("Equal", builder.op("Mod", frequency * 2, length), builder.scalar(0, index))
+    zero, one = builder.scalar(0, index), builder.scalar(1, index)
+    frequency = builder.op("Range", zero, length / 2 + 1, one)
+    is_single = builder.op("Equal", builder.op("Mod", frequency * 2, length), zero)
     weights = builder.op("Where", is_single, builder.scalar(1, x), builder.scalar(2, x)) / builder.cast(length, x.dtype)
-    return builder.op("Reshape", weights, builder.integers([-1] + [1] * (-1 - following)))
+    if isinstance(axis, int):
+        following = axis if axis < 0 else axis - known_rank(op, x)
+        return builder.op("Reshape", weights, builder.integers([-1] + [1] * (-1 - following)))
+    rank = builder.op("Size", builder.op("Shape", x))
+    is_along = builder.op("Equal", builder.op("Range", zero, rank, one), builder.op("Mod", axis, rank))
+    return builder.op("Reshape", weights, builder.op("Where", is_along, builder.scalar(-1, index), one))
 
 
 @gradient("STFT")
@@ -75,24 +79,33 @@ def stft(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return (dsignal, None, dwindow, None)[: len(op.inputs)]
 
 
-def _transform(x: Tensor, length: Tensor | None, axis: int, **attributes: Any) -> Tensor:
+def _transform(x: Tensor, length: Tensor | None, axis: int | Tensor, **attributes: Any) -> Tensor:
     if x.builder.opset < OPSET_OF_AXIS_INPUT:
         return x.builder.op("DFT", x, length, axis=axis, **attributes)
-    return x.builder.op("DFT", x, length, x.builder.scalar(axis, ir.DataType.INT64), **attributes)
+    given = x.builder.scalar(axis, ir.DataType.INT64) if isinstance(axis, int) else axis
+    return x.builder.op("DFT", x, length, given, **attributes)
 
 
-def _axis(op: Operation) -> int:
+def _axis(op: Operation) -> int | Tensor:
+    """The axis, or the scalar that is known when the graph runs."""
     if op.builder.opset < OPSET_OF_AXIS_INPUT:
         return int(op.attribute("axis", 1))
     given = op.optional(2)
     if given is None:
         return -2
-    if given.array is None:
-        raise GradientError(
-            f"{op} reads its axis, '{given.name}', from what is computed when it runs, and its gradient needs a constant: "
-            "export the model with a constant there"
-        )
-    return int(given.array.reshape(()))
+    return _scalar(given) if given.array is None else int(given.array.reshape(()))
+
+
+def _extent(tensor: Tensor, axis: int | Tensor) -> Tensor:
+    """The extent along an axis, int64 [1]."""
+    if isinstance(axis, int):
+        return extent(tensor, axis)
+    return tensor.builder.op("Gather", tensor.builder.op("Shape", tensor), _axes(tensor, axis))
+
+
+def _axes(tensor: Tensor, axis: int | Tensor) -> Tensor:
+    builder = tensor.builder
+    return builder.integers([axis]) if isinstance(axis, int) else builder.op("Reshape", axis, builder.integers([1]))
 
 
 def _scalar(number: Tensor) -> Tensor:
@@ -104,8 +117,8 @@ def _scalar(number: Tensor) -> Tensor:
     return number if number.rank == 0 else builder.op("Reshape", number, builder.integers([]))
 
 
-def _number(tensor: Tensor, axis: int) -> Tensor:
-    return _scalar(extent(tensor, axis))
+def _number(tensor: Tensor, axis: int | Tensor) -> Tensor:
+    return _scalar(_extent(tensor, axis))
 
 
 def _parts_of(tensor: Tensor, like: Tensor) -> Tensor:
@@ -116,11 +129,11 @@ def _parts_of(tensor: Tensor, like: Tensor) -> Tensor:
     return builder.op("Slice", tensor, builder.integers([0]), extent(like, -1), builder.integers([-1]))
 
 
-def _fitted(tensor: Tensor, like: Tensor, axis: int) -> Tensor:
+def _fitted(tensor: Tensor, like: Tensor, axis: int | Tensor) -> Tensor:
     """The tensor, cut or filled up with zeros to the extent of ``like`` along ``axis``."""
     builder = tensor.builder
-    axes, zero = builder.integers([axis]), builder.integers([0])
-    size, wanted = extent(tensor, axis), extent(like, axis)
+    axes, zero = _axes(tensor, axis), builder.integers([0])
+    size, wanted = _extent(tensor, axis), _extent(like, axis)
     missing = builder.op("Max", wanted - size, zero)
     filled = builder.op("Pad", tensor, builder.op("Concat", zero, missing, axis=0), None, axes)
     return builder.op("Slice", filled, zero, wanted, axes)
