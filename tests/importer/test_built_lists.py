@@ -20,7 +20,7 @@ ROW = "row = Gather <axis = 0> (x, i) t = Tanh (row) h = Add (t, before) e = Mul
 
 
 def model(
-    read: str, *, insert: str = "SequenceInsert (list, e)", first: str = "SequenceEmpty <dtype = 11> ()"
+    read: str, *, insert: str = "SequenceInsert (list, e)", first: str = "empty = SequenceEmpty <dtype = 11> ()"
 ) -> onnx.ModelProto:
     """A recurrence over the rows of x [T, N, 3] that puts its values into a list; ``read`` computes y of the list ``all``."""
     return onnx.parser.parse_model(
@@ -31,7 +31,7 @@ def model(
             trips = Squeeze (count, axis)
             first = Gather <axis = 0> (x, zero)
             start = Mul (first, first)
-            empty = {first}
+            {first}
             final, all = Loop (trips, yes, start, empty) <body = b (int64 i, bool c, double[N,3] before, seq(double[N,3]) list)
                 => (bool c2, double[N,3] after, seq(double[N,3]) longer)
                 {{ c2 = Identity (c) {ROW} after = Sin (e) longer = {insert} }}>
@@ -97,8 +97,18 @@ def test_elements_that_may_differ_in_shape_stay_a_list() -> None:
     assert left["SequenceInsert"] == left["ConcatFromSequence"] == 1
 
 
-def test_a_list_that_begins_with_elements_stays() -> None:
-    source = model(READS["stacked"], first="SequenceConstruct (start)")
+@pytest.mark.parametrize("read", ["stacked", "joined", "the last"])
+@pytest.mark.parametrize("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"])
+@pytest.mark.parametrize(
+    "first", ["empty = SequenceConstruct (start, first)", "one = SequenceConstruct (first) empty = SequenceInsert (one, start)"]
+)
+def test_a_list_may_begin_with_elements(read: str, insert: str, first: str) -> None:
+    left = check(model(READS[read], insert=insert, first=first))
+    assert not [name for name in left if "Sequence" in name]
+
+
+def test_a_list_that_begins_with_what_is_not_known_stays() -> None:
+    source = model(READS["stacked"], first="empty = SplitToSequence <axis = 0, keepdims = 0> (x)")
     left = Counter(node.op_type for node in burnish.load(source).graph.all_nodes())
     assert left["SequenceInsert"] == 1
 

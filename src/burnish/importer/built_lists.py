@@ -7,12 +7,12 @@ and gradients flow through.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_node, replace_uses
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_node, replace_uses, same_shape
 from burnish.graph.uses import producer_of, remove_unread
 
 INT64_MIN = -(2**63)
@@ -20,7 +20,7 @@ _READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength")
 
 
 def stack_built_lists(model: ir.Model) -> bool:
-    """Replace, in place, the lists that loops put together from nothing; return whether there were any.
+    """Replace, in place, the lists that loops put together, from nothing or from known elements; return whether there were any.
 
     An element is added in every iteration, at the end or in front, and nothing else in the loop reads the list. After it the list
     is joined, counted, or read by position. Elements have one shape, which stacking them asks for; where nothing stacks them, the
@@ -43,11 +43,13 @@ class _BuiltList:
         state: which of the states it is.
         insertion: the node that makes it longer.
         in_front: whether the newest element is the first.
+        earlier: the elements that are there before the loop.
     """
 
     state: int
     insertion: ir.Node
     in_front: bool
+    earlier: tuple[ir.Value, ...]
 
 
 def _built_list(loop: ir.Node, fixed: Container[object]) -> _BuiltList | None:
@@ -55,7 +57,8 @@ def _built_list(loop: ir.Node, fixed: Container[object]) -> _BuiltList | None:
     for state in range(len(loop.inputs) - 2):
         initial, inside, returned = loop.inputs[2 + state], body.inputs[2 + state], body.outputs[1 + state]
         insertion = producer_of(returned, "SequenceInsert")
-        if initial is None or producer_of(initial, "SequenceEmpty") is None or insertion is None:
+        earlier = None if initial is None else _elements(initial)
+        if earlier is None or insertion is None:
             continue
         is_grown = insertion.inputs[0] is inside and insertion.graph is body and not returned.uses()
         if not is_grown or len(inside.uses()) != 1 or list(body.outputs).count(returned) != 1 or inside.is_graph_output():
@@ -65,15 +68,29 @@ def _built_list(loop: ir.Node, fixed: Container[object]) -> _BuiltList | None:
         if place is not None and (position is None or position.size != 1 or int(position.reshape(())) != 0):
             continue
         element = insertion.inputs[1]
-        if element is not None and _may_be_stacked(loop.outputs[state], element, fixed):
-            return _BuiltList(state, insertion, in_front=place is not None)
+        if element is not None and _may_be_stacked(loop.outputs[state], element, earlier, fixed):
+            return _BuiltList(state, insertion, place is not None, earlier)
     return None
 
 
-def _may_be_stacked(result: ir.Value, element: ir.Value, fixed: Container[object]) -> bool:
+def _elements(sequence: ir.Value) -> tuple[ir.Value, ...] | None:
+    """The elements of a list that was made as a whole, or put together at its end; None for another."""
+    made = producer_of(sequence, "SequenceEmpty", "SequenceConstruct", "SequenceInsert")
+    if made is None:
+        return None
+    if made.op_type != "SequenceInsert":
+        return tuple(value for value in made.inputs if value is not None)
+    first = None if made.inputs[0] is None or len(made.inputs) > 2 else _elements(made.inputs[0])
+    return None if first is None or made.inputs[1] is None else (*first, made.inputs[1])
+
+
+def _may_be_stacked(result: ir.Value, element: ir.Value, earlier: Sequence[ir.Value], fixed: Container[object]) -> bool:
     """Whether all elements have one shape, as far as what reads the list says so or the shape is known.
 
     Args:
+        result: the list.
+        element: what an iteration adds to it.
+        earlier: what was in it before.
         fixed: names of extents that are the same in every iteration.
     """
     readers = [reader for reader, _ in result.uses()]
@@ -85,6 +102,8 @@ def _may_be_stacked(result: ir.Value, element: ir.Value, fixed: Container[object
     joining = [reader for reader in readers if reader.op_type == "ConcatFromSequence"]
     if any(attribute_value(reader, "new_axis", 0) for reader in joining):
         return True
+    if not all(same_shape(element.shape, value.shape) for value in earlier):
+        return False
     known = [isinstance(extent, int) or extent.value in fixed for extent in dims]
     # Elements that are joined along an axis have the same extents along the others.
     return all(known) or any(known[reader.attributes["axis"].as_int()] for reader in joining)
@@ -117,12 +136,22 @@ def _stack(model: ir.Model, loop: ir.Node, built: _BuiltList) -> ir.Node:
         moved.type, moved.shape = output.type, output.shape
         replace_uses(output, moved)
         moved.name, output.name = output.name, None
+    if built.earlier:
+        stacked = _after(Builder(graph, before=loop), built, stacked)
     for reader in dict.fromkeys(reader for reader, _ in old.uses()):
         _read_stacked(model, reader, stacked, built.in_front)
     initial = loop.inputs[2 + built.state]
     remove_node(loop)
     remove_unread(graph, None if initial is None else initial.producer())
     return new
+
+
+def _after(builder: Builder, built: _BuiltList, stacked: ir.Value) -> ir.Value:
+    """The elements of before the loop with those of the loop after them; in the order in which they were added."""
+    first = builder.integers([0])
+    earlier = reversed(built.earlier) if built.in_front else built.earlier
+    rows = [builder.op("Unsqueeze", builder.tensor(value), first) for value in earlier]
+    return builder.op("Concat", *rows, builder.tensor(stacked), axis=0).value
 
 
 def _read_stacked(model: ir.Model, reader: ir.Node, stacked: ir.Value, in_front: bool) -> None:
