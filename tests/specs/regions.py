@@ -35,9 +35,9 @@ def max_roi_pool_samples(rng: np.random.Generator) -> Iterator[Sample]:
     corners = np.array([*REGIONS, MALFORMED, [30.0, 40.0, 32.0, 45.0], [2.5, 1.5, 5.5, 4.5]])
     rois = np.concatenate([np.array([[0, 1, 1, 0, 1, 0, 1]]).T, corners], axis=1)
     x = distinct(rng, 2, 3, 7, 6)
-    yield Sample([x, rois], {"pooled_shape": [2, 3]}, name="regions", newest_opset=False)
+    yield Sample([x, rois], {"pooled_shape": [2, 3]}, name="regions", newest_opset=False, wrt=(0,))
     attributes = {"pooled_shape": [3, 2], "spatial_scale": 0.5}
-    yield Sample([x, rois], attributes, name="spatial_scale", newest_opset=False)
+    yield Sample([x, rois], attributes, name="spatial_scale", newest_opset=False, wrt=(0,))
 
 
 def torch_max_roi_pool(

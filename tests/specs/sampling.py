@@ -45,8 +45,6 @@ def grid_sample_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(one, attributes, name="a_single_row", opset=20, batched=batched)
     no_points = [x, np.zeros((2, 0, 3, 2))]
     yield Sample(no_points, name="no_points", opset=20, batched=batched)
-    no_images = [np.zeros((0, 3, 4, 5)), np.zeros((0, 2, 3, 2))]
-    yield Sample(no_images, name="no_images", opset=20, batched=batched)
 
 
 def grid_sample_before_opset_20(rng: np.random.Generator) -> Iterator[Sample]:

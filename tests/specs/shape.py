@@ -288,7 +288,6 @@ def center_crop_pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([x, integers(3, 5)], {"axes": [-1, 1]}, name="axes_in_another_order")
     yield Sample([x, integers(1, 4, 10)], name="batch_too", batched=())
     yield Sample([x, integers(9)], {"axes": [1]}, name="shape_at_run_time", constants=())
-    yield Sample([np.zeros((0, 4)), integers(7)], {"axes": [1]}, name="no_rows")
 
 
 SPECS = [

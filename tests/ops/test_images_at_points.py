@@ -1,0 +1,74 @@
+"""Operators that read images at points: whole models beside PyTorch, batches of any size, and batches of none."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch.nn import functional
+
+import burnish
+from burnish import engines
+
+ENGINES = ("onnxruntime", "torch", "reference")
+TRANSFORMER = """<ir_version: 8, opset_import: ["" : 20]>
+spatial_transformer (float[batch, 1, 6, 7] x, float[42, 6] localization, float[6] bias) => (float[batch, 1, 6, 7] y) {
+  rows = Flatten (x)
+  numbers = Gemm (rows, localization, bias)
+  shape = Constant <value_ints = [-1, 2, 3]> ()
+  maps = Reshape (numbers, shape)
+  size = Shape (x)
+  grid = AffineGrid (maps, size)
+  y = GridSample <padding_mode = "border"> (x, grid)
+}"""
+BILINEAR = """<ir_version: 8, opset_import: ["" : 16]>
+sampled (float[batch, 2, 4, 5] x, float[batch, rows, 3, 2] grid) => (float[batch, 2, rows, 3] y) {
+  y = GridSample <mode = "bilinear", align_corners = 1> (x, grid)
+}"""
+
+
+def transformer_in_torch(x: torch.Tensor, localization: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    maps = (x.flatten(1) @ localization + bias).reshape(-1, 2, 3)
+    grid = functional.affine_grid(maps, list(x.shape), align_corners=False)
+    return functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_spatial_transformer_has_the_gradients_of_pytorch_at_any_batch(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    model = burnish.grad(onnx.parser.parse_model(TRANSFORMER), wrt=["x", "localization", "bias"], of="y")
+    run = engines.get(engine).load(model)
+    for batch in (1, 3):
+        values = {
+            "x": rng.standard_normal((batch, 1, 6, 7)),
+            "localization": 0.05 * rng.standard_normal((42, 6)),
+            "bias": np.array([0.9, 0.1, 0.05, -0.1, 1.1, -0.07]),
+        }
+        cotangent = rng.standard_normal((batch, 1, 6, 7))
+        leaves = {name: torch.tensor(array.astype(np.float32), requires_grad=True) for name, array in values.items()}
+        y = transformer_in_torch(*leaves.values())
+        expected = torch.autograd.grad(y, list(leaves.values()), torch.tensor(cotangent.astype(np.float32)))
+        feeds = {name: array.astype(np.float32) for name, array in {**values, "cotangent:y": cotangent}.items()}
+        results = run(feeds)
+        np.testing.assert_allclose(results["y"], y.detach().numpy(), rtol=2e-5, atol=2e-5)
+        for name, gradient in zip(leaves, expected, strict=True):
+            scale = float(gradient.abs().max())
+            np.testing.assert_allclose(results[f"grad:{name}"], gradient.numpy(), rtol=1e-4, atol=2e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("batch", "rows"), [(2, 4), (0, 4), (2, 0)])
+def test_a_file_of_opset_16_samples_batches_of_any_size(engine: str, batch: int, rows: int) -> None:
+    rng = np.random.default_rng(1)
+    x, grid = rng.standard_normal((batch, 2, 4, 5)), rng.uniform(-1.2, 1.2, (batch, rows, 3, 2))
+    cotangent = rng.standard_normal((batch, 2, rows, 3))
+    run = engines.get(engine).load(burnish.grad(onnx.parser.parse_model(BILINEAR), wrt=["x", "grid"], of="y"))
+    feeds = {"x": x, "grid": grid, "cotangent:y": cotangent}
+    results = run({name: array.astype(np.float32) for name, array in feeds.items()})
+    leaves = [torch.tensor(array, requires_grad=True) for array in (x, grid)]
+    y = functional.grid_sample(*leaves, align_corners=True)
+    expected = torch.autograd.grad(y, leaves, torch.tensor(cotangent))
+    for name, gradient in zip(("x", "grid"), expected, strict=True):
+        assert results[f"grad:{name}"].shape == tuple(gradient.shape)
+        np.testing.assert_allclose(results[f"grad:{name}"], gradient.numpy(), rtol=1e-4, atol=1e-4)
