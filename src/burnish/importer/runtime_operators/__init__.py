@@ -5,14 +5,6 @@ file beside it. ``standard_names`` finds those that are written in the standard'
 no rewrite stays as it is: a runtime that has it runs it, and no gradient passes through.
 """
 
-from burnish.importer.runtime_operators import (  # noqa: F401  # registers the rewrites
-    activations,
-    attention,
-    block_quantization,
-    grouped_query_attention,
-    normalization,
-    products,
-)
 from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, rewritten_operators
 from burnish.importer.runtime_operators.replace import declare_runtime_outputs, replace_runtime_operators
 from burnish.importer.runtime_operators.standard_names import hide_runtime_nodes, move_runtime_nodes

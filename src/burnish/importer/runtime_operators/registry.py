@@ -1,8 +1,10 @@
-"""The rewrites of operators that runtimes have of their own, by domain and name."""
+"""The rewrites of operators that runtimes have of their own, by name; their modules are imported when a model has such a node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
 from types import MappingProxyType
 
 import onnx_ir as ir
@@ -19,17 +21,20 @@ RUNTIME_DOMAIN = "com.microsoft"
 Results = Tensor | tuple[Tensor | None, ...] | None
 Rewrite = Callable[[Operation], Results]
 
-_rewrites: dict[tuple[str, str], Rewrite] = {}
+FAMILIES = ("activations", "attention", "block_quantization", "grouped_query_attention", "normalization", "products")
+"""The modules beside this one that register rewrites."""
+
+_rewrites: dict[str, Rewrite] = {}
 
 
-def rewrites(*op_types: str, domain: str = RUNTIME_DOMAIN) -> Callable[[Rewrite], Rewrite]:
+def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
     """Register how operators are written as standard ones: ``rule(op) -> outputs``, or None for a form that stays as it is.
 
     The rule emits nodes of opset 18 or newer, in the form that they have in ``op.builder.opset``.
     """
 
     def register(rule: Rewrite) -> Rewrite:
-        _rewrites.update({(domain, op_type): rule for op_type in op_types})
+        _rewrites.update(dict.fromkeys(op_types, rule))
         return rule
 
     return register
@@ -37,11 +42,14 @@ def rewrites(*op_types: str, domain: str = RUNTIME_DOMAIN) -> Callable[[Rewrite]
 
 def find_rewrite(node: ir.Node) -> Rewrite | None:
     """The rewrite of a node, None where there is none."""
-    return _rewrites.get((node.domain, node.op_type))
+    return rewritten_operators().get(node.op_type) if node.domain == RUNTIME_DOMAIN else None
 
 
-def rewritten_operators() -> Mapping[tuple[str, str], Rewrite]:
-    """Every rewrite by domain and operator."""
+@cache
+def rewritten_operators() -> Mapping[str, Rewrite]:
+    """Every rewrite by the name of its operator in the runtime's domain."""
+    for family in FAMILIES:
+        import_module(f"{__package__}.{family}")
     return MappingProxyType(_rewrites)
 
 
