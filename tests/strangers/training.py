@@ -67,8 +67,8 @@ def train(source: Path, batch: Batch, **options: Any) -> Trained:
     return train_program(burnish.compile(source, optimizer=burnish.optim.sgd(lr=1e-3), metrics=(), **options), batch)
 
 
-def train_program(program: burnish.Program, batch: Batch) -> Trained:
-    """Do what ``train`` does, with a program.
+def train_program(program: burnish.Program, batch: Batch, least: float = 1e-30) -> Trained:
+    """Do what ``train`` does, with a program; outputs of an export are compared relative to ``least`` at least.
 
     Raises:
         Failure: a check did not hold.
@@ -81,7 +81,7 @@ def train_program(program: burnish.Program, batch: Batch) -> Trained:
                 losses[engine] = [session.step(batch)["loss"] for _ in range(STEPS)]
                 tuned = Path(folder, f"{engine}.onnx")
                 session.export(tuned)
-                _check_export(tuned, session, batch)
+                _check_export(tuned, session, batch, least)
     first, second = losses.values()
     allowed = LOSS_TOLERANCE * abs(first[0])
     if not (
@@ -95,12 +95,12 @@ def train_program(program: burnish.Program, batch: Batch) -> Trained:
     return Trained(first, between, gradient)
 
 
-def _check_export(tuned: Path, session: burnish.Session, batch: Batch) -> None:
+def _check_export(tuned: Path, session: burnish.Session, batch: Batch, least: float) -> None:
     runtime = onnxruntime.InferenceSession(tuned, providers=["CPUExecutionProvider"])
     feeds = {value.name: batch[value.name] for value in runtime.get_inputs()}
     expected = session.predict(feeds)
     for value, result in zip(runtime.get_outputs(), runtime.run(None, feeds), strict=True):
-        scale = float(np.max(np.abs(expected[value.name]), initial=1e-30))
+        scale = float(np.max(np.abs(expected[value.name]), initial=least))
         difference = float(np.max(np.abs(result - expected[value.name]), initial=0.0)) / scale
         if not difference <= OUTPUT_TOLERANCE:
             raise Failure(f"the exported file's '{value.name}' differs from predict by {difference:.1e}")
