@@ -357,7 +357,7 @@ def torch_recurrence(axis: int, row_axis: int, backwards: bool, rows_backwards: 
         for frame in frames[::-1] if backwards else frames:
             h = torch.tanh(frame @ weight + h * scale)
             rows.append(h * h)
-        return h, torch.stack(rows[::-1] if rows_backwards else rows, row_axis)
+        return h * 1, torch.stack(rows[::-1] if rows_backwards else rows, row_axis)
 
     return run
 

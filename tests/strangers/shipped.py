@@ -107,7 +107,7 @@ FILES = (
     Shipped(NSFW, "open-nsfw.onnx", rate=1e-5),
     Shipped(WAKE, "alexa_v0.1.onnx", OPEN),
     Shipped(WAKE, "embedding_model.onnx", VALUES),
-    Shipped(WAKE, "hey_jarvis_v0.1.onnx", {"loss": "bce"}, rate=10, scale=1),
+    Shipped(WAKE, "hey_jarvis_v0.1.onnx", {"loss": "bce"}, rate=1, scale=1),
     Shipped(WAKE, "hey_marvin_v0.1.onnx", OPEN),
     Shipped(WAKE, "hey_mycroft_v0.1.onnx", LOGITS),
     Shipped(WAKE, "melspectrogram.onnx", VALUES, {"samples": 1600}, rate=1e-8),

@@ -142,7 +142,8 @@ def reverse(recursion: Recursion, cotangents: Sequence[Tensor | None], counters:
 
     initial = [_or_zeros(final[index], op.outputs[index], outer) for index in carried]
     initial += [zeros_like(outer.tensor(value)) for value in summed]
-    like = [*initial, *(_stack_type(outer, slices[index]) for index in sliced)]
+    like = [op.required(recursion.first[0] + index) for index in carried]
+    like += [outer.tensor(value) for value in summed] + [_stack_type(outer, slices[index]) for index in sliced]
     results = (
         list(emit_with_bodies(outer, "Loop", [count, outer.constant(np.asarray(True)), *initial], {"body": body}, like))
         if like
@@ -257,7 +258,7 @@ def _check_kept(recursion: Recursion, index: int) -> None:
     value, following = recursion.inputs(recursion.body.inputs)[0][index], recursion.outputs(recursion.body.outputs)[0][index]
     initial = op.required(recursion.first[0] + index).value
     _check_is_tensor(recursion, index)
-    shapes = [shape for shape in (value.shape, following.shape, initial.shape) if shape is not None]
+    shapes = [shape for shape in (initial.shape, value.shape, following.shape) if shape is not None]
     for one in shapes:
         for other in shapes:
             pairs = zip(one.dims, other.dims, strict=False)
@@ -373,7 +374,8 @@ def stacked_value(op: Operation, body: ir.Graph, value: ir.Value, first: int) ->
 def _named(op: Operation, position: int, value: ir.Value) -> Tensor:
     """An output of a node that stacks a value; one that the node did not return until now gets a name and its type."""
     output = op.node.outputs[position]
-    output.name = output.name or f"{op.output.name}:{position}"
+    stem = next(each.name for each in op.node.outputs if each.name)
+    output.name = output.name or f"{stem}:{position}"
     output.type = value.type
     if output.shape is None and value.shape is not None:
         output.shape = ir.Shape([None, *value.shape.dims])

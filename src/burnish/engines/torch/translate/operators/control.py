@@ -36,6 +36,7 @@ class Repetition(torch.nn.Module):
         empty: for each scanned output the shape (without the leading axis) and dtype it has when nothing ran.
         limited: whether the first operand is the most iterations there may be.
         conditional: whether the next operand is the first condition.
+        device: where the number of the iteration is handed to the body.
     """
 
     def __init__(
@@ -45,26 +46,27 @@ class Repetition(torch.nn.Module):
         empty: Sequence[tuple[list[int], torch.dtype]],
         limited: bool,
         conditional: bool,
+        device: torch.device,
     ):
         super().__init__()
         self.body, self.carried, self.empty = body, carried, list(empty)
-        self.limited, self.conditional = limited, conditional
+        self.limited, self.conditional, self.device = limited, conditional, device
 
     def forward(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = list(operands)
         limit = given.pop(0).item() if self.limited else None
-        condition = given.pop(0) if self.conditional else torch.tensor(True)
+        condition = given.pop(0) if self.conditional else torch.tensor(True, device=self.device)
         state, captured = given[: self.carried], given[self.carried :]
         rows: list[list[torch.Tensor]] = [[] for _ in self.empty]
         iteration = 0
         while (limit is None or iteration < limit) and condition.item():
-            condition, *results = self.body.forward(torch.tensor(iteration), condition, *state, *captured)
+            condition, *results = self.body.forward(torch.tensor(iteration, device=self.device), condition, *state, *captured)
             state = results[: self.carried]
             for row, result in zip(rows, results[self.carried :], strict=True):
                 row.append(result)
             iteration += 1
         scanned = [
-            torch.stack(row) if row else torch.empty([0, *shape], dtype=dtype)
+            torch.stack(row) if row else torch.empty([0, *shape], dtype=dtype, device=self.device)
             for row, (shape, dtype) in zip(rows, self.empty, strict=True)
         ]
         return (*state, *scanned)
@@ -78,13 +80,22 @@ class Sweep(torch.nn.Module):
         carried: how many values are the state.
         inputs: for each input that is swept its axis, and whether it is read from its end.
         outputs: for each output that is stacked its axis, and whether it is filled from its end.
+        empty: for each output that is stacked the shape of a slice, and the dtype, that it has when there is no slice.
+        device: where such an output lies.
     """
 
     def __init__(
-        self, body: torch.nn.Module, carried: int, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]
+        self,
+        body: torch.nn.Module,
+        carried: int,
+        inputs: Sequence[tuple[int, int]],
+        outputs: Sequence[tuple[int, int]],
+        empty: Sequence[tuple[list[int], torch.dtype]],
+        device: torch.device,
     ):
         super().__init__()
         self.body, self.carried, self.inputs, self.outputs = body, carried, list(inputs), list(outputs)
+        self.empty, self.device = list(empty), device
 
     def forward(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         state = list(operands[: self.carried])
@@ -101,7 +112,10 @@ class Sweep(torch.nn.Module):
             for row, result in zip(rows, results[self.carried :], strict=True):
                 row.append(result)
         scanned = [
-            torch.stack(row[::-1] if backwards else row, axis) for row, (axis, backwards) in zip(rows, self.outputs, strict=True)
+            torch.stack(row[::-1] if backwards else row, axis)
+            if row
+            else torch.empty([0, *shape], dtype=dtype, device=self.device).movedim(0, axis)
+            for row, (axis, backwards), (shape, dtype) in zip(rows, self.outputs, self.empty, strict=True)
         ]
         return (*state, *scanned)
 
@@ -127,7 +141,7 @@ def loop(op: Call) -> Any:
     captured = captured_values(body)
     carried = len(op) - 2
     empty = [_empty(value) for value in body.outputs[1 + carried :]]
-    repetition = Repetition(_body(op, "body", captured), carried, empty, op.has(0), op.has(1))
+    repetition = Repetition(_body(op, "body", captured), carried, empty, op.has(0), op.has(1), op.device)
     operands = [value for value in op.node.inputs if value is not None]
     return _results(op, op.module(repetition, [*operands, *captured]))
 
@@ -155,5 +169,6 @@ def scan(op: Call) -> Any:
         )
         for kind, count in (("input", swept), ("output", outputs))
     }
-    sweep = Sweep(_body(op, "body", captured), carried, directions["input"], directions["output"])
+    empty = [_empty(value) for value in body.outputs[carried:]]
+    sweep = Sweep(_body(op, "body", captured), carried, directions["input"], directions["output"], empty, op.device)
     return _results(op, op.module(sweep, [*(op.value(index) for index in range(len(op))), *captured]))
