@@ -83,6 +83,22 @@ def test_an_activation_that_is_not_known() -> None:
         burnish.load(case.model())
 
 
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes"),
+    [
+        ("MultiHeadAttention", [np.ones((2, 3, 4))] * 3, {}),
+        ("FusedMatMul", [np.ones((2, 3))], {}),
+        ("GroupQueryAttention", [np.ones((2, 3, 4))] * 3, {"num_heads": 2, "kv_num_heads": 0}),
+        ("SkipLayerNormalization", [np.ones((2, 3)), None, np.ones(3)], {}),
+        ("MatMulNBits", [np.ones((2, 3)), np.ones((2, 1, 8), np.uint8), np.ones(2)], {"N": 2, "K": 3}),
+    ],
+)
+def test_a_node_that_lacks_what_it_needs(op_type: str, inputs: list[np.ndarray | None], attributes: dict[str, int]) -> None:
+    case = Case(op_type, "form", inputs, attributes)
+    with pytest.raises(burnish.errors.ModelError, match=rf"{op_type} 'node' .* lacks an input or an attribute .*: export"):
+        burnish.load(case.model())
+
+
 def test_the_bias_of_a_dropout_trains_with_it() -> None:
     x, bias = RNG.normal(size=(64, H)), RNG.normal(size=H)
     case = Case("BiasDropout", "form", [x, bias, None, np.array(0.25), np.array(True)], held=(1, 3, 4))

@@ -21,7 +21,7 @@ RUNTIME_DOMAIN = "com.microsoft"
 Results = Tensor | tuple[Tensor | None, ...] | None
 Rewrite = Callable[[Operation], Results]
 
-FAMILIES = ("activations", "attention", "block_quantization", "grouped_query_attention", "normalization", "products")
+FAMILIES = tuple("activations attention block_quantization grouped_query_attention normalization products quantization".split())
 """The modules beside this one that register rewrites."""
 
 _rewrites: dict[str, Rewrite] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.errors import BurnishError
-from burnish.graph import Builder, Tensor, bodies, constant_array, infer_outputs, replace_node
+from burnish.errors import BurnishError, ModelError
+from burnish.graph import Builder, Tensor, bodies, constant_array, describe_node, infer_outputs, replace_node
 from burnish.graph.edits import copy_of
 from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.importer.runtime_operators.registry import Results, find_rewrite
@@ -116,7 +116,15 @@ def replace_runtime_operators(model: ir.Model) -> bool:
 def _rewritten(node: ir.Node, graph: ir.Graph) -> Results:
     rule = find_rewrite(node)
     assert rule is not None
-    return rule(Operation(node, Builder(graph, before=node)))
+    try:
+        return rule(Operation(node, Builder(graph, before=node)))
+    except BurnishError:
+        raise
+    except Exception as error:  # No schema was there to check the node by.
+        raise ModelError(
+            f"{describe_node(node)} lacks an input or an attribute that its operator needs, or has some that do not fit: "
+            "export the model again"
+        ) from error
 
 
 def _as_tuple(results: Results) -> tuple[Tensor | None, ...]:
