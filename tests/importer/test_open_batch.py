@@ -39,6 +39,18 @@ def test_samples_stand_along_the_first_axis_of_extent_1():
     assert found == {"x": ["batch", 4], "columns": [5, "batch", 4], "same": [4], "y": [5, "batch", 4]}
 
 
+def test_the_state_of_a_recurrent_layer_holds_samples_where_the_layer_reads_them():
+    """As a layer of one direction that is given its state: both of its first axes are of extent 1."""
+    text = """m (float[1, 3, 2] x, float[1, 1, 2] h) => (float y, float last)
+    <float[1, 6, 2] w = {1, -1, 2, 1, 0, 1, 1, -2, 1, 0, 1, 1}, float[1, 6, 2] r = {0, 1, 1, 0, 1, -1, 1, 1, -1, 0, 1, 2}> {
+        t = Transpose <perm = [1, 0, 2]> (x)
+        states, last = GRU <hidden_size = 2> (t, w, r, , , h)
+        y = Transpose <perm = [2, 1, 0, 3]> (states)
+    }"""
+    assert shapes(text) == {"x": ["batch", 3, 2], "h": [1, "batch", 2], "y": ["batch", 1, 3, 2], "last": [1, "batch", 2]}
+    samples_of(text, ("x", (1, 3, 2)), ("h", (1, 1, 2)))
+
+
 def test_a_name_that_is_taken_is_not_given_again():
     model = parsed("m (float[1, batch] x) => (float y) { y = Relu(x) }")
     graph = burnish.load(model, batch="open").graph

@@ -66,9 +66,9 @@ def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.M
             itself are read again after a session took them over (``Program.release_weights``). These files stay open: they may be
             moved, replaced or removed, and are refused once they have been written to in place.
         batch: None: the extents of the inputs stay as the model has them. ``open``: a model that was exported at batch 1 takes
-            batches of any size. Each input holds samples along its first axis of extent 1; one without such an axis is the same
-            for all samples. What the model computes of a sample does not depend on the others beside it, except that batch
-            normalization in training takes statistics of all.
+            batches of any size. Each input holds samples along its first axis of extent 1, or along its second where a recurrent
+            layer begins with it; one without such an axis is the same for all samples. What the model computes of a sample does
+            not depend on the others beside it, except that batch normalization in training takes statistics of all.
         bind: {input: value}: inputs that are fixed to a value, a number or an array that broadcasts to the input's shape, and
             that the model then no longer has: ``{"sr": 16000, "state": 0}``. What depends on them alone is computed, and an If
             that they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run

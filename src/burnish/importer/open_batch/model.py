@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError, UnsupportedOperatorError
-from burnish.graph import Names, describe_node, remove_node
+from burnish.graph import Names, attribute_value, describe_node, remove_node
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by
 from burnish.importer.loop_shapes import settle_loop_shapes
@@ -20,13 +20,20 @@ from burnish.importer.shapes import infer_shapes
 
 EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
 
+RECURRENT_OPERANDS = (0, 5, 6)
+"""The operands of a recurrent layer that hold samples: its sequence, and the states that it begins with."""
+
+KEEPS_AXES = frozenset({"Cast", "Identity", "Slice"})
+"""What exporters put between an input and the layer that begins with it."""
+
 
 def open_batch(model: ir.Model) -> None:
     """Let a model that was made for one sample take any number of them, in place.
 
-    Each input holds samples along its first axis of extent 1, which is named ``batch``; one without such an axis is the same
-    for all. Every node that samples reach is put in such a form that each sample's results are what they were; one whose rule
-    does not know how is refused. Batch normalization alone takes its statistics, in training, over all samples.
+    Each input holds samples along its first axis of extent 1, which is named ``batch``, and along its second where a recurrent
+    layer begins with it; one without such an axis is the same for all. Every node that samples reach is put in such a form that
+    each sample's results are what they were; one whose rule does not know how is refused. Batch normalization alone takes its
+    statistics, in training, over all samples.
 
     An output has its samples where they came to stand; one that had dropped the axis has them along its first. What no sample
     reaches stays.
@@ -69,7 +76,7 @@ def open_batch(model: ir.Model) -> None:
 def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
     """The inputs that hold samples, and along which axis."""
     shapes = {value: sample_shape(value) for value in graph.inputs}
-    held = [(value, shape.index(1)) for value, shape in shapes.items() if shape is not None and 1 in shape]
+    held = [(value, _sample_axis(value, shape)) for value, shape in shapes.items() if shape is not None and 1 in shape]
     described = ", ".join(f"'{value.name}' {_written(value)}" for value in graph.inputs) or "none"
     first = next((shape for shape in shapes.values() if shape), None)
     if first is not None and isinstance(first[0], str) and 1 not in first:
@@ -83,6 +90,19 @@ def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
             f"inputs are {described}. Leave batch out, or export the model at batch 1"
         )
     return held
+
+
+def _sample_axis(value: ir.Value, shape: Sequence[int | str | None]) -> int:
+    """The first axis of extent 1; of what a recurrent layer begins with the second, as the first is of steps or directions."""
+    pending = [value]
+    while pending:
+        for node, index in pending.pop().uses():
+            is_recurrent = node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN") and index in RECURRENT_OPERANDS
+            if is_recurrent and not attribute_value(node, "layout", 0) and shape[1] == 1:
+                return 1
+            if node.domain == "" and node.op_type in KEEPS_AXES and index == 0:
+                pending.extend(node.outputs)
+    return shape.index(1)
 
 
 def _written(value: ir.Value) -> str:
