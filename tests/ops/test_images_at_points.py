@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import burnish
 from burnish import engines
+from burnish.errors import EngineError
 
 ENGINES = ("onnxruntime", "torch", "reference")
 TRANSFORMER = """<ir_version: 8, opset_import: ["" : 20]>
@@ -72,3 +73,28 @@ def test_a_file_of_opset_16_samples_batches_of_any_size(engine: str, batch: int,
     for name, gradient in zip(("x", "grid"), expected, strict=True):
         assert results[f"grad:{name}"].shape == tuple(gradient.shape)
         np.testing.assert_allclose(results[f"grad:{name}"], gradient.numpy(), rtol=1e-4, atol=1e-4)
+
+
+VOLUME = """<ir_version: 8, opset_import: ["" : 20]>
+sampled (float[1, 1, 2, 2, 2] x, float[1, 1, 1, 1, 3] grid) => (float[1, 1, 1, 1, 1] y) {
+  y = GridSample <mode = "cubic"> (x, grid)
+}"""
+SIGNAL = """<ir_version: 8, opset_import: ["" : 19]>
+deformed (float[1, 1, 4] x, float[1, 1, 2] w, float[1, 2, 3] offset) => (float[1, 1, 3] y) {
+  y = DeformConv (x, w, offset)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (VOLUME, "GridSample .*volumes by cubic interpolation, which the torch engine needs to run it; use engine='onnxruntime'"),
+        (SIGNAL, "DeformConv .*its data are no images, which the torch engine needs to run it; use engine='onnxruntime'"),
+    ],
+)
+def test_what_the_torch_engine_does_not_read_is_named(text: str, match: str) -> None:
+    model = onnx.parser.parse_model(text)
+    shapes = {value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    feeds = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    with pytest.raises(EngineError, match=match):
+        engines.get("torch").load(burnish.load(model))(feeds)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specs.operator_spec import OperatorSpec, Sample, normal
+from specs.operator_spec import ErrorInput, OperatorSpec, Sample, normal
 
 SHAPES = ("static", "batch", "symbolic")
 
@@ -34,4 +34,13 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield sample("strides_pads_and_dilations", x, *wide, size=(3, 2), **window)
 
 
-SPECS = [OperatorSpec("DeformConv", samples, shapes=SHAPES)]
+WINDOW = {"kernel_shape": (2, 2)}
+UNRANKED = Sample([np.zeros((1, 1, 3, 3)), np.zeros((1, 1, 2, 2)), np.zeros((1, 8, 2, 2))], WINDOW, "unranked", opset=19)
+SPECS = [
+    OperatorSpec(
+        "DeformConv",
+        samples,
+        shapes=SHAPES,
+        error_inputs=[ErrorInput(UNRANKED, "DeformConv .*the ranks of its inputs", shapes="unranked")],
+    )
+]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from specs.operator_spec import OperatorSpec, Sample, normal
+from specs.operator_spec import ErrorInput, OperatorSpec, Sample, normal
 
 SHAPES = ("static", "batch", "symbolic")
 
@@ -50,8 +50,15 @@ def torch_columns_to_image(
     return functional.fold(columns, image.tolist(), block.tolist(), tuple(dilations), tuple(pads[:2]), tuple(strides))
 
 
+UNKNOWN_SIZES = Sample([np.zeros((1, 4, 1)), integers(2, 2), integers(2, 2)], name="unknown_sizes", constants=())
 SPECS = [
     OperatorSpec("Col2Im", columns_to_image_samples, torch=torch_columns_to_image, shapes=SHAPES),
-    OperatorSpec("Col2Im", sizes_at_run_time, torch=torch_columns_to_image, shapes=("static", "batch")),
+    OperatorSpec(
+        "Col2Im",
+        sizes_at_run_time,
+        torch=torch_columns_to_image,
+        shapes=("static", "batch"),
+        error_inputs=[ErrorInput(UNKNOWN_SIZES, "Col2Im .*the length of its image_shape", shapes="unranked")],
+    ),
     OperatorSpec("Col2Im", columns_to_image_of_other_ranks, shapes=SHAPES),
 ]

@@ -9,7 +9,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from specs.operator_spec import OperatorSpec, Sample, distinct, normal
+from burnish.errors import UnsupportedOperatorError
+from specs.operator_spec import ErrorInput, OperatorSpec, Sample, distinct, normal
 
 SHAPES = ("static", "batch", "symbolic")
 REGIONS = [[1.31, 0.72, 6.13, 5.24], [0.17, 0.26, 3.35, 3.11], [-2.57, -3.13, 9.21, 9.53], [2.05, 2.11, 2.33, 2.24]]
@@ -62,7 +63,13 @@ def bins(start: float, end: float, number: int, size: int) -> list[tuple[int, in
     return [(int(min(max(a, 0), size)), int(min(max(b, 0), size))) for a, b in limits]
 
 
+UNRANKED = Sample([np.zeros((1, 1, 4, 4)), np.zeros((1, 4)), np.zeros(1, np.int64)], name="unranked")
 SPECS = [
-    OperatorSpec("RoiAlign", roi_align_samples, shapes=SHAPES),
-    OperatorSpec("MaxRoiPool", max_roi_pool_samples, torch=torch_max_roi_pool, shapes=SHAPES, dtypes=("float32",)),
+    OperatorSpec(
+        "RoiAlign",
+        roi_align_samples,
+        shapes=SHAPES,
+        error_inputs=[ErrorInput(UNRANKED, "RoiAlign .*the rank of its input", UnsupportedOperatorError, "unranked")],
+    ),
+    OperatorSpec("MaxRoiPool", max_roi_pool_samples, torch=torch_max_roi_pool, shapes=(*SHAPES, "unranked"), dtypes=("float32",)),
 ]

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from specs.operator_spec import OperatorSpec, Sample, normal
+from burnish.errors import UnsupportedOperatorError
+from specs.operator_spec import ErrorInput, OperatorSpec, Sample, normal
 
 SHAPES = ("static", "batch", "symbolic")
 PADDINGS = ("zeros", "border", "reflection")
@@ -79,9 +80,23 @@ def torch_affine_grid(theta: torch.Tensor, size: torch.Tensor, *, align_corners:
     return functional.affine_grid(theta, size.tolist(), bool(align_corners))
 
 
+UNKNOWN_SIZE = Sample([np.zeros((1, 2, 3)), np.array([1, 1, 2, 2])], name="unknown_size", constants=(), opset=20)
+UNRANKED = Sample([np.zeros((1, 1, 2, 2)), np.zeros((1, 1, 1, 2))], name="unranked", opset=20)
 SPECS = [
     OperatorSpec("AffineGrid", affine_grid_samples, torch=torch_affine_grid, shapes=SHAPES),
-    OperatorSpec("AffineGrid", affine_grid_of_size_at_run_time, torch=torch_affine_grid, shapes=("static", "batch")),
-    OperatorSpec("GridSample", grid_sample_samples, torch=torch_grid_sample, shapes=SHAPES),
+    OperatorSpec(
+        "AffineGrid",
+        affine_grid_of_size_at_run_time,
+        torch=torch_affine_grid,
+        shapes=("static", "batch"),
+        error_inputs=[ErrorInput(UNKNOWN_SIZE, "AffineGrid .*do not tell how many spatial axes", shapes="unranked")],
+    ),
+    OperatorSpec(
+        "GridSample",
+        grid_sample_samples,
+        torch=torch_grid_sample,
+        shapes=SHAPES,
+        error_inputs=[ErrorInput(UNRANKED, "GridSample .*the rank of its input", UnsupportedOperatorError, "unranked")],
+    ),
     OperatorSpec("GridSample", grid_sample_before_opset_20, torch=torch_grid_sample, shapes=SHAPES, dtypes=("float32",)),
 ]

@@ -16,7 +16,7 @@ from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
 from burnish.ops.indexing import GATHER_GRAD
 from burnish.ops.interpolation import LINEAR, images_of, of_extent, range_of, rows_of, shaped, size_of, taps_around, unchanged
-from burnish.ops.positions import add_at_positions, count, reshape_as
+from burnish.ops.positions import add_at_positions, count, known_rank, reshape_as
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
 
@@ -31,6 +31,7 @@ def roi_align(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
     How many points a bin has is a constant, also where it is computed from the region's size.
     """
+    known_rank(op, op.required(0))
     attributes = {name: op.attribute(name) for name in ALIGNMENT}
     dx, drois = ROI_ALIGN_GRAD.emit(dy, *(op.required(index) for index in range(3)), **attributes)
     return dx, drois, None

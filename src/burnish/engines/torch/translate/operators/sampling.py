@@ -18,7 +18,7 @@ def _sampling(op: Call, rank: int) -> tuple[int, int, bool]:
     """Mode, padding and whether corners are aligned, as ATen takes them."""
     mode = MODES[op.attribute("mode", "linear")]
     if rank not in (IMAGE, VOLUME) or (rank == VOLUME and mode == MODES["cubic"]):
-        raise op.unsupported("it samples neither images nor volumes by neighbours, or volumes by cubic interpolation")
+        raise op.unsupported("it samples data of another rank, or volumes by cubic interpolation")
     return mode, PADDINGS[op.attribute("padding_mode", "zeros")], bool(op.attribute("align_corners", 0))
 
 
