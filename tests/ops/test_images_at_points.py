@@ -98,3 +98,27 @@ def test_what_the_torch_engine_does_not_read_is_named(text: str, match: str) -> 
     feeds = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     with pytest.raises(EngineError, match=match):
         engines.get("torch").load(burnish.load(model))(feeds)
+
+
+CROPPED = """<ir_version: 8, opset_import: ["" : 18]>
+cropped (float[1, 1, 5, 5] x) => (float[1, 1, 3, 7] y) <float[4] roi = {-0.2, 0.1, 0.7, 1.2}, float[2] scales = {0.7, 1.5}> {
+  y = Resize <mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize", axes = [2, 3]> (x, roi, scales)
+}"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_crop_goes_from_end_to_end_of_the_elements_that_it_has(engine: str) -> None:
+    """Scales that give 3.5 and 7.5 elements: by the standard the last of the 3 and 7 lies where the region ends."""
+    rng = np.random.default_rng(3)
+    x, cotangent = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 1, 5, 5), (1, 1, 3, 7)))
+    weights = []
+    for start, end, number in ((-0.2, 0.7, 3), (0.1, 1.2, 7)):
+        positions = 4 * np.linspace(start, end, number)[:, None]
+        inside = (positions >= 0) & (positions <= 4)
+        weights.append(inside * np.maximum(1 - np.abs(positions - np.arange(5)), 0))
+    rows, columns = weights
+    results = engines.get(engine).load(burnish.grad(onnx.parser.parse_model(CROPPED), wrt=["x"], of="y"))(
+        {"x": x, "cotangent:y": cotangent}
+    )
+    np.testing.assert_allclose(results["y"], rows @ x @ columns.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(results["grad:x"], rows.T @ cotangent @ columns, rtol=1e-5, atol=1e-5)
