@@ -30,11 +30,14 @@ def model_of(nodes, inputs, outputs, opset: int = 18) -> ir.Model:
 
 
 def test_an_operator_without_a_translation_is_named() -> None:
-    node = helper.make_node("ConvInteger", ["x", "w"], ["y"], name="narrow")
-    inputs = [("x", TensorProto.UINT8, ["n", 1, 2]), ("w", TensorProto.UINT8, [1, 1, 2])]
-    model = model_of([node], inputs, [("y", TensorProto.INT32, ["n", 1, 1])])
-    with pytest.raises(EngineError, match=r"ConvInteger 'narrow'.*has no translation to PyTorch.*use engine='onnxruntime'"):
-        TorchEngine().run(model, {"x": np.zeros((1, 1, 2), np.uint8), "w": np.zeros((1, 1, 2), np.uint8)})
+    inputs = ["a", "scale", "zero", "b", "scale", "zero", "scale", "zero"]
+    node = helper.make_node("QLinearMatMul", inputs, ["y"], name="narrow")
+    integers = [(name, TensorProto.UINT8, [2, 2]) for name in "ab"]
+    declared = [*integers, ("scale", TensorProto.FLOAT, []), ("zero", TensorProto.UINT8, [])]
+    model = model_of([node], declared, [("y", TensorProto.UINT8, [2, 2])])
+    arrays = {"a": np.zeros((2, 2), np.uint8), "b": np.zeros((2, 2), np.uint8), "scale": np.float32(1), "zero": np.uint8(0)}
+    with pytest.raises(EngineError, match=r"QLinearMatMul 'narrow'.*has no translation to PyTorch.*use engine='onnxruntime'"):
+        TorchEngine().run(model, arrays)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -29,7 +29,7 @@ IN_ANY_ORDER = {"TopK-unsorted"}
 # The standard's operators without a translation, by why.
 WITHOUT_TRANSLATION = {
     "text": "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
-    "quantized arithmetic": "ConvInteger QLinearConv QLinearMatMul",
+    "quantized arithmetic": "QLinearConv QLinearMatMul",
     "sequences and optional values": "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt "
     "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",
     "no gradient here, so met in inference alone": "BitCast CausalConvWithState LinearAttention NonMaxSuppression SwiGLU",

@@ -45,6 +45,12 @@ MODELS = {
     "a scale of the data": """(float[2, 3, 4] x) => (uint8[2, 3, 4] q, float s, uint8 z) {
         q, s, z = DynamicQuantizeLinear (x)
     }""",
+    "a convolution": """(float[2, 3, 4] x) => (int32[2, 2, 5] p, int32[2, 2, 2] r)
+    <uint8[2, 3, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, uint8 wz = {4}, uint8 z = {128}, float s = {0.03}> {
+        q = QuantizeLinear (x, s, z)
+        p = ConvInteger <pads = [1, 1]> (q, w, z, wz)
+        r = ConvInteger <strides = [2], auto_pad = "SAME_UPPER"> (q, w, , wz)
+    }""",
     "a product": """(float[2, 3, 4] x) => (int32[2, 3, 2] p, int32[2, 3, 2] r)
     <int8[4, 2] w = {1, -2, 3, -4, 100, -128, 127, 5}, int8[2] wz = {1, -1}, uint8 z = {128}, float s = {0.03}> {
         q = QuantizeLinear (x, s, z)
@@ -67,3 +73,15 @@ def test_integers_are_those_of_onnx_runtime(name: str, factor: int) -> None:
             np.testing.assert_allclose(other[output], expected, rtol=1e-6, atol=1e-7)
         else:
             np.testing.assert_array_equal(other[output], expected)
+
+
+def test_a_convolution_of_integers_with_a_zero_point_for_each_channel() -> None:
+    """ONNX Runtime has none; of a kernel of one place it is a product."""
+    model = burnish.load(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (uint8[2, 3, 4] q, uint8 z) => (int32[2, 2, 4] p)
+        <uint8[2, 3, 1] w = {1, 2, 3, 4, 5, 6}, uint8[2] wz = {3, 5}> { p = ConvInteger (q, w, z, wz) }""")
+    )
+    q = np.random.default_rng(0).integers(0, 255, (2, 3, 4)).astype(np.uint8)
+    found = registry.get("torch").load(model)({"q": q, "z": np.asarray(7, np.uint8)})["p"]
+    weight = np.arange(1, 7).reshape(2, 3) - np.array([[3], [5]])
+    np.testing.assert_array_equal(found, weight @ (q.astype(np.int32) - 7))

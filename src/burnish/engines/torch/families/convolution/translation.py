@@ -103,6 +103,21 @@ def convolution(op: Call) -> Any:
     return function(x, op.tensor(1), op.optional(2), strides, padding, dilations, group)
 
 
+@translates("ConvInteger")
+def convolution_of_integers(op: Call) -> Any:
+    """In float64, which holds every sum of such products. What is padded is the zero point, which is nothing once it is off."""
+    x, weight = op.tensor(0).to(torch.float64), op.tensor(1).to(torch.float64)
+    kernel, strides, dilations, pads, group = _window(op, 1)
+    if op.has(2):
+        x = x - op.tensor(2).to(torch.float64)
+    if op.has(3):
+        zero_point = op.tensor(3).to(torch.float64)
+        weight = weight - (torch.reshape(zero_point, [-1, *[1] * (len(kernel) + 1)]) if op.rank(3) else zero_point)
+    x, padding = _padded_evenly(x, explicit_pads(op, kernel, strides, dilations, pads))
+    function: Any = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(kernel)]
+    return function(x, weight, None, strides, padding, dilations, group).to(torch.int32)
+
+
 @translates(CHOSEN_CONV)
 def chosen_convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
