@@ -126,7 +126,10 @@ FILES = (
     Shipped(SILERO, "silero_vad_half.onnx", {**SPEECH, "bind": {"sequence": 576}}),
     Shipped(SILERO, "silero_vad_op18_ifless.onnx", {**SPEECH, "bind": {"sr": 16000}}, {"sequence": 576}),
     Shipped(SILERO, "silero_vad_openvino_16k.onnx", SPEECH),
-    Shipped(ASR, "nemo80.onnx", {**VALUES, "outputs": "features"}, reason=r"STFT .* has no gradient rule"),
+    Shipped(
+        ASR, "nemo80.onnx", {**VALUES, "outputs": "features", "trainable": ["hann_window"]}, {"N": 1600},
+        {"waveforms_lens": always(1600, np.int64)},
+    ),
     Shipped(
         ASR, "nemo80_conv.onnx", {**VALUES, "outputs": "features", "trainable": ["stft_*"]}, {"N": 1600},
         {"waveforms_lens": always(1600, np.int64)},

@@ -39,6 +39,7 @@ from burnish.importer.runtime_operators import declare_runtime_outputs, move_run
 from burnish.importer.sequences import resolve_sequences, write_out_maps
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
+from burnish.importer.signal_parts import give_signals_parts
 from burnish.importer.simplified_constants import hold_simplified_constants
 from burnish.importer.stated_defaults import state_defaults
 from burnish.importer.stripped_weights import hold_stripped_weights
@@ -121,7 +122,8 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     declare_runtime_outputs(model)
     _settle_shapes(model)
     check_operands(model)
-    rewritten = [rewrite(model) for rewrite in (tie_copies, upgrade_opset, expand_group_normalization, untie_parameters)]
+    rewrites = (tie_copies, upgrade_opset, expand_group_normalization, untie_parameters, give_signals_parts)
+    rewritten = [rewrite(model) for rewrite in rewrites]
     if any(rewritten):
         name_everything(model)
         _settle_shapes(model)
