@@ -72,6 +72,33 @@ def test_what_excludes_places_of_a_softmax(number: str, kind: InitializerKind) -
     assert kinds["bias"] is InitializerKind.WEIGHT
 
 
+def test_the_mask_of_an_attention_layer() -> None:
+    text = (
+        MASKED.partition("{\n    mask")[0]
+        .replace("NUMBER", "-100.0")
+        .replace("float[N, 2, 2]", "float[N, 1, 2, 2]")
+        .replace('"": 18', '"": 23')
+    )
+    proto = onnx.parser.parse_model(text + "{\n mask = Add(kept, filler)\n p = Attention(x, x, x, mask)\n}")
+    kinds = classify_initializers(load(proto))
+    assert kinds["kept"] is kinds["filler"] is InitializerKind.CONSTANT
+
+
+@pytest.mark.parametrize(("last", "kind"), [("1", InitializerKind.CONSTANT), ("2", InitializerKind.WEIGHT)])
+def test_a_lower_triangle_of_ones(last: str, kind: InitializerKind) -> None:
+    text = """
+<ir_version: 8, opset_import: ["": 18]>
+masked (float[N, 2, 2] x) => (float[N, 2, 2] p)
+<float[2, 2] seen = {1, 0, 1, LAST}, float one = {1}, float much = {10000}> {
+    kept = Mul(x, seen)
+    hidden = Sub(one, seen)
+    subtracted = Mul(hidden, much)
+    scores = Sub(kept, subtracted)
+    p = Softmax(scores)
+}"""
+    assert classify_initializers(load(onnx.parser.parse_model(text.replace("LAST", last))))["seen"] is kind
+
+
 @pytest.mark.parametrize("opset", [18, 23])
 def test_steps_of_an_exported_module(opset: int, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import constant_array
+from burnish.graph import FLOATING, constant_array
 from burnish.graph.uses import origin_of, producer_of
 from burnish.importer.operands import HELD
 
@@ -18,6 +19,9 @@ LARGEST_EXCLUDING = -100.0
 """What a mask adds to exclude a place is this or less: exp(-100) is nothing beside 1 in float32."""
 
 _ARRANGES = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_ARITHMETIC = frozenset({"Cast", "Gather", "Mul", "Slice", "Sub", "Unsqueeze"})
+_MASKED = {"Attention": 3, "Softmax": 0}
+"""The operand that a mask is, or is added to."""
 _ADDED = {"Add": (0, 1), "Where": (1, 2)}
 """The operands of which a masked score is made."""
 
@@ -26,16 +30,20 @@ def hold_attention_constants(model: ir.Model) -> None:
     """Note, in place, that such initializers are no weights.
 
     A scale has one element and multiplies both operands of a product of matrices. A mask is added to what a softmax reads, or
-    chosen into it, and consists of zeros and of numbers of -100 or less.
+    chosen into it, and consists of zeros and of numbers of -100 or less; or it is a lower triangle of ones, which arithmetic
+    reads, as in early GPT-2.
     """
+    for value in model.graph.initializers.values():
+        if _is_triangle(value):
+            value.meta[HELD] = True
     for graph in model.graphs():
         for node in graph:
             if node.op_type == "MatMul" and node.domain == "" and len(node.inputs) == 2:
                 left, right = (_factors(operand) for operand in node.inputs)
                 for scale in left & right:
                     scale.meta[HELD] = True
-            elif node.op_type == "Softmax" and node.domain == "":
-                for value in _summands(node.inputs[0]):
+            elif node.op_type in _MASKED and node.domain == "":
+                for value in _summands(*node.inputs[_MASKED[node.op_type] :][:1]):
                     if _excludes(value):
                         value.meta[HELD] = True
 
@@ -51,7 +59,16 @@ def _is_one_element(value: ir.Value) -> bool:
     return value.shape is not None and all(extent == 1 for extent in value.shape)
 
 
-def _summands(value: ir.Value | None) -> Iterator[ir.Value]:
+def _is_triangle(value: ir.Value) -> bool:
+    dims = () if value.shape is None else value.shape.dims
+    is_square = len(dims) > 1 and dims[-1] == dims[-2] != 1 and all(extent == 1 for extent in dims[:-2])
+    if not is_square or value.dtype not in FLOATING or not {node.op_type for node, _ in value.uses()} <= _ARITHMETIC:
+        return False
+    array = constant_array(value)
+    return array is not None and bool((array == np.tril(np.ones(array.shape[-2:]))).all())
+
+
+def _summands(value: ir.Value | None = None) -> Iterator[ir.Value]:
     """The initializers that are added to make a value, or chosen."""
     pending, seen = [value], {value}
     while pending:
