@@ -19,7 +19,7 @@ def of_defined_rows(case: Case, array: np.ndarray) -> np.ndarray:
     return array if case.rows is None else array[case.rows]
 
 
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "batch"])
+@pytest.mark.parametrize("symbolic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "batch"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_as_the_kernel(case: Case, symbolic: bool) -> None:
     file = case.model(symbolic=symbolic)
