@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
+from burnish.errors import ConfigurationError
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
@@ -63,6 +64,25 @@ def test_a_loop_that_no_shape_fits_is_left_to_the_runtime() -> None:
     text = TEXT.replace("int64[1] first = {0}", "int64[1] first = {0}, int64[1] rows = {2}").replace("[n, 3]", "[2, 3]")
     model = load(onnx.parser.parse_model(text.replace("BODY", body)))
     assert carried(model) == ("[None,None]",) * 3
+
+
+def test_axes_that_a_body_reads_from_around_it() -> None:
+    """The standard's inference sees no constant of the graph around a body."""
+    model = loaded("u = Unsqueeze (s, first) t = Squeeze (u, first)")
+    assert carried(model) == ("[n,3]",) * 3
+    assert [value.name for node in model.graph.all_nodes() for value in node.inputs if node.op_type == "Unsqueeze"] == [
+        "s",
+        "first",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_a_sequence_is_not_differentiated(kind: str) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+g (seq(float[n]) a, float[n] x, int64 i) => (seq(float[n]) b, float[n] y) { b = SequenceInsert (a, x) y = SequenceAt (a, i) }""")
+    message = {"input": "wrt: 'a' is .*only tensors have", "output": "of: the output 'b' is .*only tensors are"}[kind]
+    with pytest.raises(ConfigurationError, match=message):
+        burnish.grad(model, *(("a", "y") if kind == "input" else ("x", "b")))
 
 
 @pytest.mark.parametrize("trips", [0, 2])

@@ -85,6 +85,8 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
     values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
     operands = [_operand(name, values) for name in names]
     output = next(value for value in graph.outputs if value.name == chosen)
+    if not isinstance(output.type, ir.TensorType):
+        raise ConfigurationError(f"of: the output '{chosen}' is {output.type}, and only tensors are differentiated")
     if output.dtype not in FLOATING:
         raise ConfigurationError(f"of: the output '{chosen}' is {output.dtype}, and only floating-point values have gradients")
     try:
@@ -165,6 +167,8 @@ def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
     value = values.get(name)
     if value is None:
         raise ConfigurationError(f"wrt: the model has no input or initializer '{name}'; did you mean {nearest(name, values)}?")
+    if not isinstance(value.type, ir.TensorType):
+        raise ConfigurationError(f"wrt: '{name}' is {value.type}, and only tensors have gradients")
     if value.dtype not in FLOATING:
         raise ConfigurationError(f"wrt: '{name}' is {value.dtype}, and only floating-point values have gradients")
     return value

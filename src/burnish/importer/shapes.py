@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import Names, describe_node, has_long_vectors, holds_large_integers, quantization_of
+from burnish.graph import Builder, Names, constant_array, describe_node, has_long_vectors, holds_large_integers, quantization_of
 from burnish.graph.protos import graphs_within
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
@@ -23,6 +23,10 @@ NOT_INFERRED = frozenset({"Compress"})
 
 MOST_ELEMENTS = 2**63 - 1
 """The most elements of a tensor, which the standard counts in int64."""
+
+INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
+MOST_NUMBERS = 64
+"""The most elements of axes or a shape."""
 
 NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
@@ -69,6 +73,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
     light = light_copy(model)
     stand_in_for_gradients(light.graph)
     stand_in_for_classical(light.graph)
+    _hold_captured_numbers(light.graph)
     for node in light.graph.all_nodes():
         if node.domain != "":
             continue
@@ -146,6 +151,25 @@ def _require_dtypes(nodes: Iterable[ir.Node]) -> None:
                     or f"the dtype of '{output.name}', output of {describe_node(node)}, cannot be inferred: "
                     "declare it in the model's value_info, or use operators of the ONNX standard"
                 )
+
+
+def _hold_captured_numbers(graph: ir.Graph) -> None:
+    """Let bodies hold, in place, axes and shapes that they read from around them: inference sees constants of its own graph."""
+    for number, body in enumerate(graph.subgraphs()):
+        held: dict[ir.Value, ir.Value] = {}
+        for node in list(body):
+            for index, value in enumerate(node.inputs):
+                producer = None if value is None else value.producer()
+                if value is None or value.graph is body or value.dtype not in INTEGERS or (producer and producer.graph is body):
+                    continue
+                array = constant_array(value)
+                if array is None or array.size > MOST_NUMBERS:
+                    continue
+                if value not in held:
+                    builder = Builder(body, before=next(iter(body)))
+                    held[value] = builder.constant(array).value
+                    held[value].name = f"{value.name}:held:{number}"
+                node.replace_input_with(index, held[value])
 
 
 def _stand_in(node: ir.Node) -> None:
