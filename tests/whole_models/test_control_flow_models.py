@@ -33,6 +33,18 @@ class Recurrent(Layers):
         return self.head(h)
 
 
+class Collecting(Layers):
+    """A loop that appends to a list, which is stacked after it."""
+
+    def forward(self, x):
+        h = torch.zeros(x.size(1), 4)
+        states = []
+        for i in range(x.size(0)):
+            h = torch.tanh(self.read(x[i]) + self.again(h))
+            states.append(h)
+        return self.head(torch.stack(states).mean(0))
+
+
 class Branching(Layers):
     """A branch that the data decide; one layer is read in both."""
 
@@ -121,6 +133,7 @@ def seeded(kind: type[Layers]) -> Layers:
 
 CASES = [
     pytest.param(scripted, Recurrent, "Loop", id="recurrent"),
+    pytest.param(scripted, Collecting, "Loop", id="collecting"),
     pytest.param(scripted, Branching, "If", id="branching"),
     pytest.param(scripted, Settling, "Loop", id="settling"),
     pytest.param(exported, Conditional, "If", id="conditional", marks=pytest.mark.slow),
