@@ -400,3 +400,17 @@ def test_a_model_quantized_after_training_trains_what_it_has_in_floating_point()
     x = np.ones((4, 2), np.float32)
     session.step({"x": x, "targets": x})
     assert np.all(session.state()["param/bias"] != 0)
+
+
+@pytest.mark.parametrize(("taken", "wanted"), [(True, [[1.0, -4.0], [0.0, 24.0]]), (False, [[-1.0, -2.0], [0.0, -4.0]])])
+def test_branches_that_quantize_and_read_integers(taken, wanted):
+    """One branch reads the integers of the graph around it and squares what they stand for, the other quantizes by itself."""
+    model = parsed("""g (float[N, 2] x, bool c) => (float[N, 2] y) <float s = {0.1}, int8 z = {0}> {
+        q = QuantizeLinear (x, s, z)
+        y = If (c) <then_branch = a () => (float[N, 2] o) { r = DequantizeLinear (q, s, z) o = Mul (r, r) },
+                    else_branch = b () => (float[N, 2] p) {
+                        h = Neg (x) t = QuantizeLinear (h, s, z) p = DequantizeLinear (t, s, z) }>
+    }""")
+    x, cotangent = np.array([[0.52, -1.04], [100, 3]], np.float32), np.array([[1, 2], [3, 4]], np.float32)
+    found = gradients(model, ["x"], {"x": x, "c": np.asarray(taken)}, cotangent)
+    np.testing.assert_allclose(found["grad:x"], wanted, rtol=1e-5)

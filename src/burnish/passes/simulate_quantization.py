@@ -97,15 +97,26 @@ class _Simulation:
             if not any(value in self._dependent for value in read_by(node)):
                 continue
             self._dependent.update(node.outputs)
-            for body in bodies(node):
-                self._dependent.update(body.inputs)
-                self.place(body)
-            if node.domain != "" or bodies(node):
+            if bodies(node):
+                self._place_bodies(node)
+            elif node.domain != "":
                 self._note_stopped(node)
             elif node.op_type in QUANTIZES:
                 self._quantize(node, Builder(graph, before=following))
             else:
                 self._place_between(node, Builder(graph, before=node))
+
+    def _place_bodies(self, node: ir.Node) -> None:
+        """Branches and loop bodies: integers do not pass their bounds as numbers, and what stops inside stops at the node."""
+        earlier = dict(self.stopped)
+        returned: list[ir.Value] = []
+        for body in bodies(node):
+            self._dependent.update(body.inputs)
+            self.place(body)
+            returned.extend(list(body.outputs))
+        self.stopped |= dict.fromkeys(self.stopped.keys() - earlier.keys(), node)
+        passed = (value for value in (*node.inputs, *returned) if value is not None)
+        self.stopped |= {value: node for value in passed if value in self._numbers}
 
     def _quantize(self, node: ir.Node, builder: Builder) -> None:
         x, output = node.inputs[0], node.outputs[0]
