@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from burnish.autodiff import differentiate
+from burnish.errors import GradientError
 from burnish.graph import Tensor
 from oracles.small_graphs import SmallGraph
 
@@ -97,3 +98,25 @@ def test_a_ratio_of_one_gives_zeros() -> None:
         graph = dropout_graph("run", "run", "float64")
         results = graph.run_reference(**feeds("float64"), ratio=np.float32(1.0), training=np.asarray(True))
     assert not results["dx"].any()
+
+
+def test_a_mask_that_is_drawn_has_no_derivative_by_its_ratio() -> None:
+    graph = SmallGraph({"x": ("float32", (3,)), "dy": ("float32", (3,)), "ratio": ("float32", ())}, 18)
+    builder = graph.builder
+    for training, has_gradient in ((False, True), (True, False)):
+        y = builder.op("Dropout", graph["x"], graph["ratio"], builder.constant(np.asarray(training)))
+        values = [graph["x"].value, graph["ratio"].value]
+        if has_gradient:
+            gradients = differentiate(builder, {y.value: graph["dy"]}, values)
+            assert gradients[values[0]] is not None
+            assert gradients[values[1]] is None
+        else:
+            with pytest.raises(GradientError, match=r"Dropout .*a mask that is drawn has no derivative by its ratio"):
+                differentiate(builder, {y.value: graph["dy"]}, values)
+
+
+@pytest.mark.parametrize("op_type", ["Bernoulli", "RandomNormalLike", "RandomUniformLike", "EyeLike"])
+def test_what_reads_no_numbers_or_jumps_with_them_has_the_gradient_zero(op_type: str) -> None:
+    graph = SmallGraph({"x": ("float32", (3, 3)), "dy": ("float32", (3, 3))}, 18)
+    y = graph.builder.op(op_type, graph["x"])
+    assert differentiate(graph.builder, {y.value: graph["dy"]}, [graph["x"].value]) == {graph["x"].value: None}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from burnish.graph import Builder, Tensor
 from specs.operator_spec import OperatorSpec, Sample, away_from, normal, uniform
 
 ALL_DTYPES = ("float16", "float32", "float64")
@@ -102,6 +103,29 @@ def gelu_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([np.array([-20.0, -8.0, 0.0, 8.0, 20.0])], {"approximate": "none"}, name="tails", opset=20)
 
 
+def rows_without_scores(rng: np.random.Generator) -> Iterator[Sample]:
+    """Rows that a mask leaves nothing of: not a number after the Softmax, and replaced by zeros."""
+    mask = np.where(np.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]], dtype=bool), 0.0, -np.inf)
+
+    def by_mask(builder: Builder, inputs: list[Tensor | None]) -> Tensor:
+        masked = builder.op("Add", inputs[0], builder.constant(mask.astype(inputs[0].dtype.numpy())))
+        y = builder.op("Cast", builder.op("Softmax", masked, axis=-1), to=int(masked.dtype))
+        nothing = builder.constant(np.isinf(mask).all(axis=-1, keepdims=True)[None])
+        return builder.op("Where", nothing, builder.scalar(0.0, y), y)
+
+    def by_result(builder: Builder, inputs: list[Tensor | None]) -> Tensor:
+        masked = builder.op("Add", inputs[0], builder.constant(mask.astype(inputs[0].dtype.numpy())))
+        y = builder.op("Softmax", masked, axis=-1)
+        return builder.op("Where", builder.op("IsNaN", y), builder.scalar(0.0, y), y)
+
+    def single_elements(builder: Builder, inputs: list[Tensor | None]) -> Tensor:
+        y = builder.op("Softmax", inputs[0], axis=-1)
+        return builder.op("Where", builder.constant(np.isinf(mask)[None]), builder.scalar(0.0, y), y)
+
+    for name, build in (("mask", by_mask), ("result", by_result), ("single_elements", single_elements)):
+        yield Sample([normal(rng, 2, 3, 4)], build=build, name=f"zeros_by_{name}")
+
+
 SPECS = [
     OperatorSpec("Relu", relu_samples, torch=functional.relu, shapes=ALL_SHAPES),
     OperatorSpec("Clip", clip_samples, torch=torch_clip, shapes=ALL_SHAPES),
@@ -146,5 +170,6 @@ SPECS = [
         float64_tolerance=SINGLE,
     ),
     OperatorSpec("Softmax", softmax_samples, torch=one_float(torch.softmax, axis="dim"), shapes=ALL_SHAPES),
+    OperatorSpec("Softmax", rows_without_scores),
     OperatorSpec("LogSoftmax", softmax_samples, torch=one_float(torch.log_softmax, axis="dim"), shapes=ALL_SHAPES),
 ]

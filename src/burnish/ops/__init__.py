@@ -16,6 +16,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     deformable_convolution,
     determinant,
     dot_product_attention,
+    einsum,
     elementwise,
     indexing,
     loss,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Tensor
+from burnish.graph import Tensor, same_shape
 from burnish.ops.registry import Operation, gradient, training_form
 from burnish.ops.semantic import SemanticOperator, like
 
@@ -276,7 +277,44 @@ def lower_silu_grad(op: Operation) -> Tensor:
 
 @gradient("Softmax", since=13)
 def softmax(op: Operation, dy: Tensor) -> Tensor:
-    return SOFTMAX_GRAD(dy, op.output, axis=op.attribute("axis", -1))
+    """dx = y(dy - Σ dy·y) along the axis.
+
+    Where a reader puts zeros in place of rows, such as those that a mask leaves nothing of, its result stands for y: no gradient
+    reaches those rows, and 0·NaN would not be zero.
+    """
+    axis = op.attribute("axis", -1)
+    return SOFTMAX_GRAD(dy, _with_zero_rows(op, axis), axis=axis)
+
+
+def _with_zero_rows(op: Operation, axis: int) -> Tensor:
+    """The output of a Softmax, or what a reader makes of it that puts zeros in place of whole rows."""
+    builder, value = op.builder, op.output.value
+    while value.uses():
+        readers = [use.node for use in value.uses() if use.node.op_type != "IsNaN"]
+        if len(readers) != 1 or readers[0].domain != "":
+            return op.output
+        reader = readers[0]
+        if reader.op_type == "Where":
+            condition, zero, kept = (builder.tensor(operand) for operand in reader.inputs if operand is not None)
+            made = builder.tensor(reader.outputs[0])
+            is_zero = zero.array is not None and not np.any(zero.array)
+            if kept.value is value and is_zero and _chooses_rows(condition, value, axis) and same_shape(made.shape, kept.shape):
+                return builder.cast(made, op.output.dtype)
+            return op.output
+        if reader.op_type not in ("Cast", "CastLike", "Identity"):
+            return op.output
+        value = reader.outputs[0]
+    return op.output
+
+
+def _chooses_rows(condition: Tensor, value: ir.Value, axis: int) -> bool:
+    """Whether a condition is the same along an axis, or asks what is not a number, which a row is as a whole."""
+    producer = condition.value.producer()
+    if producer is not None and producer.op_type == "IsNaN" and producer.inputs[0] is value:
+        return True
+    if condition.rank is None or value.shape is None or condition.rank != len(value.shape):
+        return False
+    return condition.dimension(axis) == 1
 
 
 @SOFTMAX_GRAD.lowering

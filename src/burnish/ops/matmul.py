@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm, Einsum."""
+"""Matrix products: MatMul and Gemm."""
 
 from __future__ import annotations
 
@@ -226,46 +226,3 @@ def biased_product(op: Operation) -> Tensor | None:
         if x.rank == weight.rank == 2 and is_read_once(product.value) and _is_bias(bias, product):
             return op.builder.op("Gemm", x, weight, bias, like=op.output)
     return None
-
-
-@gradient("Einsum")
-def einsum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient of an operand is the contraction of the cotangent with the other operands, onto the operand's indices.
-
-    An index that only the operand has was summed over: the gradient is repeated along it.
-    """
-    operands, output = _parse_equation(op)
-    gradients: list[Tensor | None] = []
-    for index, labels in enumerate(operands):
-        if not op.wants(index):
-            gradients.append(None)
-            continue
-        others = [other for other in range(len(operands)) if other != index]
-        present = set(output).union(*(operands[other] for other in others))
-        kept = "".join(label for label in labels if label in present)
-        equation = ",".join([output, *(operands[other] for other in others)]) + "->" + kept
-        contracted = op.builder.op("Einsum", dy, *(op.required(other) for other in others), equation=equation)
-        alone = [axis for axis, label in enumerate(labels) if label not in present]
-        if alone:
-            contracted = op.builder.op("Unsqueeze", contracted, op.builder.integers(alone))
-            contracted = op.builder.op("Expand", contracted, op.builder.op("Shape", op.required(index)), like=op.required(index))
-        gradients.append(contracted)
-    return tuple(gradients)
-
-
-def _parse_equation(op: Operation) -> tuple[list[str], str]:
-    """Return the index letters of each operand and of the output."""
-    equation = str(op.attribute("equation")).replace(" ", "")
-    if "." in equation:
-        raise GradientError(f"{op}: the gradient of an Einsum with an ellipsis ('{equation}') is not defined: name every axis")
-    left, arrow, output = equation.partition("->")
-    operands = left.split(",")
-    if not arrow:
-        output = "".join(label for label in sorted(set(left) - {","}) if left.count(label) == 1)
-    for labels in operands:
-        if len(set(labels)) < len(labels):
-            raise GradientError(
-                f"{op}: the gradient of an Einsum with a repeated index in one operand ('{labels}' in '{equation}', a diagonal) "
-                "is not defined: take the diagonal before, with GatherElements or a product with an identity matrix"
-            )
-    return operands, output

@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
 from burnish.graph.uses import is_used
 from burnish.ops.pooling_windows import counts, spread
@@ -31,16 +30,15 @@ AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), li
 def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | None:
     if dy is None:
         return None
-    if op.attribute("storage_order", 0) != 0:
-        if len(op.outputs) > 1 and is_used(op.node.outputs[1]):
-            raise GradientError(
-                f"{op} has storage_order=1 and its column-major Indices are used: the gradient needs row-major ones. "
-                "Export the model with storage_order=0"
-            )
-        op.node.attributes["storage_order"] = ir.AttrInt64("storage_order", 0)
     x = op.input
-    indices = op.second_output(ir.DataType.INT64, op.output)
     windows = Windows.of(op)
+    if op.attribute("storage_order", 0) != 0 and len(op.outputs) > 1 and is_used(op.node.outputs[1]):
+        # The Indices of the model count columns first; the gradient needs those that count rows first.
+        names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
+        _, indices = op.builder.op("MaxPool", x, outputs=2, **{name: op.attribute(name) for name in names})
+    else:
+        op.node.attributes.pop("storage_order", None)
+        indices = op.second_output(ir.DataType.INT64, op.output)
     return MAX_POOL_GRAD(dy, indices, x, **windows.attributes())
 
 

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.errors import GradientError
 from burnish.graph import Tensor
 from burnish.ops.registry import Operation, gradient
 
 
+@gradient("Bernoulli", "RandomNormalLike", "RandomUniformLike")
+def drawn(op: Operation, dy: Tensor) -> None:
+    """Zeros: what is drawn is constant between its jumps, or reads only the shape of the input."""
+    return
+
+
 @gradient("Dropout", since=12)
-def dropout(op: Operation, dy: Tensor, d_mask: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The gradient through the mask that the node itself drew: dy * mask / (1 - ratio); dy outside training."""
+def dropout(op: Operation, dy: Tensor | None, d_mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    """The gradient through the mask that the node itself drew: dy * mask / (1 - ratio); dy outside training.
+
+    Outside training nothing depends on the ratio. In training the mask jumps with it.
+    """
     builder = op.builder
     training = op.optional(2)
-    if training is None or (training.array is not None and not bool(training.array.reshape(()))):
-        return (dy,)
+    outside = training is None or (training.array is not None and not bool(training.array.reshape(())))
+    if op.wants(1) and not outside:
+        raise GradientError(f"{op}: a mask that is drawn has no derivative by its ratio. Differentiate by other values")
+    if dy is None or outside:
+        return dy, None, None
     ratio = op.optional(1)
     known = 0.5 if ratio is None else None if ratio.array is None else float(ratio.array.reshape(()))
     scale: Tensor | float
@@ -23,7 +36,7 @@ def dropout(op: Operation, dy: Tensor, d_mask: Tensor | None = None) -> tuple[Te
     else:
         scale = _scale(ratio, known, training, dy)
     mask = builder.cast(op.second_output(ir.DataType.BOOL, op.input), dy.dtype)
-    return (builder.op("Mul", dy, mask * scale, like=op.input),)
+    return builder.op("Mul", dy, mask * scale, like=op.input), None, None
 
 
 def _scale(ratio: Tensor | None, known: float | None, training: Tensor, dy: Tensor) -> Tensor:

@@ -170,7 +170,9 @@ def tile(op: Operation, dy: Tensor) -> Tensor:
 
 @gradient("SpaceToDepth")
 def space_to_depth(op: Operation, dy: Tensor) -> Tensor:
-    return op.builder.op("DepthToSpace", dy, blocksize=op.attribute("blocksize"), mode="DCR", like=op.input)
+    """DepthToSpace is its inverse, in either mode; before opset 28 there is one."""
+    mode = op.attribute("mode", "DCR")
+    return op.builder.op("DepthToSpace", dy, blocksize=op.attribute("blocksize"), mode=mode, like=op.input)
 
 
 @gradient("DepthToSpace")

@@ -1,0 +1,75 @@
+"""Every case that the standard brings for an operator of numbers, through ``burnish.grad``, against differences in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from oracles.standard_gradients import STORED_KINDS, Case, compare, node_cases, node_modules, stored_cases
+
+REFUSED = {
+    "AffineGrid": "no rule yet",
+    "CausalConvWithState": "an operator of opset 27 without a rule",
+    "CenterCropPad": "no rule yet",
+    "Col2Im": "no rule yet",
+    "DeformConv": "no rule yet",
+    "LinearAttention": "an operator of opset 27 without a rule",
+    "Loop": "no gradient passes a loop",
+    "OptionalGetElement": "no gradient passes an optional",
+    "RoiAlign": "no rule yet",
+    "Scan": "no gradient passes a loop",
+    "SwiGLU": "an operator of opset 27 without a rule",
+}
+"""Operators whose cases are refused by a named error, each of them; where one passes, its name goes."""
+
+EXPECTED = {
+    "test_affine_grid_2d_align_corners_expanded": "refused",
+    "test_affine_grid_2d_expanded": "refused",
+    "test_affine_grid_3d_align_corners_expanded": "refused",
+    "test_affine_grid_3d_expanded": "refused",
+    # The straight-through estimator counts a scale that is computed from the data as a constant.
+    "test_dynamicquantizelinear": "wrong",
+    "test_dynamicquantizelinear_max_adjusted": "wrong",
+    # A slope that does not broadcast, which the converter leaves.
+    "pytorch-converted:test_PReLU_1d_multiparam": "crash",
+    "pytorch-converted:test_PReLU_2d_multiparam": "crash",
+    "pytorch-converted:test_PReLU_3d_multiparam": "crash",
+}
+"""What becomes of single cases that are not right."""
+
+
+def expected_status(case: Case) -> str:
+    refused = case.operators & REFUSED.keys()
+    return EXPECTED.get(case.name, "refused" if refused else "right")
+
+
+def check(cases: Iterable[Case]) -> int:
+    """Assert what becomes of each case; returns how many were compared."""
+    findings = [(expected_status(case), compare(case)) for case in cases]
+    unlike = [
+        f"{finding.case}: {finding.status}, expected {expected}: {finding.detail}"
+        for expected, finding in findings
+        if finding.status != expected and not (expected == "right" and finding.status in ("random", "unmeasured"))
+    ]
+    assert unlike == [], "\n".join(unlike)
+    return len(findings)
+
+
+@pytest.mark.parametrize("module", node_modules())
+def test_first_case_of_an_operator(module: str) -> None:
+    cases = node_cases(module)
+    single = [case for case in cases if len(case.model.graph.node) == 1]
+    check(sorted(single, key=lambda case: case.size)[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", node_modules())
+def test_every_case_of_an_operator(module: str) -> None:
+    check(node_cases(module))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STORED_KINDS)
+def test_every_case_of_a_small_model(kind: str) -> None:
+    assert check(stored_cases(kind)) > 10
