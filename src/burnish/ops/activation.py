@@ -312,9 +312,10 @@ def _chooses_rows(condition: Tensor, value: ir.Value, axis: int) -> bool:
     producer = condition.value.producer()
     if producer is not None and producer.op_type == "IsNaN" and producer.inputs[0] is value:
         return True
-    if condition.rank is None or value.shape is None or condition.rank != len(value.shape):
+    if condition.rank is None or value.shape is None:
         return False
-    return condition.dimension(axis) == 1
+    from_the_end = axis - len(value.shape) if axis >= 0 else axis
+    return condition.rank < -from_the_end or condition.dimension(from_the_end) == 1
 
 
 @SOFTMAX_GRAD.lowering
