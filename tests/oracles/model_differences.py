@@ -157,7 +157,7 @@ class Slopes:
 
     Attributes:
         central: the central difference.
-        left: the least of those to the two sides.
+        left: the least of those to the two sides, summed over the parts of the function.
         right: the greatest.
         error: how far the central difference may be off.
         smooth: whether there is a derivative.
@@ -170,31 +170,39 @@ class Slopes:
     smooth: bool
 
 
-def slopes(function: Callable[[float], float], scale: float) -> Slopes:
-    """Differences of a function at 0, with two steps.
+def slopes(function: Callable[[float], np.ndarray], scale: float) -> Slopes:
+    """Differences at 0 of the sum of what a function returns, with two steps.
 
     A kink shows in the differences to the two sides: those of a smooth function draw together as the step shrinks. At a jump
     they grow. The error of the nearer central difference is less than its distance from the other.
     """
     step = STEP * 2.0 ** max(0, int(np.log2(max(scale, 1.0) / 1024)))
     middle = function(0.0)
-    far_left, far_right, far, size = _differences(function, middle, step)
-    left, right, near, _ = _differences(function, middle, step / 8)
-    if not np.isfinite([far_left, far_right, left, right]).all():
-        return Slopes(np.nan, left, right, np.inf, False)
-    steepest = max(abs(far_left), abs(far_right))
-    noise = 512 * np.finfo(np.float64).eps * max(size, abs(middle)) / step
+    far_left, far_right, size = _differences(function, middle, step)
+    left, right, _ = _differences(function, middle, step / 8)
+    with np.errstate(invalid="ignore"):
+        far, near = float((far_left + far_right).sum() / 2), float((left + right).sum() / 2)
+    if not np.isfinite([far, near]).all():
+        return Slopes(np.nan, -np.inf, np.inf, np.inf, False)
+    steepest = max(abs(float(far_left.sum())), abs(float(far_right.sum())))
+    noise = 512 * np.finfo(np.float64).eps * size / step
     allowed = 1e-6 * max(steepest, 1e-3) + noise
-    if max(abs(left), abs(right)) > 4 * steepest + allowed:
+    if max(abs(float(left.sum())), abs(float(right.sum()))) > 4 * steepest + allowed:
         return Slopes(near, -np.inf, np.inf, np.inf, False)
-    apart, near_apart = abs(far_right - far_left), abs(right - left)
+    apart, near_apart = abs(float((far_right - far_left).sum())), abs(float((right - left).sum()))
     smooth = abs(near - far) <= 1e-4 * max(abs(far), 1e-3) + allowed and (apart <= allowed or near_apart < apart / 3)
-    return Slopes(near, min(left, right), max(left, right), abs(near - far) + noise, smooth)
+    least, greatest = float(np.minimum(left, right).sum()), float(np.maximum(left, right).sum())
+    return Slopes(near, least, greatest, abs(near - far) + noise, smooth)
 
 
-def _differences(function: Callable[[float], float], middle: float, step: float) -> tuple[float, float, float, float]:
+def _differences(
+    function: Callable[[float], np.ndarray], middle: np.ndarray, step: float
+) -> tuple[np.ndarray, np.ndarray, float]:
     above, below = function(step), function(-step)
-    return (middle - below) / step, (above - middle) / step, (above - below) / (2 * step), max(abs(above), abs(below))
+    with np.errstate(invalid="ignore"):
+        left, right = (middle - below) / step, (above - middle) / step
+    sizes = [abs(float(value.sum())) for value in (middle, above, below)]
+    return left, right, max(sizes)
 
 
 def gradient_problem(
@@ -209,13 +217,13 @@ def gradient_problem(
     if gradient.shape != point.shape:
         return f"shape {gradient.shape}, expected {point.shape}"
 
-    def along(direction: np.ndarray) -> Callable[[float], float]:
-        def total(distance: float) -> float:
+    def along(direction: np.ndarray) -> Callable[[float], np.ndarray]:
+        def weighted(distance: float) -> np.ndarray:
             result = np.asarray(quietly(function, {**feeds, name: np.asarray(point + distance * direction)})[of])
             # A value that decides a shape has a jump there.
-            return float((result * cotangent).sum()) if result.shape == cotangent.shape else np.inf
+            return (result * cotangent).reshape(-1) if result.shape == cotangent.shape else np.full(cotangent.size, np.inf)
 
-        return total
+        return weighted
 
     positions = list(np.ndindex(point.shape))
     if len(positions) > MOST_ELEMENTS:

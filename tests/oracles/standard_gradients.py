@@ -187,6 +187,9 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
             for tensor in graph.initializer:
                 _widen_tensor(tensor)
         for node in graph.node:
+            if node.op_type == "ConstantOfShape" and not node.attribute:
+                zero = numpy_helper.from_array(np.zeros(1), "value")
+                node.attribute.append(onnx.helper.make_attribute("value", zero))
             for attribute in node.attribute:
                 if attribute.type == AttributeProto.TENSOR:
                     _widen_tensor(attribute.t)
