@@ -8,15 +8,6 @@ import pytest
 
 from oracles.standard_gradients import STORED_KINDS, Case, compare, node_cases, node_modules, stored_cases
 
-REFUSED = {
-    "CausalConvWithState": "an operator of opset 27 without a rule",
-    "DeformConv": "no rule yet",
-    "LinearAttention": "an operator of opset 27 without a rule",
-    "OptionalGetElement": "no gradient passes an optional",
-    "SwiGLU": "an operator of opset 27 without a rule",
-}
-"""Operators whose cases are refused by a named error, each of them; where one passes, its name goes."""
-
 EXPECTED = {
     "test_affine_grid_2d_align_corners_expanded": "refused",
     "test_affine_grid_2d_expanded": "refused",
@@ -36,8 +27,7 @@ EXPECTED = {
 
 
 def expected_status(case: Case) -> str:
-    refused = case.operators & REFUSED.keys()
-    return EXPECTED.get(case.name, "refused" if refused else "right")
+    return EXPECTED.get(case.name, "right")
 
 
 def check(cases: Iterable[Case]) -> int:

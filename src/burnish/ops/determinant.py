@@ -24,7 +24,7 @@ def det(op: Operation, dy: Tensor) -> Tensor:
     others = builder.op("Slice", order, builder.integers([0]), builder.integers([-1]), builder.integers([0]))
     # For each i all numbers from 0 to n - 1 but i.
     remaining = others + builder.cast(builder.op("GreaterOrEqual", others, row), index)
-    matrices = builder.op("Reshape", x, _extents(x))
+    matrices = builder.op("Reshape", x, _extents(x), allowzero=1)
     minors = builder.op("Gather", builder.op("Gather", matrices, remaining, axis=1), remaining, axis=3)
     minors = builder.op("Det", builder.op("Transpose", minors, perm=[0, 1, 3, 2, 4]))
     parity = builder.op("Mod", row + order, builder.scalar(2, index))

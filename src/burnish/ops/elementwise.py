@@ -140,7 +140,7 @@ def pow_(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """d(xᵖ)/dx = p·xᵖ⁻¹ and d(xᵖ)/dp = xᵖ·ln x.
 
     Where p = 0 the first is 0 at every x, and where x = 0 and p >= 0 the second is 0: the products would be 0·∞. A negative
-    base has no derivative by the exponent (NaN).
+    base has no derivative by the exponent (NaN). A base of 1 in their place gives these zeros, and leaves derivatives of them.
     """
     return _pow_base(op, dy) if op.wants(0) else None, _pow_exponent(op, dy) if op.wants(1) else None
 
@@ -160,18 +160,19 @@ def _pow_base(op: Operation, dy: Tensor) -> Tensor | None:
             return dy / (op.output * 2)
         return dy * (x ** (number - 1) * number)
     p = builder.cast(exponent, x.dtype)
-    slope = p * x ** (p - 1)
-    constant = builder.op("Equal", p, builder.scalar(0, p))
-    return dy * builder.op("Where", constant, builder.scalar(0, slope), slope)
+    both = builder.op("And", _is_zero(p), _is_zero(x))
+    return dy * (p * builder.op("Where", both, builder.scalar(1, x), x) ** (p - 1))
 
 
 def _pow_exponent(op: Operation, dy: Tensor) -> Tensor:
     builder, x, exponent, y = op.builder, op.required(0), op.required(1), op.output
-    slope = y * builder.op("Log", x)
-    base_is_zero = builder.op("Equal", x, builder.scalar(0, x))
-    constant = builder.op("And", base_is_zero, builder.op("GreaterOrEqual", exponent, builder.scalar(0, exponent)))
-    slope = builder.op("Where", constant, builder.scalar(0, slope), slope)
+    constant = builder.op("And", _is_zero(x), builder.op("GreaterOrEqual", exponent, builder.scalar(0, exponent)))
+    slope = y * builder.op("Log", builder.op("Where", constant, builder.scalar(1, x), x))
     return builder.cast(dy * slope, exponent.dtype)
+
+
+def _is_zero(x: Tensor) -> Tensor:
+    return x.builder.op("Equal", x, x.builder.scalar(0, x))
 
 
 @gradient("Sin")
