@@ -35,7 +35,7 @@ def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | No
     if op.attribute("storage_order", 0) != 0 and len(op.outputs) > 1 and is_used(op.node.outputs[1]):
         # The Indices of the model count columns first; the gradient needs those that count rows first.
         names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
-        _, indices = op.builder.op("MaxPool", x, outputs=2, **{name: op.attribute(name) for name in names})
+        indices = op.builder.op("MaxPool", x, outputs=2, **{name: op.attribute(name) for name in names})[1]
     else:
         op.node.attributes.pop("storage_order", None)
         indices = op.second_output(ir.DataType.INT64, op.output)

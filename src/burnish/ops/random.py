@@ -23,11 +23,10 @@ def dropout(op: Operation, dy: Tensor | None, d_mask: Tensor | None = None) -> t
     """
     builder = op.builder
     training = op.optional(2)
-    outside = training is None or (training.array is not None and not bool(training.array.reshape(())))
-    if op.wants(1) and not outside:
-        raise GradientError(f"{op}: a mask that is drawn has no derivative by its ratio. Differentiate by other values")
-    if dy is None or outside:
+    if dy is None or training is None or (training.array is not None and not bool(training.array.reshape(()))):
         return dy, None, None
+    if op.wants(1):
+        raise GradientError(f"{op}: a mask that is drawn has no derivative by its ratio. Differentiate by other values")
     ratio = op.optional(1)
     known = 0.5 if ratio is None else None if ratio.array is None else float(ratio.array.reshape(()))
     scale: Tensor | float
