@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import burnish
+from burnish.errors import ObjectiveWarning
 from burnish.importer import InitializerKind, classify_initializers
 
 VOCABULARY, WIDTH, LENGTH = 24, 8, 5
@@ -90,6 +92,54 @@ def test_steps_are_pytorchs_with_tied_weights_and_still_buffers(optimize):
         losses.append(loss.item())
     session = burnish.Session(burnish.compile(exported(optimize), optimizer=burnish.optim.adam(lr=0.05)))
     steps = [session.step({"tokens": tokens, "labels": labels})["loss"] for tokens, labels in batches]
+    np.testing.assert_allclose(steps, losses, rtol=2e-5)
+
+
+class Fresh(nn.Module):
+    """Layers whose scales of one and biases of zero are equal, as those of a model are that has not been trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(3)])
+        self.dense = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.shared = nn.Parameter(torch.ones(WIDTH))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        for layer in (*self.dense, self.head):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, dense in zip(self.norms, self.dense, strict=True):
+            x = torch.tanh(dense(norm(x) * self.shared))
+        return self.head(x.mean(1))
+
+
+def test_parameters_that_were_merged_or_left_out_train_as_pytorchs():
+    torch.manual_seed(0)
+    reference = Fresh()
+    x = torch.randn(4, LENGTH, WIDTH)
+    model = torch.onnx.export(
+        reference, (x,), dynamo=True, input_names=["x"], dynamic_shapes=({0: "batch"},), opset_version=20, verbose=False
+    ).model_proto
+    held = {tensor.name for tensor in model.graph.initializer}
+    assert "norms.1.weight" not in held
+    assert "head.bias" not in held
+    names = of_kind(model, InitializerKind.WEIGHT)
+    parameters = {name for name, _ in reference.named_parameters()}
+    assert {name for name in parameters - names if not name.endswith(".weight") or "dense" not in name} == set()
+    assert len(names) == len(parameters)
+    labels = torch.randint(0, VOCABULARY, (4,))
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = cross_entropy(reference(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        session = burnish.Session(burnish.compile(model, optimizer=burnish.optim.sgd(lr=0.5)))
+    steps = [session.step({"x": x.numpy(), "labels": labels.numpy()})["loss"] for _ in range(4)]
     np.testing.assert_allclose(steps, losses, rtol=2e-5)
 
 

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from burnish.graph import constant_array
 from burnish.importer.classify import InitializerKind, classify_initializers
+from burnish.importer.export_notes import missing_parameters, noted_kinds
 
 
 def perhaps_merged(model: ir.Model) -> dict[str, int]:
@@ -14,12 +15,14 @@ def perhaps_merged(model: ir.Model) -> dict[str, int]:
 
     Scales of one and biases of zero are equal in every layer of a fresh model, and an optimizer of graphs that keeps equal
     tensors once makes one of them, which trains as one. A vector of one value that several nodes read is most likely that; layers
-    that really share a scale share larger weights as well, whose values differ.
+    that really share a scale share larger weights as well, whose values differ. Where an exporter noted all parameters, none is.
 
     Args:
         model: a canonical model.
     """
     merged: dict[str, int] = {}
+    if noted_kinds(model.graph) and not missing_parameters(model.graph):
+        return merged
     for name, kind in classify_initializers(model).items():
         value = model.graph.initializers[name]
         if kind is not InitializerKind.WEIGHT or len(value.uses()) < 2 or value.shape is None or len(value.shape) != 1:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -18,9 +20,11 @@ from burnish.graph.edits import replace_uses
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+CALL = "pkg.torch.onnx.fx_node"
 COMPUTED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 PARAMETER = "PARAMETER"
+_TOKEN = re.compile(r"%(\w+)")
 _ENTRY = re.compile(r"^(\S+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 
 
@@ -40,8 +44,19 @@ def is_no_parameter(value: ir.Value, kinds: Mapping[str, str]) -> bool:
 
 def noted_kinds(graph: ir.Graph) -> dict[str, str]:
     """Return the kind of each tensor of the exported module, by its name in the module and by that in the exported graph."""
-    signature = graph.metadata_props.get(SIGNATURE, "")
-    return {name: kind for node, kind, target in _ENTRY.findall(signature) for name in (node, target)}
+    return {name: kind for node, kind, target in _entries(graph) for name in (node, target)}
+
+
+def _entries(graph: ir.Graph) -> list[tuple[str, str, str]]:
+    """Name in the exported graph, kind and name in the module of each tensor that the signature lists."""
+    return _ENTRY.findall(graph.metadata_props.get(SIGNATURE, ""))
+
+
+def missing_parameters(graph: ir.Graph) -> set[str]:
+    """Return the parameters of the exported module that neither are initializers nor were computed into one."""
+    computed = {source for value in graph.initializers.values() for source in _sources(value)}
+    targets = {target for _, kind, target in _entries(graph) if kind == PARAMETER}
+    return targets.difference(graph.initializers, computed)
 
 
 def tie_copies(model: ir.Model) -> bool:
@@ -70,6 +85,86 @@ def tie_copies(model: ir.Model) -> bool:
         del graph.initializers[name]
         has_tied = True
     return has_tied
+
+
+def restore_parameters(model: ir.Model) -> bool:
+    """Give each parameter that the exporter merged with an equal one, or left out, an initializer of its own again, in place.
+
+    Scales of one and biases of zero are equal in all layers of a fresh model, and the zeros are no longer added after a product.
+    A node notes the call of the module that it is a part of, with the parameters that the call reads: where the nodes of a call
+    read as many, they are the same in order.
+
+    Returns:
+        Whether there was any.
+    """
+    graph = model.graph
+    kinds = noted_kinds(graph)
+    missing = missing_parameters(graph)
+    if not missing:
+        return False
+    targets = {node: target for node, kind, target in _entries(graph) if kind == PARAMETER}
+    calls: dict[str, list[ir.Node]] = defaultdict(list)
+    for node in graph:
+        if call := node.metadata_props.get(CALL):
+            calls[call].append(node)
+    restored: dict[str, ir.Value] = {}
+    for call, nodes in calls.items():
+        operands = [_Operand(node, place) for node in nodes for place, value in enumerate(node.inputs) if value]
+        read = [operand for operand in operands if operand.value.is_initializer() and kinds.get(operand.name) == PARAMETER]
+        present = {operand.name for operand in read}
+        named = dict.fromkeys(targets[token] for token in _TOKEN.findall(call) if token in targets)
+        names = [name for name in named if name in missing or name in present]
+        if len(names) == len(read):
+            for operand, name in zip(read, names, strict=True):
+                if name not in present:
+                    operand.replace(restored.setdefault(name, _initializer(name, operand.value.const_value)))
+        elif present <= {*names} and len(names) == len(read) + 1:
+            (name,) = {*names} - present
+            _add_bias(nodes, name, restored)
+    for name, value in restored.items():
+        graph.initializers[name] = value
+    return bool(restored)
+
+
+class _Operand(NamedTuple):
+    """An input of a node that is there."""
+
+    node: ir.Node
+    place: int
+
+    @property
+    def value(self) -> ir.Value:
+        value = self.node.inputs[self.place]
+        assert value is not None
+        return value
+
+    @property
+    def name(self) -> str:
+        return self.value.name or ""
+
+    def replace(self, value: ir.Value) -> None:
+        self.node.replace_input_with(self.place, value)
+
+
+def _add_bias(nodes: list[ir.Node], name: str, restored: dict[str, ir.Value]) -> None:
+    """Add zeros to the one Gemm of a call, whose bias was left out because it is zero."""
+    products = [node for node in nodes if node.op_type == "Gemm" and node.domain == "" and len(node.inputs) == 2]
+    if len(products) != 1 or products[0].outputs[0].shape is None or products[0].outputs[0].dtype is None:
+        return
+    output = products[0].outputs[0]
+    columns = output.shape[-1]  # type: ignore[index]
+    if isinstance(columns, int):
+        zeros = ir.Tensor(np.zeros(columns, output.dtype.numpy()))  # type: ignore[union-attr]
+        products[0].resize_inputs(3)
+        products[0].replace_input_with(2, restored.setdefault(name, _initializer(name, zeros)))
+
+
+def _initializer(name: str, tensor: ir.TensorProtocol | None) -> ir.Value:
+    """An initializer over a tensor that another may share: nothing writes to a tensor of a model."""
+    assert tensor is not None
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+    value.metadata_props[KIND] = PARAMETER
+    return value
 
 
 def _order_of(source: ir.Value, copied: ir.Value) -> list[int] | None:

@@ -21,7 +21,7 @@ from burnish.importer.counted_padding import count_padding_as_data
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.explicit_pads import write_pads
-from burnish.importer.export_notes import tie_copies
+from burnish.importer.export_notes import restore_parameters, tie_copies
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
@@ -122,7 +122,14 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     declare_runtime_outputs(model)
     _settle_shapes(model)
     check_operands(model)
-    rewrites = (tie_copies, upgrade_opset, expand_group_normalization, untie_parameters, give_signals_parts)
+    rewrites = (
+        restore_parameters,
+        tie_copies,
+        upgrade_opset,
+        expand_group_normalization,
+        untie_parameters,
+        give_signals_parts,
+    )
     rewritten = [rewrite(model) for rewrite in rewrites]
     if any(rewritten):
         name_everything(model)
