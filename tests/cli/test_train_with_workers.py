@@ -229,6 +229,7 @@ def test_a_worker_says_by_its_status_whether_it_would_end_so_again(monkeypatch, 
     assert launch.exit_status(error) == 1
 
 
+@pytest.mark.slow
 def test_more_workers_than_samples(data):
     np.savez("few.npz", x=np.ones((1, 4, 4), np.float32), y=[1])
     training = arguments("run", "--workers", "2")

@@ -64,7 +64,11 @@ def assert_same_bits(one, other):
         assert array.tobytes() == other[name].tobytes(), name
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Each by itself: "averaged before it is accumulated" is both.
+TOGETHER = {"accumulated", "averaged"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS])
 def test_sharded_training_is_training(program, batches, name):
     changed = program.with_optimizer(OPTIMIZERS[name])
     whole = train_in_threads(changed, batches, PARTS[3])

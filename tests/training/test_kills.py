@@ -82,6 +82,7 @@ def test_a_hundred_kills_at_random_moments(tmp_path, monkeypatch):
         run, reached = run + 1, 0
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_after_a_kill(tmp_path):
     """The same through the command line: ``--resume`` after SIGKILL ends in the same bits."""
     np.savez(tmp_path / "data.npz", x=data()[0], y=data()[1])
