@@ -21,7 +21,7 @@ from oracles.gradient_harness import (
     numerical_gradients,
     run_gradients,
 )
-from oracles.operator_cases import CASES, Case, cases_where, cotangents_of, every_case, specs
+from oracles.operator_cases import FIRST_OF_EACH, Case, cases_where, cotangents_of, every_case, in_turn, specs
 from oracles.torch_gradients import torch_gradients
 from specs.operator_spec import ErrorInput, OperatorSpec, Sample
 
@@ -93,8 +93,14 @@ def against_differences(case: Case) -> None:
 @cases_where(lambda case: torch_function(case) is not None)
 def test_matches_torch(case: Case) -> None:
     against_torch(case, case.widest, case.widest_tolerance)
-    if "float32" in case.spec.dtypes:
+    if "float32" in in_turn(case, case.spec.dtypes):
         against_torch(case, "float32", case.spec.tolerance)
+
+
+@pytest.mark.slow
+@cases_where(lambda case: torch_function(case) is not None and "float32" in case.spec.dtypes)
+def test_matches_torch_in_float32(case: Case) -> None:
+    against_torch(case, "float32", case.spec.tolerance)
 
 
 @cases_where(lambda case: torch_function(case) is None)
@@ -118,16 +124,31 @@ def test_half_precision_stays_half(case: Case) -> None:
         assert_close(half, double, FLOAT16_TOLERANCE, f"gradient of input {index}")
 
 
+def symbolic(case: Case) -> list[str]:
+    return [shapes for shapes in case.spec.shapes if shapes != "static"]
+
+
 @every_case
-def test_standard_operators_under_every_shape_knowledge(case: Case) -> None:
-    expected = results(case, case.widest)[1]
-    for shapes in case.spec.shapes:
-        is_static = shapes == "static"
-        graph = static_graph(case, case.widest) if is_static else gradient_graph(case.spec, case.sample, case.widest, shapes)
+def test_standard_operators_under_some_shape_knowledge(case: Case) -> None:
+    graph = static_graph(case, case.widest)
+    check_standard(graph)
+    assert not graph.dead, f"static shapes: nothing reads {graph.dead}"
+    check_shape_knowledge(case, in_turn(case, symbolic(case)))
+
+
+@pytest.mark.slow
+@every_case
+def test_standard_operators_under_every_other_shape_knowledge(case: Case) -> None:
+    done = in_turn(case, symbolic(case))
+    check_shape_knowledge(case, [shapes for shapes in symbolic(case) if shapes not in done])
+
+
+def check_shape_knowledge(case: Case, knowledge: list[str]) -> None:
+    expected = results(case, case.widest)[1] if knowledge else []
+    for shapes in knowledge:
+        graph = gradient_graph(case.spec, case.sample, case.widest, shapes)
         check_standard(graph)
         assert not graph.dead, f"{shapes} shapes: nothing reads {graph.dead}"
-        if is_static:
-            continue
         _, actual = run_gradients(graph, case.sample, case.widest, cotangents_of(case))
         for index, one, other in zip(case.wrt, actual, expected, strict=True):
             assert_close(one, other, same_up_to_rounding(case), f"{shapes} shapes: gradient of input {index}")
@@ -144,10 +165,7 @@ def check_newest_opset(case: Case) -> None:
         assert_close(new, old, case.spec.tolerance, f"gradient of input {index}")
 
 
-FIRST_OF_EACH = {id(case.spec): case for case in reversed(CASES.values())}
-"""Rules go by the opset, if at all, in the same way for every sample of an operator."""
-
-
+# Rules go by the opset, if at all, in the same way for every sample of an operator.
 @cases_where(lambda case: case in FIRST_OF_EACH.values())
 def test_newest_opset(case: Case) -> None:
     check_newest_opset(case)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from oracles.gradient_harness import differentiated, random_cotangents
 from specs.operator_spec import OperatorSpec, Sample
 
+Form = TypeVar("Form")
 SPECS_FOLDER = Path(__file__).parent.parent / "specs"
 
 
@@ -58,6 +60,15 @@ def cases() -> dict[str, Case]:
 
 
 CASES = cases()
+FIRST_OF_EACH = {id(case.spec): case for case in reversed(CASES.values())}
+NUMBERS = {case: number for number, case in enumerate(CASES.values())}
+
+
+def in_turn(case: Case, forms: Sequence[Form]) -> list[Form]:
+    """All of the forms for the first sample of an operator; one for each of its others, which take turns."""
+    if FIRST_OF_EACH[id(case.spec)] is case or not forms:
+        return list(forms)
+    return [forms[NUMBERS[case] % len(forms)]]
 
 
 def cases_where(condition: Callable[[Case], bool]) -> pytest.MarkDecorator:

@@ -16,7 +16,7 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.registry import differentiable_operators, semantic_operators
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
-from oracles.operator_cases import CASES, Case, cotangents_of, every_case
+from oracles.operator_cases import CASES, Case, cotangents_of, every_case, in_turn
 
 LOWERED = semantic_operators()
 # Without what the engine's own fusion makes of several nodes: that has no lowering.
@@ -64,9 +64,9 @@ def compare(case: Case, graph: GradientGraph, dtype: str, expected: dict[str, np
 
 
 def few_forms(case: Case) -> list[tuple[str, str]]:
-    """Every dtype once, with shapes: float32 where the least is known of them, float64 where all is."""
+    """Float32 where the least is known of the shapes, float64 where all is; the samples of an operator take turns."""
     known = {"float32": case.spec.shapes[-1], "float64": case.spec.shapes[0]}
-    return [(dtype, known[dtype]) for dtype in case.spec.dtypes if dtype in known]
+    return in_turn(case, [(dtype, known[dtype]) for dtype in case.spec.dtypes if dtype in known])
 
 
 def other_forms(case: Case, of_float32: Sequence[str]) -> list[tuple[str, str]]:
