@@ -1,0 +1,147 @@
+"""The architectures that people train, as PyTorch's exporters write them: loss, gradients and five steps beside PyTorch's own.
+
+PyTorch's numbers in float64 are what is right. Where float32 makes more of rounding, as Adam does of gradients near zero, numbers
+are as near to them as PyTorch's own in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import burnish
+from architectures.catalogue import ARCHITECTURES
+from oracles import whole_models
+from oracles.whole_models import BATCH, Trained
+
+ENGINES = ("onnxruntime", "torch")
+# What torch.export refuses: a bias of attention that is shared by the samples of an open batch, and trains.
+REFUSED = {("dynamo", name, "sdpa") for name in ("t5", "swin", "swin_v2")}
+FORMS = [
+    (name, style, exporter, opset)
+    for name, architecture in ARCHITECTURES.items()
+    for style in (("eager", "sdpa") if architecture.attention else ("eager",))
+    for exporter, opsets in (("torchscript", (18, 20)), ("dynamo", (18, 20, 23)))
+    for opset in opsets
+    if (exporter, name, style) not in REFUSED
+]
+# Beside another that has the same parts, for tests that are to be quick.
+OTHERS_ALIKE = ("distilbert", "swin", "gru", "unet")
+# Gradients that are zero but for rounding: of the bias of keys, which the softmax subtracts again, and of weights that multiply
+# the state before the first element.
+ZERO_GRADIENTS = {"bert": 2, "distilbert": 2, "lstm": 1, "gru": 1}
+
+
+@cache
+def in_pytorch(name: str, style: str) -> tuple[Trained, Trained]:
+    """PyTorch's steps in float64 and in float32."""
+    module, given = whole_models.build(name, style), whole_models.batches(name)
+    return whole_models.in_pytorch(name, copy.deepcopy(module).double(), given), whole_models.in_pytorch(name, module, given)
+
+
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference over norm of the expected."""
+    return float(np.linalg.norm(np.asarray(actual, np.float64) - expected) / np.linalg.norm(expected))
+
+
+def wrong_gradients(ours: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], zeros: int) -> dict[str, float]:
+    """Those whose error passes 1e-4 of their norm; of those that are zero but for rounding, 1e-6 of the whole gradient."""
+    whole = np.sqrt(sum(np.sum(gradient**2) for gradient in expected.values()))
+    vanishing = {name for name, gradient in expected.items() if np.linalg.norm(gradient) < 1e-6 * whole}
+    assert len(vanishing) == zeros, vanishing
+    errors = {name: float(np.linalg.norm(ours[name].astype(np.float64) - gradient)) for name, gradient in expected.items()}
+    limits = {name: 1e-6 * whole if name in vanishing else 1e-4 * np.linalg.norm(expected[name]) for name in expected}
+    return {name: errors[name] / limits[name] for name in expected if errors[name] > limits[name]}
+
+
+def trains_as_in_pytorch(name: str, style: str, engine: str, program: burnish.Program) -> None:
+    """Compare the loss and every gradient of the first step, then losses, parameters and running statistics of five steps."""
+    exact, rounded = in_pytorch(name, style)
+    names = whole_models.parameters_by_name(program, whole_models.build(name, style))
+    assert set(names) == set(exact.gradients)
+    batches = [whole_models.feeds_of(batch) for batch in whole_models.batches(name)]
+
+    feeds = program.initial_state() | batches[0]
+    outputs = burnish.engines.get(engine).run(
+        program.grad, {entry.name: feeds[entry.name] for entry in program.signature["grad"].inputs}
+    )
+    ours = {key: outputs[f"grad:{other}"].T if turned else outputs[f"grad:{other}"] for key, (other, turned) in names.items()}
+    assert wrong_gradients(ours, exact.gradients, ZERO_GRADIENTS.get(name, 0)) == {}
+
+    with burnish.Session(program, engine=engine) as session:
+        losses = np.array([session.step(batch)["loss"] for batch in batches])
+        state = session.state()
+    assert losses[0] == pytest.approx(exact.losses[0], rel=1e-5)
+    allowed = np.maximum(1e-5 * np.abs(exact.losses), 4 * np.maximum.accumulate(np.abs(rounded.losses - exact.losses)))
+    assert (np.abs(losses - exact.losses) <= allowed).all(), (losses, exact.losses, rounded.losses)
+    moved = {key: state[f"param/{other}"].T if turned else state[f"param/{other}"] for key, (other, turned) in names.items()}
+    moved |= {key: state[f"stat/{key}"] for key in exact.state if "running" in key}
+    errors = {
+        key: (distance(array, exact.state[key]), distance(rounded.state[key], exact.state[key])) for key, array in moved.items()
+    }
+    assert {key: error for key, error in errors.items() if error[0] > max(1e-5, 4 * error[1])} == {}
+
+
+def of_exporter(name: str, style: str, exporter: str, opset: int, folder) -> burnish.Program:
+    module = whole_models.build(name, style)
+    path = whole_models.export(name, module, folder / "model.onnx", exporter, opset)
+    return whole_models.compiled(name, path, module)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES]
+)
+def test_an_architecture_trains_as_in_pytorch(name: str, tmp_path) -> None:
+    style, engine = ("sdpa", "torch") if len(name) % 2 else ("eager", "onnxruntime")
+    program = of_exporter(name, style if ARCHITECTURES[name].attention else "eager", "torchscript", 18, tmp_path)
+    trains_as_in_pytorch(name, style if ARCHITECTURES[name].attention else "eager", engine, program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "style", "exporter", "opset"), FORMS)
+def test_every_form_of_an_architecture_trains_as_in_pytorch(
+    name: str, style: str, exporter: str, opset: int, engine: str, tmp_path
+) -> None:
+    trains_as_in_pytorch(name, style, engine, of_exporter(name, style, exporter, opset, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_weights_in_a_file_beside_the_model(name: str, tmp_path) -> None:
+    module = whole_models.build(name, "sdpa")
+    path = whole_models.export(name, module, tmp_path / "model.onnx", "dynamo", 20, external_data=True)
+    assert (tmp_path / "model.onnx.data").stat().st_size > 4 * 640 * 32
+    trains_as_in_pytorch(name, "sdpa", "onnxruntime", whole_models.compiled(name, path, module))
+
+
+def test_the_head_of_gpt2_is_its_embedding(tmp_path) -> None:
+    program = of_exporter("gpt2", "eager", "torchscript", 18, tmp_path)
+    with burnish.Session(program, engine="onnxruntime") as session:
+        session.step(whole_models.feeds_of(whole_models.batches("gpt2")[0]))
+        session.export(tmp_path / "tuned.onnx")
+    trained = {key for key in program.initial_state() if key.startswith("param/")}
+    assert "param/tokens.weight" in trained
+    assert "param/head.weight" not in trained
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_mnist_network_trains_with_its_dropouts(engine: str, tmp_path) -> None:
+    """Masks are drawn in another way than PyTorch's: the loss falls on the images it trains on."""
+    architecture = ARCHITECTURES["mnist"]
+    torch.manual_seed(0)
+    module = architecture.build(dropout=1.0).train()
+    path = whole_models.export("mnist", module, tmp_path / "model.onnx", "torchscript")
+    program = whole_models.compiled("mnist", path, module, optimizer=burnish.optim.adadelta(1.0))
+    batch = whole_models.feeds_of(architecture.batch(BATCH))
+    with burnish.Session(program, engine=engine, seed=0) as session:
+        before = session.evaluate(batch)["loss"]
+        losses = [session.step(batch)["loss"] for _ in range(15)]
+        after = session.evaluate(batch)["loss"]
+    assert len(set(losses)) == len(losses)
+    assert after < 0.5 * before
