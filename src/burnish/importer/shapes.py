@@ -73,7 +73,6 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
     light = light_copy(model)
     stand_in_for_gradients(light.graph)
     stand_in_for_classical(light.graph)
-    _hold_captured_numbers(light.graph)
     for node in light.graph.all_nodes():
         if node.domain != "":
             continue
@@ -85,9 +84,8 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
             output.shape = None
             if node.op_type not in NOT_INFERRED:
                 output.type = None
-    proto = ir.to_proto(light)
     try:
-        inferred_proto = _infer(proto) if strict else onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred_proto = _inferred(light, strict)
     except ModelError:
         # What reads a value without a dtype fails first, and is not at fault.
         _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", CLASSICAL_DOMAIN))
@@ -100,6 +98,21 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
             if inferred is not None and value not in declared:
                 _settle(value, inferred)
                 _require_possible(value)
+
+
+def _inferred(light: ir.Model, strict: bool) -> onnx.ModelProto:
+    """Infer with the numbers that bodies read from around them; without, where a branch that is never taken does not fit them."""
+    plain = ir.to_proto(light) if any(True for _ in light.graph.subgraphs()) else None
+    _hold_captured_numbers(light.graph)
+    proto = ir.to_proto(light)
+    if not strict:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    try:
+        return _infer(proto)
+    except ModelError:
+        if plain is None or plain == proto:
+            raise
+        return _infer(plain)
 
 
 def open_unknown_dimensions(model: ir.Model) -> None:
