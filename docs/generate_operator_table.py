@@ -19,6 +19,22 @@ from burnish.ops import find_gradient, find_training_form
 PAGE = Path(__file__).with_name("operators.md")
 # A fixed range, so that a newer release of the standard does not put the page out of date.
 OPSETS = range(OLDEST_OPSET, TARGETS["onnxruntime"].newest_opset + 1)
+FLOATS = frozenset({"tensor(float)", "tensor(double)"})
+HANDLED = {
+    **dict.fromkeys(
+        "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct SequenceEmpty "
+        "SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence".split(),
+        "tensors by the time a gradient passes, as said above",
+    ),
+    **dict.fromkeys(["DequantizeLinear", "QuantizeLinear"], "passed straight through, as said above"),
+}
+"""Operators that are gone before a graph is differentiated, and what they have become."""
+REFUSED = {
+    "BitCast": "the bits of a number have no derivative",
+    "QLinearConv": "integers go in and out; QuantizeLinear beside Conv passes gradients",
+    "QLinearMatMul": "integers go in and out; QuantizeLinear beside MatMul passes gradients",
+}
+"""Operators that a gradient is refused through, by name, and why."""
 DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.Differentiable
 
 INTRODUCTION = f"""\
@@ -128,16 +144,46 @@ def operator_page() -> str:
         heading = name.upper() if f"| {name.upper()} |" in lines[0] else name.capitalize()
         table = "\n".join(["| Operator | Versions |", "|---|---|", *lines])
         sections.append(f"## {heading}\n\nRules in [{path}](../{path}).\n\n{table}\n")
-    count = sum(len(lines) for lines in rows.values())
-    lines = []
-    for what, names in (("are written out by their function", by_function), ("have neither a rule nor a function", missing)):
-        if names:
-            lines.append(textwrap.fill(f"- {len(names)} {what}: {', '.join(names)}.", width=120, subsequent_indent="  "))
-    start = f"## Without a rule\n\n{count} operators have a rule"
-    marked = "that the standard marks as differentiable"
-    closing = f"{start}. Of those {marked}:\n\n" + "\n".join(lines) if lines else f"{start}, all {marked} among them."
-    sections.append(f"{closing}\n")
+    sections.append(_without_a_rule(sum(len(lines) for lines in rows.values()), missing, by_function))
     return "\n".join(sections)
+
+
+def _without_a_rule(count: int, missing: list[str], by_function: list[str]) -> str:
+    """Return what becomes of the operators that have no rule, each with the reason."""
+    newest = OPSETS[-1]
+    named: dict[str, list[str]] = defaultdict(list)
+    for operator, schema in sorted(_newest_schemas().items()):
+        node = ir.node(operator, [])
+        if find_gradient(node, newest) or find_training_form(node, newest) or operator in by_function:
+            continue
+        takes, gives = (any(FLOATS & set(formal.types) for formal in formals) for formals in (schema.inputs, schema.outputs))
+        if operator in HANDLED:
+            named[HANDLED[operator]].append(operator)
+        elif operator in REFUSED:
+            named[f"refused, as {REFUSED[operator]}"].append(operator)
+        elif not takes:
+            named["no gradient to give: they take no floating-point numbers"].append(operator)
+        elif not gives:
+            named["zero by definition: they give integers, truth values or a choice among elements"].append(operator)
+        elif has_function(operator, newest):
+            named["written out by their function"].append(operator)
+        else:
+            missing.append(operator)
+    if missing:
+        named["refused: no rule has been written"] = sorted(set(missing))
+    lines = [
+        textwrap.fill(f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}.", width=130, subsequent_indent="  ")
+        for reason, names in named.items()
+    ]
+    return f"## Without a rule\n\n{count} operators have a rule. What becomes of the others:\n\n" + "\n".join(lines) + "\n"
+
+
+def _newest_schemas() -> dict[str, onnx.defs.OpSchema]:
+    """The operators of the newest opset of the page, each in the version in force there."""
+    names = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
+    present = {name for name in names if onnx.defs.has(name, OPSETS[-1], "")}
+    schemas = {name: onnx.defs.get_schema(name, OPSETS[-1], "") for name in present}
+    return {name: schema for name, schema in schemas.items() if not schema.deprecated}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ FORMS = [
     for style in (("eager", "sdpa") if architecture.attention else ("eager",))
     for exporter, opsets in (("torchscript", (18, 20)), ("dynamo", (18, 20, 23)))
     for opset in opsets
-    if (exporter, name, style) not in REFUSED
+    if (exporter, name, style) not in REFUSED and (opset != 20 or name in ("bert", "distilbert"))
 ]
 # Beside another that has the same parts, for tests that are to be quick.
 OTHERS_ALIKE = ("distilbert", "swin", "gru", "unet")
