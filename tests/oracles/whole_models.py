@@ -160,12 +160,16 @@ def optimizer_of(architecture: Architecture) -> burnish.optim.Optimizer:
 
 
 def compiled(name: str, path: Path, module: nn.Module, **options: object) -> burnish.Program:
-    """Compile an exported file as its architecture is trained: the module's parameters train, its buffers do not."""
+    """Compile an exported file as its architecture is trained: the module's parameters train, its buffers do not.
+
+    ``options`` are those of ``burnish.compile``; ``trainable=None`` leaves it to the file to say what is a parameter.
+    """
     architecture = ARCHITECTURES[name]
     target = {"output": "loss"} if architecture.loss is None else {"loss": architecture.loss}
     parameters = {key: value.detach().numpy() for key, value in module.named_parameters()}
-    settings = {**target, "optimizer": optimizer_of(architecture), "metrics": (), **options}
-    return burnish.compile(path, trainable=lambda key, array: _parameter_of(key, array, parameters) is not None, **settings)
+    settings = {**target, "optimizer": optimizer_of(architecture), "metrics": ()}
+    settings["trainable"] = lambda key, array: _parameter_of(key, array, parameters) is not None
+    return burnish.compile(path, **settings | options)
 
 
 def parameters_by_name(program: burnish.Program, module: nn.Module) -> dict[str, tuple[str, bool]]:

@@ -7,8 +7,10 @@ are as near to them as PyTorch's own in float32.
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,18 +89,24 @@ def trains_as_in_pytorch(name: str, style: str, engine: str, program: burnish.Pr
     assert {key: error for key, error in errors.items() if error[0] > max(1e-5, 4 * error[1])} == {}
 
 
-def of_exporter(name: str, style: str, exporter: str, opset: int, folder) -> burnish.Program:
+@lru_cache(maxsize=1)
+def of_exporter(name: str, style: str, exporter: str, opset: int) -> burnish.Program:
+    """The program of a form; the tests of its engines follow each other.
+
+    PyTorch's newer exporter notes which tensors are parameters, and what trains is left to that.
+    """
     module = whole_models.build(name, style)
-    path = whole_models.export(name, module, folder / "model.onnx", exporter, opset)
-    return whole_models.compiled(name, path, module)
+    with tempfile.TemporaryDirectory() as folder:
+        path = whole_models.export(name, module, Path(folder, "model.onnx"), exporter, opset)
+        return whole_models.compiled(name, path, module, **({"trainable": None} if exporter == "dynamo" else {}))
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES]
 )
-def test_an_architecture_trains_as_in_pytorch(name: str, tmp_path) -> None:
+def test_an_architecture_trains_as_in_pytorch(name: str) -> None:
     style, engine = ("sdpa", "torch") if len(name) % 2 else ("eager", "onnxruntime")
-    program = of_exporter(name, style if ARCHITECTURES[name].attention else "eager", "torchscript", 18, tmp_path)
+    program = of_exporter(name, style if ARCHITECTURES[name].attention else "eager", "torchscript", 18)
     trains_as_in_pytorch(name, style if ARCHITECTURES[name].attention else "eager", engine, program)
 
 
@@ -106,9 +114,9 @@ def test_an_architecture_trains_as_in_pytorch(name: str, tmp_path) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "style", "exporter", "opset"), FORMS)
 def test_every_form_of_an_architecture_trains_as_in_pytorch(
-    name: str, style: str, exporter: str, opset: int, engine: str, tmp_path
+    name: str, style: str, exporter: str, opset: int, engine: str
 ) -> None:
-    trains_as_in_pytorch(name, style, engine, of_exporter(name, style, exporter, opset, tmp_path))
+    trains_as_in_pytorch(name, style, engine, of_exporter(name, style, exporter, opset))
 
 
 @pytest.mark.slow
@@ -121,7 +129,7 @@ def test_weights_in_a_file_beside_the_model(name: str, tmp_path) -> None:
 
 
 def test_the_head_of_gpt2_is_its_embedding(tmp_path) -> None:
-    program = of_exporter("gpt2", "eager", "torchscript", 18, tmp_path)
+    program = of_exporter("gpt2", "eager", "torchscript", 18)
     with burnish.Session(program, engine="onnxruntime") as session:
         session.step(whole_models.feeds_of(whole_models.batches("gpt2")[0]))
         session.export(tmp_path / "tuned.onnx")
