@@ -7,9 +7,10 @@ standard, in the dtype of its operands, or in float32 where those have sixteen b
 from onnx.reference.op_run import OpRun
 
 from burnish.engines.reference.operators.activation import Erf, Gelu, HardSwish, LogSoftmax, Mean
+from burnish.engines.reference.operators.attention import Attention
 from burnish.engines.reference.operators.control import Loop, Scan
 from burnish.engines.reference.operators.convolution import Conv, ConvTranspose
-from burnish.engines.reference.operators.indexing import GatherElements, Pad
+from burnish.engines.reference.operators.indexing import GatherElements, Pad, Unique
 from burnish.engines.reference.operators.normalization import (
     LRN,
     GroupNormalization,
@@ -30,6 +31,7 @@ from burnish.engines.reference.operators.sampling import AffineGrid, DeformConv,
 
 OPERATORS: list[type[OpRun]] = [
     AffineGrid,
+    Attention,
     AveragePool,
     Conv,
     ConvTranspose,
@@ -56,6 +58,7 @@ OPERATORS: list[type[OpRun]] = [
     Pad,
     Resize,
     Scan,
+    Unique,
 ]
 
 __all__ = ["OPERATORS"]

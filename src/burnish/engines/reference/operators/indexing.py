@@ -1,4 +1,4 @@
-"""Gathering and padding."""
+"""Gathering, padding, and telling apart."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ class GatherElements(Operator):
         along = axis % data.ndim
         seen = tuple(slice(None) if place == along else slice(extent) for place, extent in enumerate(indices.shape))
         return (np.take_along_axis(data[seen], indices, axis=along),)
+
+
+class Unique(Operator):
+    """In the order of their first occurrence along any axis, too, however many outputs the node has."""
+
+    def _run(self, x: np.ndarray, axis: int | None = None, sorted: int = 1, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+        y, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not sorted:
+            order = np.argsort(first)
+            y, first, counts = np.take(y, order, axis=axis or 0), first[order], counts[order]
+            inverse = np.argsort(order)[inverse]
+        return (y, *(numbers.astype(np.int64) for numbers in (first, inverse, counts)))[: len(self.output)]
 
 
 class Pad(EvaluatorPad):
