@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import onnx
 import pytest
 
-from oracles.gradient_harness import differentiated, random_cotangents
+from burnish.errors import ModelError
+from oracles.gradient_harness import differentiated, forward_graph, random_cotangents
 from specs.operator_spec import OperatorSpec, Sample
 
 Form = TypeVar("Form")
@@ -36,6 +38,25 @@ class Case:
     def widest(self) -> str:
         """The most precise dtype it runs in."""
         return "float64" if "float64" in self.spec.dtypes else "float32"
+
+    @property
+    def takes_float64(self) -> bool:
+        """Not where the operator's schema has no float64 for a floating-point input, unless a graph can hold it all the same."""
+        if self.sample.build is not None:
+            return True
+        schema = onnx.defs.get_schema(self.spec.op_type, self.sample.opset)
+        formal = [schema.inputs[min(index, len(schema.inputs) - 1)] for index in range(len(self.sample.inputs))]
+        if all(
+            "tensor(double)" in parameter.types
+            for parameter, array in zip(formal, self.sample.inputs, strict=True)
+            if array is not None and np.asarray(array).dtype.kind == "f"
+        ):
+            return True
+        try:
+            forward_graph(self.spec, self.sample, "float64")
+        except ModelError:
+            return False
+        return True
 
     @property
     def widest_tolerance(self) -> float:
