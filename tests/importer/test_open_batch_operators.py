@@ -155,12 +155,12 @@ LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 def is_refused(case: Case) -> bool:
     """Whether no form of a case can take several samples: how many it gives depends on them, it goes over all of them, or it has
-    regions, of which a sample may have any number, or which may cut samples out."""
+    regions, of which a sample may have any number, or which may cut samples out, or it has bodies, which run once for all."""
     if case.spec.op_type in LOSSES:
         return case.sample.attributes.get("reduction", "mean") != "none"
     if case.spec.op_type == "Resize":
         return case.sample.name.startswith("crop")
-    return case.spec.op_type in ("Compress", "MaxRoiPool", "Range", "RoiAlign", "Unique")
+    return case.spec.op_type in ("Compress", "If", "Loop", "MaxRoiPool", "Range", "RoiAlign", "Scan", "Unique")
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(CASES.values())), ids=list(CASES))
@@ -182,3 +182,23 @@ def check(case: Case, equal: int, refused: list[tuple[Form, str]]) -> None:
     for form, message in refused:
         assert re.match(r"batch='open': \w+ '.*' \(output '.*'\) \w+", message), form
         assert re.search(r"Export the model again with an open batch|export the model without it", message), form
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_keys_and_values_that_attention_hands_on(count):
+    """Without past ones the standard infers nothing of them; here they come with their heads in one axis."""
+
+    def model() -> ir.Model:
+        builder = Builder(ir.Graph([], [], nodes=[], name="attention", opset_imports={"": 23}))
+        x = ir.Value(name="x", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([1, 5 * count, 12]))
+        builder.graph.inputs.append(x)
+        query = builder.op("Reshape", builder.tensor(x), builder.integers([count, 5, 12]))
+        key = builder.op("Slice", query, builder.integers([0]), builder.integers([6]), builder.integers([2]))
+        for index, result in enumerate(builder.op("Attention", query, key, key, outputs=4, q_num_heads=4, kv_num_heads=2)):
+            result.value.name, result.value.type = f"y{index}", x.type
+            builder.graph.outputs.append(result.value)
+        return ir.Model(builder.graph, ir_version=10)
+
+    rng = np.random.default_rng(11)
+    samples = [{"x": rng.standard_normal((1, 5 * count, 12))} for _ in range(SAMPLES)]
+    assert_as_alone(load(model()), load(model(), batch="open"), samples, rtol=1e-6)

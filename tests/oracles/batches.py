@@ -29,14 +29,13 @@ def together(opened: ir.Model, samples: Sequence[Arrays]) -> dict[str, np.ndarra
     return batch
 
 
-def stacked(single: ir.Value, opened: ir.Value, results: Sequence[np.ndarray]) -> np.ndarray:
+def stacked(opened: ir.Value, results: Sequence[np.ndarray]) -> np.ndarray:
     """What an output of an opened model has to be, from what that output is for each sample alone."""
-    assert single.shape is not None
     assert opened.shape is not None
     axis = batch_axis(opened)
     if axis is None:
         return results[0]
-    return np.concatenate(results, axis) if len(single.shape) == len(opened.shape) else np.stack(results, axis)
+    return np.concatenate(results, axis) if results[0].ndim == len(opened.shape) else np.stack(results, axis)
 
 
 def assert_as_alone(
@@ -51,7 +50,7 @@ def assert_as_alone(
     for one, all_of_them in zip(single.graph.outputs, opened.graph.outputs, strict=True):
         name = one.name or ""
         assert all_of_them.name == name
-        expected = stacked(one, all_of_them, [results[name] for results in alone])
+        expected = stacked(all_of_them, [results[name] for results in alone])
         result = whole[name]
         assert result.dtype == expected.dtype
         assert result.shape == expected.shape, (name, result.shape, expected.shape)

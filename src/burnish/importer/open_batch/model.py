@@ -125,14 +125,16 @@ def _open_node(node: ir.Node, opening: Opening) -> bool:
             raise Refused("does something with samples that is not known here")
         results = _by_rule(rule, Call(node, opening))
     except Refused as refused:
-        raise UnsupportedOperatorError(
-            f"batch='open': {describe_node(node)} {refused.reason}. {refused.remedy or EXPORT_REMEDY}"
-        ) from refused
+        raise _unsupported(node, refused) from refused
     each: list[Result | None] = [results] if isinstance(results, tuple) else list(results)
     for output, result in zip(node.outputs, each, strict=False):
         if result is not None and output.name:
             opening.settle(output, *result)
     return True
+
+
+def _unsupported(node: ir.Node, refused: Refused) -> UnsupportedOperatorError:
+    return UnsupportedOperatorError(f"batch='open': {describe_node(node)} {refused.reason}. {refused.remedy or EXPORT_REMEDY}")
 
 
 def _by_rule(rule: Rule, call: Call) -> Result | Sequence[Result | None]:
@@ -163,6 +165,9 @@ def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
         operand = opening.operand(output)
         if operand.batch is None or output.is_graph_input():
             continue
+        node = output.producer()
+        if operand.sample_shape is None and node is not None:
+            raise _unsupported(node, Refused(f"has the result '{output.name}', whose rank is not known"))
         batch = operand.batch
         if batch.is_extra:
             batch = Batch(0, is_extra=not operand.shape or operand.shape[0] != 1)
