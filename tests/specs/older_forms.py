@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper, numpy_helper
 
+from burnish.graph import Builder, Tensor
 from oracles.gradient_harness import as_stored, cast_inputs
 from specs.operator_spec import OperatorSpec, Sample
 
@@ -143,6 +145,37 @@ def sample_model(spec: OperatorSpec, sample: Sample, opset: int, dtype: str = "f
         output.type.tensor_type.shape.SetInParent()  # the check wants one where inference knows none
     try:
         onnx.checker.check_model(checked)
+    except onnx.checker.ValidationError:
+        return None
+    return model
+
+
+def built_model(sample: Sample, opset: int, dtype: str = "float32") -> onnx.ModelProto | None:
+    """The small graph that a sample builds, as a model of an opset, or None where one of its nodes cannot be of that opset."""
+    graph = ir.Graph([], [], nodes=[], name="sample", opset_imports={"": opset})
+    builder, tensors = Builder(graph), list[Tensor | None]()
+    operands = cast_inputs(sample, dtype)
+    for index, array in enumerate(operands):
+        if array is None:
+            tensors.append(None)
+            continue
+        value = ir.Value(
+            name=f"input{index}", type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape)
+        )
+        if is_constant(sample, index, operands):
+            value.const_value = ir.tensor(array, name=value.name)
+            graph.register_initializer(value)
+        else:
+            graph.inputs.append(value)
+        tensors.append(builder.tensor(value))
+    assert sample.build is not None
+    results = sample.build(builder, tensors)
+    for index, tensor in enumerate(results if isinstance(results, tuple | list) else (results,)):
+        tensor.value.name = f"output{index}"
+        graph.outputs.append(tensor.value)
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    try:
+        onnx.checker.check_model(model)
     except onnx.checker.ValidationError:
         return None
     return model
