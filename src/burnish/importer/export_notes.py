@@ -110,17 +110,16 @@ def restore_parameters(model: ir.Model) -> bool:
     restored: dict[str, ir.Value] = {}
     for call, nodes in calls.items():
         operands = [_Operand(node, place) for node in nodes for place, value in enumerate(node.inputs) if value]
-        read = [operand for operand in operands if operand.value.is_initializer() and kinds.get(operand.name) == PARAMETER]
-        present = {operand.name for operand in read}
         named = dict.fromkeys(targets[token] for token in _TOKEN.findall(call) if token in targets)
-        names = [name for name in named if name in missing or name in present]
-        if len(names) == len(read):
-            for operand, name in zip(read, names, strict=True):
-                if name not in present:
-                    operand.replace(restored.setdefault(name, _initializer(name, operand.value.const_value)))
-        elif present <= {*names} and len(names) == len(read) + 1:
-            (name,) = {*names} - present
-            _add_bias(nodes, name, restored)
+        read = [operand for operand in operands if operand.value.is_initializer() and kinds.get(operand.name) == PARAMETER]
+        # Parameters of other calls stand for those of this one that were merged with them; its own may be read several times.
+        standing_in = [operand for operand in read if operand.name not in named]
+        absent = [name for name in named if name in missing]
+        if len(standing_in) == len(absent):
+            for operand, name in zip(standing_in, absent, strict=True):
+                operand.replace(restored.setdefault(name, _initializer(name, operand.value.const_value)))
+        elif not standing_in and len(absent) == 1:
+            _add_bias(nodes, absent[0], restored)
     for name, value in restored.items():
         graph.initializers[name] = value
     return bool(restored)
