@@ -18,19 +18,12 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.modes import bind_inference
 from oracles.gradient_harness import assert_close, cast_inputs, feeds_of, forward_graph, gradient_graph
-from oracles.onnxruntime_outputs import onnxruntime_outputs
+from oracles.onnxruntime_outputs import NEWEST_RUNTIME, NO_KERNEL, RUNTIME, onnxruntime_outputs
 from oracles.operator_cases import Case, cases_where, cotangents_of
 
 ROUNDING = {"float64": 1e-12, "float32": 5e-6}
-NO_KERNEL = (
-    onnxruntime.capi.onnxruntime_pybind11_state.Fail,
-    onnxruntime.capi.onnxruntime_pybind11_state.InvalidGraph,
-    onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented,
-    onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException,
-)
 # ONNX Runtime computes these in float64 from attributes that it rounds on the way.
 FLOAT32_INSIDE = {"Shrink"}
-RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 Build = Callable[[Case, str], tuple[ir.Model, ir.Model]]
 
 
@@ -68,6 +61,8 @@ def comparable(case: Case) -> bool:
             return attributes["size"] % 2 == 1
         case "AveragePool" if attributes.get("ceil_mode") and attributes.get("count_include_pad"):
             return RUNTIME >= (1, 29)
+        case "AffineGrid" | "Attention" | "DFT" | "STFT":
+            return RUNTIME >= NEWEST_RUNTIME
     return attributes.get("sorted", 1) != 0
 
 
@@ -77,13 +72,16 @@ def test_the_reference_engine_computes_what_onnxruntime_does(build: Build, case:
     in_float64 = case.takes_float64 and case.spec.op_type not in FLOAT32_INSIDE
     for dtype in ("float64", "float32") if in_float64 else ("float32",):
         model, runnable = build(case, dtype)
-        arrays = feeds(case, model, dtype)
         try:
+            arrays = feeds(case, model, dtype)
             expected = onnxruntime_outputs(runnable, arrays)
             break
         except NO_KERNEL:
-            if dtype == "float32":
-                raise
+            if dtype == "float64":
+                continue
+            if RUNTIME < NEWEST_RUNTIME:
+                pytest.skip(f"ONNX Runtime {onnxruntime.__version__} has no kernel for {case.spec.op_type}")
+            raise
     actual = ReferenceEngine().run(model, arrays)
     tolerance = max(ROUNDING[dtype], case.spec.float64_tolerance if dtype == "float64" else case.spec.tolerance)
     assert len(actual) == len(expected)

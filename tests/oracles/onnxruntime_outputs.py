@@ -8,6 +8,17 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
+
+RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+NEWEST_RUNTIME = (1, 29)
+"""From here on nothing is left out of a comparison; an older one lacks kernels, or computes some wrong."""
+NO_KERNEL = (
+    runtime_errors.Fail,
+    runtime_errors.InvalidGraph,
+    runtime_errors.NotImplemented,
+    runtime_errors.RuntimeException,
+)
 
 
 def onnxruntime_outputs(model: onnx.ModelProto | ir.Model | str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
