@@ -122,7 +122,8 @@ class UntrainedWeightsWarning(_Escaped, UserWarning):
 class ObjectiveWarning(_Escaped, UserWarning):
     """What is trained is probably not what was meant.
 
-    The loss applies an activation to probabilities; or weights that were apart, or one, before the model was exported are not.
+    The loss applies an activation to probabilities; or what exported the model made weights one, or two of one, folded batch
+    normalization into them, or left scalars that count as constants.
     """
 
 

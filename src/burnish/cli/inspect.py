@@ -88,7 +88,7 @@ def _print(summary: dict[str, Any], console: Console) -> None:
             dtypes = " and ".join(summary["rounded"])
             say(f"  weights in {dtypes} train in float32, which all is computed in; an export rounds them to {dtypes} again")
     _say_merged(summary["perhaps_merged"], say)
-    _say_folded(summary["perhaps_folded"], say)
+    _say_folded(summary["folded"], summary["perhaps_folded"], say)
     if buffers := summary["buffers"]:
         say()
         say(f"buffers of the exported module, which train only where trainable names them: {_extent_of(buffers)}")
@@ -137,7 +137,7 @@ def _say_constants(constants: list[dict[str, Any]], scalars: list[str], say: Cal
     if len(constants) > CONSTANTS_SHOWN:
         say(f"  and {len(constants) - CONSTANTS_SHOWN} more (--json lists them)")
     if scalars:
-        say(f"  scalars do not train, these among them: {_first(scalars)}")
+        say(f"  scalars do not train unless trainable names them, these among them: {_first(scalars)}")
 
 
 def _say_operators(summary: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -157,8 +157,13 @@ def _say_operators(summary: dict[str, Any], say: Callable[[str], None]) -> None:
         say("Every operator between a parameter and the loss has a gradient.")
 
 
-def _say_folded(convolutions: int, say: Callable[[str], None]) -> None:
-    if convolutions:
+def _say_folded(layers: list[str], convolutions: int, say: Callable[[str], None]) -> None:
+    """Say that layers hold a batch normalization, as the file says, or that its convolutions look so."""
+    if layers:
+        say(f"  batch normalization was folded into {counted(len(layers), 'layer')}, which train without it: {_first(layers)}.")
+        say("  burnish.surgery.insert puts in new layers that change nothing at first; or export again with it kept")
+        say("  (torch.onnx.export(..., dynamo=True, optimize=False); burnish export ... --no-fold)")
+    elif convolutions:
         say(f"  {convolutions} convolutions, all with a bias and none normalized: if batch normalization was folded into them,")
         say("  they train without it. burnish.surgery.insert puts in new layers that change nothing at first; or export again")
         say("  with it kept (torch.onnx.export(..., dynamo=True, optimize=False); burnish export ... --no-fold)")

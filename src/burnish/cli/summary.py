@@ -24,6 +24,7 @@ from burnish.importer import (
     Bind,
     InitializerKind,
     classify_initializers,
+    folded_layers,
     load,
     perhaps_merged,
     read_proto,
@@ -85,6 +86,7 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
         ],
         "rounded": sorted({value.dtype.name.lower() for value in weights if value.dtype in SIXTEEN_BIT}),
         "perhaps_merged": perhaps_merged(model),
+        "folded": list(folded_layers(model)),
         "perhaps_folded": perhaps_folded(model),
         "scalars": list(untrained_scalars(model)),
         "operators": [

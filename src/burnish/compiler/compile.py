@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
 import onnx_ir as ir
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.compilation import OPTIONS, Compilation
+from burnish.compiler.doubts import find_doubts
 from burnish.compiler.draft import finish
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.predictions import Prediction, find_predictions
@@ -26,7 +27,7 @@ from burnish.compiler.selection import (
 )
 from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import garbage_kept, integer_weights
-from burnish.importer import Bind, Source, described_bindings, load, perhaps_copied, perhaps_merged, refuse_gradients
+from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TargetLike, target_of
 from burnish.modes import batch_normalizations, batch_normalizations_in_bodies
 from burnish.norms import (
@@ -38,6 +39,7 @@ from burnish.norms import (
     layer_names,
     resolve_policies,
 )
+from burnish.norms import get as get_policy
 from burnish.optim.groups import frozen_by_pattern
 from burnish.passes import (
     compute_in_float32,
@@ -54,8 +56,6 @@ from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights
 
 DEFAULT_LOSS = "cross_entropy"
-SHOWN = 3
-"""How many of several weights a warning names."""
 
 
 @garbage_kept()
@@ -118,8 +118,9 @@ def compile(
         The program; nothing is run.
 
     Warns:
-        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities; or weights seem to have been
-            merged, or made two of one, by what exported the model.
+        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities; or what exported the
+            model merged weights, or made two of one, folded batch normalization into layers that train, or left scalars that
+            look like parameters, and do not train unless ``trainable`` names them.
         UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
             operator such as Round or ArgMax stands in the way, they are integers, or the loss does not depend on them.
 
@@ -138,9 +139,11 @@ def compile(
     in_bodies = batch_normalizations_in_bodies(model.graph)
     asked_for = resolve_policies(norm, [*layers, *in_bodies])
     state = hold_frozen(find_state(model, trainable), asked_for)
-    _warn_of_objective(predictions, objective, in_file, state.trainable)
     updater = optim.get(optimizer)
-    policies = settle_policies(asked_for, state, frozen_by_pattern(updater, state.trainable))
+    frozen = frozen_by_pattern(updater, state.trainable)
+    doubts = find_doubts(in_file, {*state.trainable}.difference(frozen), _asks_for_frozen(norm), trainable is None)
+    _warn_of_objective(predictions, objective, doubts)
+    policies = settle_policies(asked_for, state, frozen)
     check_frozen(in_bodies, policies)
     held_rows = find_held_rows(model, state, hold_rows)
     # The inputs of the file: what is lifted becomes inputs too.
@@ -266,35 +269,19 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(value.name or "" for value in values)
 
 
+def _asks_for_frozen(norm: object) -> bool:
+    return isinstance(norm, str | NormPolicy) and isinstance(get_policy(norm), Frozen)
+
+
 def _is_frozen_by_auto(asked_for: NormPolicy, policy: NormPolicy) -> bool:
     return isinstance(asked_for, Auto) and isinstance(policy, Frozen)
 
 
-def _warn_of_objective(
-    predictions: Iterable[Prediction], loss: losses.Loss, model: ir.Model | None = None, trainable: Collection[str] = ()
-) -> None:
-    """Warn of a loss of probabilities, and of weights that perhaps train as one and were several, or as two and were one."""
+def _warn_of_objective(predictions: Iterable[Prediction], loss: losses.Loss, doubts: Iterable[str] = ()) -> None:
+    """Warn of a loss of probabilities, and of what else is perhaps not what was meant."""
     problems = [prediction.warning(loss.name) for prediction in predictions if prediction.bounded_by is not None]
-    merged = {} if model is None else perhaps_merged(model)
-    copied = {} if model is None else perhaps_copied(model)
-    if several := [f"'{name}' ({count} layers)" for name, count in merged.items() if name in trainable]:
-        problems.append(
-            f"weights of one value that several layers read train as one: {_first(several)}. Where these were parameters of "
-            "their own, export the model again without an optimizer of graphs that merges equal tensors, for example with "
-            "torch.onnx.export(..., dynamo=True, optimize=False)"
-        )
-    if pairs := [f"'{name}' of '{table}'" for name, table in copied.items() if {name, table} & {*trainable}]:
-        problems.append(
-            f"a weight holds the same numbers as a table that rows are taken of, and trains apart from it: {_first(pairs)}. "
-            "Where the two were one parameter, export the model again so that it stays one, for example with "
-            "torch.onnx.export(..., dynamo=True), or with do_constant_folding=False"
-        )
-    for problem in problems:
+    for problem in (*problems, *doubts):
         warnings.warn(ObjectiveWarning(problem), stacklevel=4)
-
-
-def _first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")
 
 
 def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> losses.Loss:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.analysis.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
-from burnish.importer import InitializerKind, classify_initializers
+from burnish.importer import InitializerKind, classify_initializers, untrained_scalars
 from burnish.norms import Auto, Frozen, NormPolicy, Train, layer_name
 from burnish.settings import check_call, is_whole, matches_pattern, nearest
 
@@ -49,8 +49,8 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
 
     Args:
         model: a canonical model.
-        trainable: None for every weight; names or shell-style patterns, which select buffers where they match no weight; or a
-            predicate over (name, array) of weights.
+        trainable: None for every weight; names or shell-style patterns, which select buffers where they match no weight, and
+            scalars where they match neither; or a predicate over (name, array) of weights.
 
     Raises:
         ConfigurationError: a pattern that matches neither, a ``trainable`` of another kind, or nothing to train.
@@ -71,8 +71,11 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
         )
     else:
         patterns = _patterns(trainable)
+        scalars = untrained_scalars(model)
         for pattern in patterns:
-            matching = (tuple(name for name in names if matches_pattern(name, pattern)) for names in (parameters, buffers))
+            matching = (
+                tuple(name for name in names if matches_pattern(name, pattern)) for names in (parameters, buffers, scalars)
+            )
             asked_for[pattern] = next((names for names in matching if names), ())
             if not asked_for[pattern]:
                 raise ConfigurationError(_no_match(pattern, model, parameters, statistics))

@@ -10,11 +10,13 @@ from burnish.importer.bound_inputs import Bind, described_bindings
 from burnish.importer.classify import (
     InitializerKind,
     classify_initializers,
+    perhaps_learned_scalars,
     reached_by_gradients,
     untrained_scalars,
 )
 from burnish.importer.doubtful_weights import perhaps_copied, perhaps_merged
 from burnish.importer.file_tensors import FileTensor
+from burnish.importer.folded_normalization import folded_layers
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
 from burnish.importer.ownership import external_tensors, own_tensors
@@ -30,10 +32,12 @@ __all__ = [
     "classify_initializers",
     "described_bindings",
     "external_tensors",
+    "folded_layers",
     "load",
     "load_external_data",
     "own_tensors",
     "perhaps_copied",
+    "perhaps_learned_scalars",
     "perhaps_merged",
     "reached_by_gradients",
     "read_proto",

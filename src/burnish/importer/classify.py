@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -9,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies
 from burnish.graph.uses import producer_of
-from burnish.importer.export_notes import is_no_parameter, noted_kinds
+from burnish.importer.export_notes import is_no_parameter, is_parameter, noted_kinds
 from burnish.importer.operands import (
     HELD,
     NOT_DIFFERENTIABLE,
@@ -18,6 +19,9 @@ from burnish.importer.operands import (
     constant_operands,
     may_hold_integers,
 )
+
+_ATTRIBUTE = re.compile(r"(?!val_|ortshared)[A-Za-z_]\w*(\.\w+)*")
+"""The path of a tensor in a module."""
 
 
 class InitializerKind(StrEnum):
@@ -32,7 +36,8 @@ class InitializerKind(StrEnum):
 def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     """Tell weights, statistics and constants apart by where they are used, and by what an exporter noted, never by their names.
 
-    A statistic is a running mean or variance of a BatchNormalization. A weight is a floating-point tensor of rank 1 or more
+    A statistic is a running mean or variance of a BatchNormalization. A weight is a floating-point tensor of rank 1 or more, or
+    a scalar that PyTorch's exporter noted to be a parameter,
     from which an output of the model depends through inputs that carry a gradient. One of which PyTorch's exporter noted that
     it was no parameter, nor computed from one, is a buffer. All else is constant: integers, bounds of Clip, scales of Resize,
     exponents, scalars, scales of integers and of attention, and initializers that nothing depends on.
@@ -56,15 +61,31 @@ def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
         model: a canonical model.
     """
     reached = reached_by_gradients(model.graph, model.graph.outputs)
-    scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached)
-    return tuple(name for name, value in scalars if value.shape is not None and len(value.shape) == 0)
+    noted = noted_kinds(model.graph)
+    scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached and HELD not in value.meta)
+    return tuple(
+        name for name, value in scalars if value.shape is not None and len(value.shape) == 0 and not is_parameter(value, noted)
+    )
+
+
+def perhaps_learned_scalars(model: ir.Model) -> tuple[str, ...]:
+    """Return the untrained scalars that look like parameters: PyTorch wrote the file, noted nothing, and gave them a name.
+
+    What it computed or wrote down as a number has a name of the exporter's own, such as ``onnx::Mul_12``.
+
+    Args:
+        model: a canonical model.
+    """
+    if model.producer_name != "pytorch" or noted_kinds(model.graph):
+        return ()
+    return tuple(name for name in untrained_scalars(model) if _ATTRIBUTE.fullmatch(name))
 
 
 def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], noted: Mapping[str, str]) -> InitializerKind:
     if value in statistics:
         return InitializerKind.STATISTIC
-    is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
-    if not is_tensor or value not in reached or HELD in value.meta:
+    may_train = value.dtype in FLOATING and value.shape is not None and (len(value.shape) > 0 or is_parameter(value, noted))
+    if not may_train or value not in reached or HELD in value.meta:
         return InitializerKind.CONSTANT
     return InitializerKind.BUFFER if is_no_parameter(value, noted) else InitializerKind.WEIGHT
 

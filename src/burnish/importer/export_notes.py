@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, constant_array
 from burnish.graph.edits import replace_uses
+from burnish.importer.folded_normalization import says_folded
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -40,6 +41,11 @@ def is_no_parameter(value: ir.Value, kinds: Mapping[str, str]) -> bool:
         return kind != PARAMETER
     sources = _sources(value)
     return bool(kinds) and bool(sources) and not any(kinds.get(source) == PARAMETER for source in sources)
+
+
+def is_parameter(value: ir.Value, kinds: Mapping[str, str]) -> bool:
+    """Whether the exporter says that an initializer was a parameter."""
+    return (value.metadata_props.get(KIND) or kinds.get(value.name or "")) == PARAMETER
 
 
 def noted_kinds(graph: ir.Graph) -> dict[str, str]:
@@ -109,6 +115,8 @@ def restore_parameters(model: ir.Model) -> bool:
             calls[call].append(node)
     restored: dict[str, ir.Value] = {}
     for call, nodes in calls.items():
+        if any(map(says_folded, nodes)):
+            continue  # The layer's own weights stand where those of the batch normalization were.
         operands = [_Operand(node, place) for node in nodes for place, value in enumerate(node.inputs) if value]
         named = dict.fromkeys(targets[token] for token in _TOKEN.findall(call) if token in targets)
         read = [operand for operand in operands if operand.value.is_initializer() and kinds.get(operand.name) == PARAMETER]

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import Names, add_initializer, constant_array, remove_unread_value
 from burnish.graph.uses import is_read_once
+from burnish.importer.folded_normalization import FOLDED
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Folding:
         elif shift.any():
             layer.resize_inputs(3)
             layer.replace_input_with(2, self.new_bias(layer.inputs[1], shifted))
+        layer.metadata_props[FOLDED] = self.normalization.name or ""
         return True
 
     def put(self, node: ir.Node, index: int, array: np.ndarray) -> None:

@@ -1,0 +1,57 @@
+"""What of a model is perhaps not what was meant to train, as sentences that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import onnx_ir as ir
+
+from burnish.importer import folded_layers, perhaps_copied, perhaps_learned_scalars, perhaps_merged
+
+SHOWN = 3
+"""How many of several weights a sentence names."""
+
+
+def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, takes_all: bool) -> Iterator[str]:
+    """Give a sentence for each doubt about the weights that train.
+
+    Weights train as one and were perhaps several, or as two and were one; batch normalization was folded into layers that train;
+    scalars that were perhaps parameters stay as they are.
+
+    Args:
+        model: a canonical model.
+        trainable: the weights that train.
+        is_frozen: whether the user asked for normalization by fixed statistics, which is what folding leaves.
+        takes_all: whether the user left it open what trains.
+    """
+    if several := [f"'{name}' ({count} layers)" for name, count in perhaps_merged(model).items() if name in trainable]:
+        yield (
+            f"weights of one value that several layers read train as one: {_first(several)}. Where these were parameters of "
+            "their own, export the model again without an optimizer of graphs that merges equal tensors, for example with "
+            "torch.onnx.export(..., dynamo=True, optimize=False)"
+        )
+    if pairs := [f"'{name}' of '{table}'" for name, table in perhaps_copied(model).items() if {name, table} & {*trainable}]:
+        yield (
+            f"a weight holds the same numbers as a table that rows are taken of, and trains apart from it: {_first(pairs)}. "
+            "Where the two were one parameter, export the model again so that it stays one, for example with "
+            "torch.onnx.export(..., dynamo=True), or with do_constant_folding=False"
+        )
+    folded = [f"'{weight}'" for weight, bias in folded_layers(model).items() if {weight, bias} & {*trainable}]
+    if folded and not is_frozen:
+        layers = "a layer that trains" if len(folded) == 1 else f"{len(folded)} layers that train"
+        yield (
+            f"batch normalization was folded into {layers} when the model was exported, and is not trained: "
+            f"{_first(folded)}. Export the model again with it kept (torch.onnx.export(..., dynamo=True, optimize=False); "
+            "burnish export ... --no-fold), or put new layers in (burnish.surgery.insert). Where it is meant to stay fixed, say "
+            "so with norm='frozen'"
+        )
+    if takes_all and (scalars := perhaps_learned_scalars(model)):
+        named = _first([f"'{name}'" for name in scalars])
+        yield (
+            f"scalars count as constants, and these stay as they are: {named}. Where they were parameters, train them by name: "
+            f"trainable=['*', '{scalars[0]}']"
+        )
+
+
+def _first(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")
