@@ -1,0 +1,157 @@
+"""A module, called with examples, as a graph of ATen operators."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
+
+DEFAULT_MOMENTUM = 0.1
+"""Stands for the momentum None of a layer while it is traced; what the layer does is its policy."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A module as a graph of ATen operators.
+
+    Attributes:
+        program: the graph; its outputs are the tensors that ``forward`` returns, in their order.
+        returned: what ``forward`` returns, with the stand-ins of the trace as tensors.
+        cumulative: names of the normalization layers whose statistics are averages over all updates.
+    """
+
+    program: torch.export.ExportedProgram
+    returned: Any
+    cumulative: frozenset[str]
+
+
+def capture(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, training: bool
+) -> Captured:
+    """Trace ``forward`` in training or evaluation mode; the module is left as it is.
+
+    Args:
+        module: the module. In training, submodules that are in evaluation mode stay so; unless the module as a whole is in
+            evaluation mode, which is then as if ``train()`` had been called.
+        args, kwargs: what ``forward`` is called with.
+        dynamic_shapes: as ``torch.export.export`` takes it.
+        training: the mode.
+    """
+    returned: list[Any] = []
+    with (
+        _mode(module, training),
+        _countless(module) as cumulative,
+        _returns_tensors(module, returned),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+    return Captured(program, returned[-1], cumulative)
+
+
+@contextlib.contextmanager
+def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    before = {submodule: submodule.training for submodule in module.modules()}
+    try:
+        if not training:
+            module.eval()
+        elif not module.training:
+            module.train()
+        yield
+    finally:
+        for submodule, mode in before.items():
+            submodule.training = mode
+
+
+@contextlib.contextmanager
+def _countless(module: torch.nn.Module) -> Iterator[frozenset[str]]:
+    """Normalization layers that count no batches, which would be a change of the module that the graph cannot hold."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _NormBase)}
+    before = {layer: (layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in layers.values()}
+    cumulative = frozenset(name for name, layer in layers.items() if layer.momentum is None)
+    try:
+        for layer, (momentum, count) in before.items():
+            layer.momentum = DEFAULT_MOMENTUM if momentum is None else momentum
+            if count is not None:
+                layer._buffers["num_batches_tracked"] = None
+        yield cumulative
+    finally:
+        for layer, (momentum, count) in before.items():
+            layer.momentum = momentum
+            if count is not None:
+                layer._buffers["num_batches_tracked"] = count
+
+
+@contextlib.contextmanager
+def _returns_tensors(module: torch.nn.Module, returned: list[Any]) -> Iterator[None]:
+    """Let ``forward`` return the tensors of what it returns; what that was is added to ``returned``."""
+    forward = module.forward
+    own = module.__dict__.get("forward")
+
+    @functools.wraps(forward)
+    def tensors(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        result = forward(*args, **kwargs)
+        register_dataclasses(result)
+        returned.append(result)
+        return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+    module.__dict__["forward"] = tensors
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+
+def register_dataclasses(value: Any) -> None:
+    """Make the dataclasses in a value known to PyTorch as structures."""
+    for leaf in pytree.tree_leaves(value):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            torch.export.register_dataclass(type(leaf))
+            for entry in fields(leaf):
+                register_dataclasses(getattr(leaf, entry.name))
+
+
+def bound_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each parameter of ``forward`` is given, by name."""
+    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+
+def with_several_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the examples with two samples where they have one: PyTorch takes an extent of 1 for one that never changes."""
+    if _batch((args, kwargs)) != 1:
+        return args, dict(kwargs)
+
+    def doubled(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == 1:
+            return torch.cat([leaf.detach()] * 2)
+        return leaf
+
+    repeated: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(doubled, (args, dict(kwargs)))
+    return repeated
+
+
+def open_batch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return shapes that are open along the first axis, of all tensors that have as many samples there as the first."""
+    batch = _batch((args, kwargs))
+
+    def axes(leaf: Any) -> dict[int, Any] | None:
+        is_batch = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
+        return {0: torch.export.Dim.AUTO} if is_batch else None
+
+    return {name: pytree.tree_map(axes, value) for name, value in bound_arguments(module, args, kwargs).items()}
+
+
+def _batch(examples: Any) -> int | None:
+    extents = (leaf.shape[0] for leaf in pytree.tree_leaves(examples) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0)
+    return next(extents, None)

@@ -1,0 +1,178 @@
+"""A graph of ATen operators as an ``onnx_ir.Model``, with the names of the module."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from burnish.errors import UnsupportedOperatorError
+from burnish.importer.pytorch.capture import Captured
+from burnish.importer.pytorch.exported import Structure
+from burnish.importer.pytorch.layers import is_user_input
+from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
+
+SIXTEEN_BITS = {torch.bfloat16: ml_dtypes.bfloat16}
+
+
+def convert(program: torch.export.ExportedProgram) -> ir.Model:
+    """Return the graph in ONNX operators: nothing folded, nothing merged; weights are copies.
+
+    Raises:
+        UnsupportedOperatorError: ``forward`` changes a buffer that is no running statistic.
+    """
+    with _quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
+        )
+    assert exported is not None
+    assert exported.exported_program is not None
+    _refuse_changed_buffers(exported.exported_program.graph_signature.buffers_to_mutate.values())
+    model: ir.Model = exported.model
+    tensors = {**program.state_dict, **program.constants}
+    for name, value in model.graph.initializers.items():
+        value.const_value = ir.Tensor(_copied(tensors[name]), name=name)
+    return model
+
+
+def _refuse_changed_buffers(names: Iterable[str]) -> None:
+    if changed := sorted(names):
+        raise UnsupportedOperatorError(
+            f"forward changes the buffer '{changed[0]}', and a training step moves no buffers but the running statistics of "
+            "batch normalization. Compute it outside of the module and pass it as an input, or leave that part to PyTorch with "
+            "burnish.torch.wrap of the other parts"
+        )
+
+
+def _copied(tensor: torch.Tensor) -> Any:
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype in SIXTEEN_BITS:
+        return plain.view(torch.int16).numpy().copy().view(SIXTEEN_BITS[plain.dtype])
+    return np.array(plain.numpy())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what the exporter logs below errors: notes on operators of packages that are not there."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def name_inputs(model: ir.Model, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Structure:
+    """Return how the examples are inputs of the graph, which have the names of the parameters of ``forward``."""
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    specs = [spec for spec in captured.program.graph_signature.input_specs if is_user_input(spec)]
+    names = [entry.arg.name if isinstance(leaf, torch.Tensor) else None for entry, leaf in zip(specs, leaves, strict=True)]
+    constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return Structure(spec, tuple(names), tuple(constants))
+
+
+def name_outputs(model: ir.Model, captured: Captured) -> Structure:
+    """Name the outputs of the graph by where they stand in what ``forward`` returns, in place.
+
+    A tensor by itself is ``output``; an entry of a dictionary or dataclass has its name, one of a tuple its number.
+    """
+    paths, spec = pytree.tree_flatten_with_path(captured.returned)
+    taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
+    names: list[str | None] = []
+    produced: list[ir.Value] = []
+    values = iter(list(model.graph.outputs))
+    for path, leaf in paths:
+        if not isinstance(leaf, torch.Tensor):
+            names.append(None)
+            continue
+        names.append(_unused(_path_name(path), taken))
+        taken.add(names[-1])
+        produced.append(_apart(model.graph, next(values), produced))
+    by_name = {value.name: value for node in model.graph for value in node.outputs}
+    model.graph.outputs.clear()
+    for name, value in zip(filter(None, names), produced, strict=True):
+        if (other := by_name.get(name)) is not None and other is not value:
+            other.name = _unused(f"{name}_inside", {*taken, *by_name})
+        value.name = name
+        model.graph.outputs.append(value)
+    constants = [None if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths]
+    return Structure(spec, tuple(names), tuple(constants))
+
+
+def _apart(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
+    """Return a value that a node computes for one output alone."""
+    if value.producer() is not None and value not in others:
+        return value
+    node = ir.node("Identity", [value])
+    graph.append(node)
+    copy = node.outputs[0]
+    copy.type, copy.shape = value.type, value.shape
+    return copy
+
+
+def _path_name(path: Sequence[Any]) -> str:
+    parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    if not parts:
+        return "output"
+    return "_".join(parts) if not parts[0].isdigit() else "output_" + "_".join(parts)
+
+
+def _unused(name: str, taken: set[Any]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+def name_layers(model: ir.Model, policies: Mapping[str, str]) -> dict[str, str]:
+    """Give batch normalization nodes the names of their layers, in place; return the policies by the names of the nodes."""
+    named: dict[str, str] = {}
+    for node in model.graph:
+        if node.op_type != "BatchNormalization" or (mean := node.inputs[3]) is None:
+            continue
+        layer = (mean.name or "").rpartition(".")[0]
+        if layer in policies:
+            node.name = _unused(layer, set(named))
+            named[node.name] = policies[layer]
+    return named
+
+
+def name_dimensions(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Give the symbols of shapes names, in place: ``batch`` in place of ``s77``."""
+    if not names:
+        return
+    symbol = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    for value in _values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [
+                    symbol.sub(lambda match: names[match[0]], str(size.value))
+                    if isinstance(size, ir.SymbolicDim) and size.value
+                    else size
+                    for size in value.shape
+                ]
+            )
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs

@@ -1,0 +1,117 @@
+"""``export_module``: a module and examples of its inputs become a model, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from burnish.importer.pytorch.capture import Captured, capture, open_batch, with_several_samples
+from burnish.importer.pytorch.conversion import convert, name_dimensions, name_inputs, name_layers, name_outputs
+from burnish.importer.pytorch.exported import ExportedModule, Structure
+from burnish.importer.pytorch.forms import same_but_for_mode
+from burnish.importer.pytorch.layers import held_rows, neutralize, write_out_channel_dropout
+from burnish.importer.pytorch.symbols import symbol_names
+
+
+def export_module(
+    module: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+) -> ExportedModule:
+    """Return a module as one graph for training and evaluation, and what ONNX does not keep of it.
+
+    The module is called twice, in training and in evaluation mode, with stand-ins for the examples that have no elements; it is
+    left as it is. Where the two differ in more than normalization and dropout, there is a graph for each.
+
+    Args:
+        module: the module. Submodules in evaluation mode stay so in training, unless the module as a whole is: that is as if
+            ``train()`` had been called.
+        args, kwargs: what ``forward`` is called with. What is no tensor becomes a constant of the graph.
+        dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
+            that have as many samples there as the first input.
+
+    Raises:
+        UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
+    """
+    named = {} if kwargs is None else dict(kwargs)
+    if dynamic_shapes is None:
+        args, named = with_several_samples(args, named)
+        shapes: Any = open_batch(module, args, named)
+    else:
+        shapes = dynamic_shapes
+    training = capture(module, args, named, shapes, training=True)
+    evaluation = capture(module, args, named, shapes, training=False)
+    policies = neutralize(training.program, module, training.cumulative)
+    neutralize(evaluation.program, module, evaluation.cumulative)
+    shared = shared_names(module)
+    canonical = {other: name for name, others in shared.items() for other in others}
+    is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
+    write_out_channel_dropout(training.program)
+    model, inputs, outputs, norm_policies = _converted(training, args, named, policies, canonical, shapes)
+    inference = None if is_neutral else _converted(evaluation, args, named, policies, canonical, shapes)[0]
+    return ExportedModule(
+        model=model,
+        inference=inference,
+        inputs=inputs,
+        outputs=outputs,
+        parameters={name: parameter.requires_grad for name, parameter in module.named_parameters()},
+        buffers=_buffers(module),
+        shared=shared,
+        norm_policies=norm_policies,
+        held_rows=held_rows(training.program, canonical),
+        counted_batches=_counted_batches(module, policies),
+    )
+
+
+def _converted(
+    captured: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    policies: Mapping[str, str],
+    canonical: Mapping[str, str],
+    shapes: Any,
+) -> tuple[ir.Model, Structure, Structure, dict[str, str]]:
+    model = convert(captured.program)
+    _rename_shared(model, canonical)
+    inputs = name_inputs(model, captured, args, kwargs)
+    outputs = name_outputs(model, captured)
+    norm_policies = name_layers(model, policies)
+    name_dimensions(model, symbol_names(captured.program, shapes))
+    return model, inputs, outputs, norm_policies
+
+
+def shared_names(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return the other names of parameters and buffers that have several, by the first, which ``named_parameters`` gives."""
+    names: dict[int, list[str]] = {}
+    for pairs in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
+        for name, tensor in pairs:
+            names.setdefault(id(tensor), []).append(name)
+    return {first: tuple(others) for first, *others in names.values() if others}
+
+
+def _rename_shared(model: ir.Model, canonical: Mapping[str, str]) -> None:
+    initializers = model.graph.initializers
+    for name in [name for name in initializers if name in canonical]:
+        value = initializers.pop(name)
+        first = canonical[name]
+        if first in initializers:
+            value.replace_all_uses_with(initializers[first])
+            continue
+        value.name = first
+        initializers[first] = value
+
+
+def _buffers(module: torch.nn.Module) -> dict[str, bool]:
+    kept = module.state_dict(keep_vars=True)
+    return {name: name in kept for name, _ in module.named_buffers()}
+
+
+def _counted_batches(module: torch.nn.Module, policies: Mapping[str, str]) -> dict[str, int]:
+    counts = {}
+    for layer, policy in policies.items():
+        name = f"{layer}.num_batches_tracked"
+        count = dict(module.named_buffers()).get(name)
+        if policy != "frozen" and count is not None:
+            counts[name] = int(count)
+    return counts

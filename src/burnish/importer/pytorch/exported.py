@@ -1,0 +1,74 @@
+"""What an exported module is: its graph, and what ONNX does not keep of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How values of the user's, in tuples, dictionaries and dataclasses, are inputs or outputs of a graph.
+
+    Attributes:
+        spec: the structure, as ``torch.utils._pytree`` describes it; of inputs that of ``(args, kwargs)``.
+        names: of each leaf the name in the graph; None where the leaf is no tensor.
+        constants: of each leaf what it was at the export, where it is no tensor; else None.
+    """
+
+    spec: pytree.TreeSpec
+    names: tuple[str | None, ...]
+    constants: tuple[Any, ...]
+
+    def unflatten(self, values: Mapping[str, Any]) -> Any:
+        """Return the user's structure with these values, by their names in the graph."""
+        leaves = (constant if name is None else values[name] for name, constant in zip(self.names, self.constants, strict=True))
+        return pytree.tree_unflatten(list(leaves), self.spec)
+
+    def flatten(self, value: Any) -> dict[str, Any]:
+        """Return the tensors of a value of this structure, by their names in the graph.
+
+        Raises:
+            ValueError: the value has another structure.
+        """
+        leaves, spec = pytree.tree_flatten(value)
+        if spec != self.spec:
+            raise ValueError(f"the structure of the values is {spec}, and that of the export was {self.spec}")
+        return {name: leaf for name, leaf in zip(self.names, leaves, strict=True) if name is not None}
+
+
+@dataclass(frozen=True)
+class ExportedModule:
+    """A module as a graph, and what ONNX does not keep of it.
+
+    Attributes:
+        model: the graph of training, not yet bound to a mode where normalization and dropout are all that differs. Initializers
+            have their names in ``state_dict``; weights are copies.
+        inference: the graph of ``eval()``, where that differs in more than normalization and dropout; else None.
+        inputs: how ``(args, kwargs)`` are the inputs of the graph.
+        outputs: how the outputs of the graph are what ``forward`` returns.
+        parameters: of every parameter whether it trains (``requires_grad``), by the first of its names.
+        buffers: of every buffer whether it is in ``state_dict``.
+        shared: the other names of parameters and buffers that have several, by the name that the model has.
+        norm_policies: the policy of each batch normalization, by the name of its node: ``frozen`` where the module has the layer
+            in evaluation mode.
+        held_rows: rows of embeddings that do not train, ``padding_idx``.
+        counted_batches: the counts of batches that normalization layers keep (``num_batches_tracked``), as they stand.
+        running_variance: which variance running statistics hold.
+    """
+
+    model: ir.Model
+    inference: ir.Model | None
+    inputs: Structure
+    outputs: Structure
+    parameters: Mapping[str, bool]
+    buffers: Mapping[str, bool]
+    shared: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    norm_policies: Mapping[str, str] = field(default_factory=dict)
+    held_rows: Mapping[str, list[int]] = field(default_factory=dict)
+    counted_batches: Mapping[str, int] = field(default_factory=dict)
+    running_variance: str = "pytorch"

@@ -1,0 +1,157 @@
+"""A module becomes a graph that computes what it does, with its names, and with what ONNX does not keep beside it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import burnish
+from burnish.errors import UnsupportedOperatorError
+from burnish.importer.pytorch import ExportedModule, export_module
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, bias=False)
+        self.average = nn.BatchNorm2d(4, momentum=None)
+        self.plain = nn.BatchNorm2d(4, affine=False, momentum=0.2)
+        self.still = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout2d(0.5)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        y = self.still(self.plain(self.average(self.convolution(image))))
+        return self.head(self.dropout(torch.relu(y)).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def convolutional() -> tuple[nn.Module, ExportedModule]:
+    torch.manual_seed(0)
+    module = Convolutional()
+    module.still.eval()
+    return module, export_module(module, (torch.randn(1, 1, 6, 6),))
+
+
+def test_names_and_dimensions_are_those_of_the_module(convolutional):
+    module, exported = convolutional
+    graph = exported.model.graph
+    assert [(value.name, str(value.shape)) for value in graph.inputs] == [("image", "[batch,1,6,6]")]
+    assert [value.name for value in graph.outputs] == ["output"]
+    expected = {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
+    assert set(graph.initializers) == expected
+    assert exported.inference is None
+
+
+def test_what_each_normalization_does_is_kept(convolutional):
+    assert convolutional[1].norm_policies == {
+        "average": "train:momentum=cumulative",
+        "plain": "train:momentum=0.8",
+        "still": "frozen",
+    }
+    assert convolutional[1].counted_batches == {"average.num_batches_tracked": 0, "plain.num_batches_tracked": 0}
+
+
+def test_the_module_is_left_as_it_was():
+    module = Convolutional()
+    module.still.eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    export_module(module, (torch.randn(2, 1, 6, 6),))
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert (module.training, module.still.training, module.average.momentum) == (True, False, None)
+    assert "forward" not in module.__dict__
+
+
+def test_weights_are_copies(convolutional):
+    module, exported = convolutional
+    tensor = exported.model.graph.initializers["head.weight"].const_value
+    assert not np.shares_memory(tensor.numpy(), module.head.weight.detach().numpy())
+
+
+def test_predictions_are_those_of_evaluation(convolutional):
+    module, exported = convolutional
+    program = burnish.compile(exported.model)
+    image = torch.randn(5, 1, 6, 6)
+    session = burnish.Session(program, engine="reference")
+    with torch.no_grad():
+        expected = module.eval()(image)
+    module.train()
+    module.still.eval()
+    np.testing.assert_allclose(session.predict({"image": image.numpy()})["output"], expected.numpy(), atol=1e-6)
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    note: str = "kept"
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.words = nn.Embedding(6, 4, padding_idx=2)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    def forward(self, tokens: torch.Tensor, *, words: torch.Tensor, mask: torch.Tensor | None = None) -> Answer:
+        hidden = self.embedding(tokens) * self.scale + self.words(words) + self.table
+        return Answer(self.head(hidden), (hidden, tokens))
+
+
+def test_structures_of_inputs_and_outputs():
+    tokens = torch.tensor([[0, 1, 4]])
+    exported = export_module(Tied(), (tokens,), {"words": torch.tensor([[1, 2, 3]]), "mask": None})
+    assert exported.inputs.names == ("tokens", "words", None)
+    assert [value.name for value in exported.model.graph.outputs] == ["logits", "hidden_0", "hidden_1"]
+    answer = exported.outputs.unflatten({"logits": 1, "hidden_0": 2, "hidden_1": 3})
+    assert answer == Answer(1, (2, 3))
+    assert exported.inputs.flatten(((1,), {"words": 2, "mask": None})) == {"tokens": 1, "words": 2}
+    assert exported.inputs.unflatten({"tokens": 1, "words": 2}) == ((1,), {"words": 2, "mask": None})
+
+
+def test_what_trains_and_what_is_shared():
+    tokens = torch.tensor([[0, 1, 4]])
+    exported = export_module(Tied(), (tokens,), {"words": tokens})
+    assert exported.parameters == {"scale": False, "embedding.weight": True, "words.weight": True}
+    assert exported.buffers == {"table": False}
+    assert exported.shared == {"embedding.weight": ("head.weight",)}
+    assert exported.held_rows == {"words.weight": [2]}
+    assert set(exported.model.graph.initializers) == {"scale", "embedding.weight", "words.weight", "table"}
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if self.training else x)
+
+
+def test_a_module_that_computes_something_else_in_evaluation_has_two_graphs():
+    exported = export_module(Noisy(), (torch.ones(2, 3),))
+    assert exported.inference is not None
+    assert [node.op_type for node in exported.model.graph if node.op_type == "Mul"] == ["Mul"]
+    assert not [node for node in exported.inference.graph if node.op_type == "Mul"]
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("calls", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.layer(x) + self.calls
+
+
+def test_a_buffer_that_forward_changes_is_named():
+    with pytest.raises(UnsupportedOperatorError, match="forward changes the buffer 'calls'"):
+        export_module(Counting(), (torch.ones(2, 3),))
