@@ -109,6 +109,7 @@ class Entrant:
     row: dict[str, Any]
     contender: Contender | None = None
     turns: list[float] = field(default_factory=list)
+    processor_turns: list[float] = field(default_factory=list)
 
     def give_up(self, reason: str) -> None:
         """Take no further part, for this reason; no time of it counts."""
@@ -128,15 +129,15 @@ def disagreement(losses: list[float], reference: list[float], tolerance: float) 
     return None
 
 
-def enter(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> Entrant:
-    """Start a contender, let it build its step and take the first ones."""
+def start(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> Entrant:
+    """Start a contender's process, and go on while it imports what it needs."""
     base = name.removesuffix(PAGES)
     kind = KINDS[base]
     entrant = Entrant(name, kind, {"name": name, "title": kind.title})
     python: Path | str | None = sys.executable
     if kind.environment is not None:
         python = environments.python_of(kind.environment)
-    caches = folder / f"caches-{name}"
+    caches = folder / f"caches-{name}-{job['threads']}"
     variables = {
         "OMP_NUM_THREADS": str(job["threads"]),
         **{key: str(caches / key.lower()) for key in CACHES},
@@ -155,16 +156,24 @@ def enter(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> En
     if "refused" in entrant.row:
         return entrant
     assert python is not None
+    job = {**job, **kind.settings, "precision": precision}
+    log = folder / f"{name}-{job['threads']}.log"
+    entrant.contender = Contender.start(name, f"peers/{kind.script}", job, python, variables, log, wait=False)
+    return entrant
+
+
+def take_first_steps(entrant: Entrant) -> None:
+    """Let a contender that was started build its step and take the first ones."""
+    if entrant.contender is None:
+        return
     try:
-        job = {**job, **kind.settings, "precision": precision}
-        log = folder / f"{name}.log"
-        entrant.contender = Contender.start(name, f"peers/{kind.script}", job, python, variables, log)
+        entrant.contender.answer()
         entrant.contender.open()
         for _ in range(CHECKED_STEPS):
             entrant.contender.step()
     except ContenderError as error:
         entrant.give_up(str(error))
-        return entrant
+        return
     opened = dict(entrant.contender.opened)
     build_seconds = opened.pop("seconds")
     entrant.row |= {
@@ -173,6 +182,12 @@ def enter(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> En
         "losses": entrant.contender.losses,
         **opened,
     }
+
+
+def enter(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> Entrant:
+    """Start a contender, let it build its step and take the first ones."""
+    entrant = start(name, job, folder, precision)
+    take_first_steps(entrant)
     return entrant
 
 
@@ -214,11 +229,18 @@ def compare(
                     enter(name, job, folder, precision).give_up("")
                 entrants.append(_admitted(name, job, folder, precision, entrants))
                 print(f"  {name}: {entrants[-1].row.get('refused', 'ready')}", file=sys.stderr, flush=True)
-            _take_turns(entrants, rounds, warmup, turn_seconds)
+            take_turns(entrants, rounds, warmup, turn_seconds)
         finally:
             for entrant in entrants:
                 if entrant.contender is not None:
                     entrant.contender.kill()
+    return described(entrants, model, batch, size, precision, threads, rounds) | {"warm_caches": warm_caches}
+
+
+def described(
+    entrants: list[Entrant], model: str, batch: int, size: int | None, precision: str, threads: int, rounds: int
+) -> dict[str, Any]:
+    """What was measured, where and when, JSON-compatible."""
     return {
         "date": datetime.date.today().isoformat(),
         "model": model,
@@ -227,7 +249,6 @@ def compare(
         "precision": precision,
         "threads": threads,
         "rounds": rounds,
-        "warm_caches": warm_caches,
         "installed_kernels": _kernels_are_installed(),
         "optimizer": dict(WORKLOADS[model].optimizer),
         "machine": {"architecture": platform.machine(), "cores": os.cpu_count(), "processor": _processor()},
@@ -256,17 +277,21 @@ def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, e
         entrant.give_up(f"{available / 1e9:.1f} GB are free, too little beside the others: ask for fewer at a time (--peers)")
         return entrant
     entrant = enter(name, job, folder, precision)
-    if entrant.contender is None:
-        return entrant
-    reference = entrants[0] if entrants else entrant
-    if reference.contender is None:
-        entrant.give_up(f"there are no losses to compare with: {REFERENCE} failed")
-    elif wrong := disagreement(entrant.row["losses"], reference.row["losses"], TOLERANCES[precision]):
-        entrant.give_up(f"{wrong}: {DISAGREES}")
+    check_losses(entrant, entrants[0] if entrants else entrant, TOLERANCES[precision])
     return entrant
 
 
-def _take_turns(entrants: list[Entrant], rounds: int, warmup: int, turn_seconds: float) -> None:
+def check_losses(entrant: Entrant, reference: Entrant, tolerance: float) -> None:
+    """Let a contender whose first losses are not the reference's take no further part."""
+    if entrant.contender is None:
+        return
+    if reference.contender is None:
+        entrant.give_up(f"there are no losses to compare with: {REFERENCE} failed")
+    elif wrong := disagreement(entrant.row["losses"], reference.row["losses"], tolerance):
+        entrant.give_up(f"{wrong}: {DISAGREES}")
+
+
+def take_turns(entrants: list[Entrant], rounds: int, warmup: int, turn_seconds: float) -> None:
     """Run the interleaved rounds, then stop the contenders and note their peak memory."""
     for number in range(warmup + rounds):
         for entrant in entrants:
@@ -275,12 +300,13 @@ def _take_turns(entrants: list[Entrant], rounds: int, warmup: int, turn_seconds:
             time.sleep(REST)
             try:
                 entrant.contender.turn(min(WAKING_SECONDS, turn_seconds))
-                seconds = entrant.contender.turn(turn_seconds)
+                seconds, processor_seconds = entrant.contender.turn(turn_seconds)
             except ContenderError as error:
                 entrant.give_up(str(error))
                 continue
             if number >= warmup:
                 entrant.turns.append(sum(seconds) / len(seconds))
+                entrant.processor_turns.append(processor_seconds)
     for entrant in entrants:
         if entrant.contender is not None:
             try:
@@ -300,6 +326,7 @@ def _finished_row(entrant: Entrant, batch: int) -> dict[str, Any]:
         "minimum_seconds": min(entrant.turns),
         "maximum_seconds": max(entrant.turns),
         "seconds": entrant.turns,
+        "processor_turns": entrant.processor_turns,
         "samples_per_second": batch / median,
     }
 

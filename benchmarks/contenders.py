@@ -93,9 +93,14 @@ class Contender:
         self.seconds.append(answer["seconds"])
         self.losses.append(answer["loss"])
 
-    def turn(self, seconds: float) -> list[float]:
-        """Let it run steps until so much time has passed, one at the least; returns the time of each step."""
-        return self._ask(f"turn {seconds}")["seconds"]
+    def turn(self, seconds: float) -> tuple[list[float], float]:
+        """Let it run steps until so much time has passed, one at the least.
+
+        Returns:
+            The time of each step, and the mean of the processor time, of all threads.
+        """
+        answer = self._ask(f"turn {seconds}")
+        return answer["seconds"], answer["processor_seconds"]
 
     def send(self, request: str) -> None:
         """Begin a request (``open``, ``step``, ``steps 3``, ``memory``, ``finish``); ``answer`` waits for it."""
@@ -188,11 +193,11 @@ def serve(build: Callable[[], tuple[Step, dict[str, Any]]]) -> None:
             seconds, loss = timed()
             return {"seconds": seconds, "loss": loss}
         if request[0] == "turn":
-            end = time.perf_counter() + float(request[1])
+            busy, end = time.process_time(), time.perf_counter() + float(request[1])
             taken = [timed()[0]]
             while time.perf_counter() < end:
                 taken.append(timed()[0])
-            return {"seconds": taken}
+            return {"seconds": taken, "processor_seconds": (time.process_time() - busy) / len(taken)}
         if request[0] == "steps":
             return {"seconds": [timed()[0] for _ in range(int(request[1]))]}
         return {"peak_bytes": peak_bytes()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 import torch
 from torch import nn
@@ -321,8 +323,18 @@ def mobilenet_v2(classes: int = 1000) -> MobileNetV2:
     return MobileNetV2(classes=classes)
 
 
-def export_onnx(module: nn.Module, example: torch.Tensor, training: bool = True, opset: int = 17) -> onnx.ModelProto:
-    """Export with the TorchScript exporter, batch symbolic; ``training=True`` keeps BatchNormalization as layers."""
+def export_onnx(
+    module: nn.Module,
+    example: torch.Tensor | Mapping[str, torch.Tensor],
+    training: bool = True,
+    opset: int = 17,
+    outputs: Sequence[str] = ("logits",),
+) -> onnx.ModelProto:
+    """Export with the TorchScript exporter, batch symbolic; ``training=True`` keeps BatchNormalization as layers.
+
+    ``example`` is an input ``x``, or several by their names in the order in which the module takes them.
+    """
+    examples = {"x": example} if isinstance(example, torch.Tensor) else example
     was_training = module.training
     module.train(training)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -331,11 +343,11 @@ def export_onnx(module: nn.Module, example: torch.Tensor, training: bool = True,
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
-            (example,),
+            tuple(examples.values()),
             buffer,
-            input_names=["x"],
-            output_names=["logits"],
-            dynamic_axes={"x": {0: "batch"}, "logits": {0: "batch"}},
+            input_names=list(examples),
+            output_names=list(outputs),
+            dynamic_axes={name: {0: "batch"} for name in (*examples, *outputs) if name != "loss"},
             opset_version=opset,
             training=torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL,
             do_constant_folding=not training,
@@ -349,3 +361,19 @@ def export_onnx(module: nn.Module, example: torch.Tensor, training: bool = True,
         if initializer.name in state and "running" in initializer.name:
             initializer.CopyFrom(onnx.numpy_helper.from_array(state[initializer.name].numpy(), initializer.name))
     return model
+
+
+def parameters_of(module: nn.Module, model: onnx.ModelProto) -> list[str]:
+    """The initializers of an exported model that are the module's parameters.
+
+    The exporter may write a weight under a name of its own, transposed: then its values tell it.
+    """
+    parameters = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    names = []
+    for initializer in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(initializer)
+        if initializer.name in parameters or any(
+            np.array_equal(value, array) or (value.ndim == 2 and np.array_equal(value.T, array)) for value in parameters.values()
+        ):
+            names.append(initializer.name)
+    return names

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
 import torch_models
+from architectures.catalogue import Architecture
+from architectures.sizes import SIZED
 
 # Batches differ, so that a contender that trains on something else is found out, and are few, so that all fit in memory.
 BATCHES = 3
 VOCABULARY = 30522
+# Before the name of an architecture of the catalogue.
+ARCHITECTURE = "architecture-"
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,76 @@ class Workload:
     tokens: bool = False
     pixels: bool = False
 
+    loss_name: ClassVar[str] = "cross_entropy"
+    outputs: ClassVar[tuple[str, ...]] = ("logits",)
+
     @property
     def images(self) -> bool:
         """Whether samples have the form of images, for which a memory format can be chosen."""
         return len(self.sample(1)) == 3
+
+    def arrays(self, batch: int, size: int | None, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """A batch: ``x`` and ``labels``."""
+        sample = self.sample(size or self.size)
+        if self.tokens:
+            x = random.integers(0, VOCABULARY, (batch, *sample))
+        else:
+            x = random.standard_normal((batch, *sample), dtype=np.float32)
+        return {"x": x, "labels": random.integers(0, self.classes, (batch, *(sample[1:] if self.pixels else ())))}
+
+    def loss(self, module: Callable[..., torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The loss as PyTorch computes it."""
+        return nn.functional.cross_entropy(module(feeds["x"]), feeds["labels"])
+
+
+@dataclass(frozen=True)
+class ArchitectureWorkload:
+    """An architecture of the catalogue, with PyTorch's operator of attention where it has any.
+
+    Attributes:
+        architecture: what it is fed, its loss and its optimizer.
+        batch: the batch size where none is asked for.
+    """
+
+    architecture: Architecture
+    batch: int
+    size: ClassVar[int | None] = None
+
+    @property
+    def images(self) -> bool:
+        return len(self.architecture.inputs(1).get("x", torch.empty(0)).shape) == 4
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        return self.architecture.optimizer
+
+    @property
+    def loss_name(self) -> str | None:
+        return self.architecture.loss
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.architecture.outputs
+
+    def build(self) -> nn.Module:
+        return self.architecture.module("sdpa")
+
+    def arrays(self, batch: int, size: int | None, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """A batch: what the module takes, in its order, and the labels.
+
+        Raises:
+            ValueError: a size was asked for.
+        """
+        if size is not None:
+            raise ValueError("architectures have the one size that is in architectures/sizes.py")
+        torch.manual_seed(int(random.integers(2**31)))
+        inputs, labels = self.architecture.batch(batch)
+        return {name: tensor.numpy() for name, tensor in (inputs | labels).items()}
+
+    def loss(self, module: Callable[..., torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The loss as PyTorch computes it."""
+        labels = {name: feeds[name] for name in ("labels",) if self.architecture.loss is not None}
+        return self.architecture.loss_of(module, {name: feeds[name] for name in feeds if name not in labels}, labels)
 
 
 def mobilenet_v2() -> nn.Module:
@@ -65,7 +135,7 @@ QUICK = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 SLOW = {"name": "sgd", "lr": 0.001, "momentum": 0.9}
 ADAMW = {"name": "adamw", "lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 
-WORKLOADS = {
+WORKLOADS: Mapping[str, Workload | ArchitectureWorkload] = {
     "mlp": Workload(torch_models.mlp, lambda _: (784,), 1, 32, 10, QUICK),
     "mlp-batchnorm": Workload(torch_models.normalized_mlp, lambda _: (1024,), 1, 256, 10, QUICK),
     "digits-resnet": Workload(torch_models.DigitsResNet, lambda size: (1, size, size), 8, 64, 10, QUICK),
@@ -75,6 +145,7 @@ WORKLOADS = {
     "unet": Workload(torch_models.UNet, lambda size: (3, size, size), 256, 4, 4, QUICK, pixels=True),
     "audio": Workload(torch_models.AudioNet, lambda samples: (1, samples), 16000, 16, 35, QUICK),
     "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=True),
+    **{ARCHITECTURE + name: ArchitectureWorkload(architecture, batch) for name, (architecture, batch) in SIZED.items()},
 }
 
 
@@ -82,30 +153,32 @@ def prepare(folder: Path, model: str, batch: int, size: int | None = None) -> di
     """Write a model, its weights and batches into a folder.
 
     Returns:
-        What every contender's job holds: ``model`` (the name), ``batch``, ``optimizer``, and paths: ``onnx``, ``weights``
-        (of PyTorch), ``arrays`` (the same as npz), ``data``.
+        What every contender's job holds: ``model`` (the name), ``batch``, ``optimizer``, ``loss`` (its name; None where the model
+        computes it), ``trainable`` (names of initializers; None for those that a file tells by itself), and paths: ``onnx``,
+        ``weights`` (of PyTorch), ``arrays`` (the same as npz), ``data``.
     """
     workload = WORKLOADS[model]
-    sample = workload.sample(size or workload.size)
     random = np.random.default_rng(0)
     torch.manual_seed(0)
     module = workload.build()
-    arrays: dict[str, np.ndarray] = {}
-    for index in range(BATCHES):
-        if workload.tokens:
-            arrays[f"x{index}"] = random.integers(0, VOCABULARY, (batch, *sample))
-        else:
-            arrays[f"x{index}"] = random.standard_normal((batch, *sample), dtype=np.float32)
-        labelled = sample[1:] if workload.pixels else ()
-        arrays[f"labels{index}"] = random.integers(0, workload.classes, (batch, *labelled))
-    np.savez(folder / "data.npz", **arrays)
+    batches = [workload.arrays(batch, size, random) for _ in range(BATCHES)]
+    np.savez(
+        folder / "data.npz", **{f"{name}{index}": array for index, feeds in enumerate(batches) for name, array in feeds.items()}
+    )
     torch.save(module.state_dict(), folder / "weights.pt")
     np.savez(folder / "weights.npz", **{name: tensor.numpy() for name, tensor in module.state_dict().items()})
-    example = torch.from_numpy(arrays["x0"][: min(2, batch)])
-    (folder / "model.onnx").write_bytes(torch_models.export_onnx(module, example).SerializeToString())
+    labels = () if workload.loss_name is None else ("labels",)
+    example = {name: torch.from_numpy(array[: min(2, batch)]) for name, array in batches[0].items() if name not in labels}
+    model_proto = torch_models.export_onnx(module, example, outputs=workload.outputs)
+    (folder / "model.onnx").write_bytes(model_proto.SerializeToString())
+    trainable = None
+    if isinstance(workload, ArchitectureWorkload):
+        trainable = torch_models.parameters_of(module, model_proto)
     return {
         "model": model,
         "batch": batch,
+        "loss": workload.loss_name,
+        "trainable": trainable,
         "onnx": str(folder / "model.onnx"),
         "weights": str(folder / "weights.pt"),
         "arrays": str(folder / "weights.npz"),

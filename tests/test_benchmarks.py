@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import numpy as np
 import onnxruntime
 import pytest
 
+import architecture_table
 import compare
+import compare_architectures
 import comparison_table
+import environments
+from architectures.catalogue import ARCHITECTURES
+from architectures.sizes import SIZED
 from compare import Kind
-from workloads import prepare
+from workloads import ARCHITECTURE, prepare
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +151,80 @@ def test_the_documentation_has_the_tables_of_the_results():
     text = comparison_table.DOCUMENT.read_text(encoding="utf-8")
     between = text.split(comparison_table.BEGIN)[1].split(comparison_table.END)[0]
     assert between.strip() == comparison_table.tables().strip(), "run `python benchmarks/compare.py --table`"
+
+
+def test_every_architecture_has_a_size_to_be_timed_in():
+    assert list(SIZED) == list(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "fed"),
+    [
+        ("bert", ["input_ids", "attention_mask"], ["input_ids", "attention_mask", "labels"]),
+        ("ssd", ["x", "classes", "wanted"], ["x", "classes", "wanted"]),
+    ],
+)
+def test_an_architecture_is_prepared_with_all_its_inputs(name, inputs, fed, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(environments.PEERS)
+    read_feeds = importlib.import_module("job").read_feeds
+    job = prepare(tmp_path, ARCHITECTURE + name, 3)
+    session = onnxruntime.InferenceSession(job["onnx"], providers=["CPUExecutionProvider"])
+    batches = read_feeds(job)
+    assert [list(feeds) for feeds in batches] == [fed] * 3
+    assert [entry.name for entry in session.get_inputs()] == inputs
+    (output,) = session.run(None, {key: batches[0][key] for key in inputs})
+    assert output.shape == ((3, 5) if name == "bert" else ())
+    assert (job["loss"], job["optimizer"]["name"]) == (("cross_entropy", "adamw") if name == "bert" else (None, "sgd"))
+    module = SIZED[name][0].module(**({"style": "sdpa"} if name == "bert" else {}))
+    assert len(job["trainable"]) == len(list(module.parameters()))
+
+
+@pytest.mark.slow
+def test_an_architecture_trains_alike_in_every_contender():
+    (case,) = compare_architectures.measured("lraspp", [1], rounds=2, warmup=0, turn_seconds=0.01)
+    assert [row["name"] for row in case["contenders"]] == list(compare_architectures.CONTENDERS)
+    assert architecture_table.refusals(case) == []
+    assert architecture_table.ratio(case, "eager") == 1.0
+    assert architecture_table.ratio(case, "burnish-torch", "cpu") > 0
+    assert architecture_table.line(case).startswith("lraspp ")
+
+
+def architecture_case(name, threads, seconds):
+    """What would have been saved, with the seconds of three rounds or the reason why there are none for each contender."""
+    rows = [
+        {"name": contender, "title": contender, "refused": taken}
+        if isinstance(taken, str)
+        else {
+            "name": contender,
+            "seconds": taken,
+            "median_seconds": sorted(taken)[1],
+            "first_step_seconds": 2.0,
+            "versions": {"torch" if contender == "eager" else "onnxruntime": "1.0"},
+        }
+        for contender, taken in seconds.items()
+    ]
+    described = {"date": "2026-01-01", "rounds": 3, "batch": 4, "machine": {"processor": "a processor"}}
+    return {**described, "model": ARCHITECTURE + name, "threads": threads, "contenders": rows}
+
+
+def test_the_table_of_architectures_has_ratios_of_rounds_and_names_the_slower(tmp_path):
+    eager = [0.1, 0.2, 0.4]
+    quick = {"eager": eager, "burnish-torch": [0.05, 0.1, 0.4], "burnish-onnxruntime": [0.2, 0.4, 0.4]}
+    slow = {"eager": eager, "burnish-torch": [0.11, 0.22, 0.3], "burnish-onnxruntime": "out of memory"}
+    cases = [architecture_case(name, threads, quick) for name in ("bert", "vit") for threads in (1, 2)]
+    path = architecture_table.save([*cases[:3], architecture_case("vit", 2, slow)], tmp_path)
+    assert path == architecture_table.latest(tmp_path)
+    text = architecture_table.table(path)
+    assert "| bert | 4 | 200 ms | 0.50 | 2.00 | 200 ms | 0.50 | 2.00 | 2.00 s | 2.00 s | 2.00 s |" in text
+    assert "| vit | 4 | 200 ms | 0.50 | 2.00 | 200 ms | 1.10 | no time | 2.00 s | 2.00 s |  |" in text
+    assert "Slower than eager on the torch engine: vit." in text
+    assert architecture_table.refusals(architecture_case("vit", 2, slow)) == ["vit on 2: burnish-onnxruntime: out of memory"]
+    architecture_table.save([cases[3]], tmp_path)
+    assert "None is slower on the torch engine." in architecture_table.table(path)
+
+
+def test_the_documentation_has_the_table_of_architectures():
+    text = architecture_table.DOCUMENT.read_text(encoding="utf-8")
+    between = text.split(architecture_table.BEGIN)[1].split(architecture_table.END)[0]
+    expected = architecture_table.table(architecture_table.latest())
+    assert between.strip() == expected, "run `python benchmarks/compare_architectures.py --table`"

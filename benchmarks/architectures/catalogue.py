@@ -81,25 +81,34 @@ class Architecture:
         return OPTIMIZERS[settings.pop("name")](module.parameters(), **settings)
 
 
-def _tokens(name: str = "input_ids", low: int = 1) -> Callable[[int], Tensors]:
-    return lambda size: {name: torch.randint(low, text.VOCABULARY, (size, TOKENS))}
+def tokens_of(length: int = TOKENS, *names: str) -> Callable[[int], Tensors]:
+    """Token numbers, [batch, length] for each name."""
+    return lambda size: {name: torch.randint(1, text.VOCABULARY, (size, length)) for name in names or ("input_ids",)}
 
 
-def _padded(size: int) -> Tensors:
-    mask = torch.ones(size, TOKENS, dtype=torch.int64)
-    mask[1::2, TOKENS - 3 :] = 0
-    return _tokens()(size) | {"attention_mask": mask}
+def padded_tokens(length: int = TOKENS) -> Callable[[int], Tensors]:
+    """Token numbers and their mask: the last third of every other sample is padding."""
+
+    def inputs(size: int) -> Tensors:
+        mask = torch.ones(size, length, dtype=torch.int64)
+        mask[1::2, length - length // 3 :] = 0
+        return tokens_of(length)(size) | {"attention_mask": mask}
+
+    return inputs
 
 
-def _pair(size: int) -> Tensors:
-    return _tokens()(size) | _tokens("decoder_input_ids")(size)
+def pairs_of_tokens(length: int = TOKENS) -> Callable[[int], Tensors]:
+    """Token numbers of a source and of a target."""
+    return tokens_of(length, "input_ids", "decoder_input_ids")
 
 
-def _numbers(*shape: int) -> Callable[[int], Tensors]:
+def numbers(*shape: int) -> Callable[[int], Tensors]:
+    """``x``, normal numbers, [batch, *shape]."""
     return lambda size: {"x": torch.randn(size, *shape)}
 
 
-def _classes(count: int, *shape: int) -> Callable[[int], Tensors]:
+def classes(count: int, *shape: int) -> Callable[[int], Tensors]:
+    """``labels``, one of ``count`` classes, [batch, *shape]."""
     return lambda size: {"labels": torch.randint(0, count, (size, *shape))}
 
 
@@ -107,59 +116,69 @@ def _nothing(_: int) -> Tensors:
     return {}
 
 
-def _yolo_targets(size: int) -> Tensors:
-    cells = (size, len(detection.ANCHORS), detection.YOLO_CELLS, detection.YOLO_CELLS)
-    return {
-        "objects": (torch.rand(cells) < 0.2).float(),
-        "boxes": torch.rand(*cells, 4) * 0.5 + 0.1,
-        "classes": torch.randint(0, detection.CLASSES, cells),
-    }
+def yolo_inputs(side: int = SIDE) -> Callable[[int], Tensors]:
+    """Images and, for each anchor and each cell of 8 pixels, whether an object stands there, its box and its class."""
+
+    def inputs(size: int) -> Tensors:
+        cells = (size, len(detection.ANCHORS), side // 8, side // 8)
+        return numbers(3, side, side)(size) | {
+            "objects": (torch.rand(cells) < 0.2).float(),
+            "boxes": torch.rand(*cells, 4) * 0.5 + 0.1,
+            "classes": torch.randint(0, detection.CLASSES, cells),
+        }
+
+    return inputs
 
 
-def _ssd_targets(size: int) -> Tensors:
-    boxes = len(detection.ANCHORS) * sum(cells**2 for cells in detection.SSD_CELLS)
-    classes = torch.randint(1, 1 + detection.CLASSES, (size, boxes)) * (torch.rand(size, boxes) < 0.1)
-    return {"classes": classes, "wanted": torch.randn(size, boxes, 4)}
+def ssd_inputs(side: int = SIDE) -> Callable[[int], Tensors]:
+    """Images and, for each box over cells of 4 and of 8 pixels, its class, 0 for most, and its offsets."""
+
+    def inputs(size: int) -> Tensors:
+        boxes = len(detection.ANCHORS) * ((side // 4) ** 2 + (side // 8) ** 2)
+        chosen = torch.randint(1, 1 + detection.CLASSES, (size, boxes)) * (torch.rand(size, boxes) < 0.1)
+        return numbers(3, side, side)(size) | {"classes": chosen, "wanted": torch.randn(size, boxes, 4)}
+
+    return inputs
 
 
-_IMAGES = _numbers(3, SIDE, SIDE)
-_PIXEL_CLASSES = _classes(4, SIDE, SIDE)
-_WORDS = _classes(text.VOCABULARY, TOKENS)
+_IMAGES = numbers(3, SIDE, SIDE)
+_PIXEL_CLASSES = classes(4, SIDE, SIDE)
+_WORDS = classes(text.VOCABULARY, TOKENS)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "mnist": Architecture(
         partial(images.Mnist, dropout=0.0),
-        _numbers(1, 28, 28),
-        _classes(10),
+        numbers(1, 28, 28),
+        classes(10),
         {"name": "adadelta", "lr": 1.0},
         "nll",
         scheduled=True,
     ),
-    "bert": Architecture(text.Bert, _padded, _classes(CLASSES), ADAMW, attention=True),
-    "distilbert": Architecture(partial(text.Bert, sentences=False), _padded, _classes(CLASSES), ADAMW, attention=True),
-    "gpt2": Architecture(text.Gpt2, _tokens(), _WORDS, ADAMW, attention=True),
-    "llama": Architecture(text.Llama, _tokens(), _WORDS, ADAMW, attention=True),
-    "t5": Architecture(text.T5, _pair, _WORDS, {"name": "adafactor", "lr": 0.01}, attention=True),
-    "vit": Architecture(images.Vit, _IMAGES, _classes(CLASSES), ADAMW, attention=True),
-    "swin": Architecture(partial(images.Swin, version=1), _IMAGES, _classes(CLASSES), ADAMW, attention=True),
-    "swin_v2": Architecture(partial(images.Swin, version=2), _IMAGES, _classes(CLASSES), ADAMW, attention=True),
+    "bert": Architecture(text.Bert, padded_tokens(), classes(CLASSES), ADAMW, attention=True),
+    "distilbert": Architecture(partial(text.Bert, sentences=False), padded_tokens(), classes(CLASSES), ADAMW, attention=True),
+    "gpt2": Architecture(text.Gpt2, tokens_of(), _WORDS, ADAMW, attention=True),
+    "llama": Architecture(text.Llama, tokens_of(), _WORDS, ADAMW, attention=True),
+    "t5": Architecture(text.T5, pairs_of_tokens(), _WORDS, {"name": "adafactor", "lr": 0.01}, attention=True),
+    "vit": Architecture(images.Vit, _IMAGES, classes(CLASSES), ADAMW, attention=True),
+    "swin": Architecture(partial(images.Swin, version=1), _IMAGES, classes(CLASSES), ADAMW, attention=True),
+    "swin_v2": Architecture(partial(images.Swin, version=2), _IMAGES, classes(CLASSES), ADAMW, attention=True),
     "deeplab": Architecture(pixels.DeepLab, _IMAGES, _PIXEL_CLASSES),
     "lraspp": Architecture(pixels.LrAspp, _IMAGES, _PIXEL_CLASSES),
     "unet": Architecture(pixels.UNet, _IMAGES, _PIXEL_CLASSES),
-    "video_resnet": Architecture(images.VideoResNet, _numbers(3, 4, 16, 16), _classes(CLASSES)),
-    "frames_lstm": Architecture(images.FramesThenLstm, _numbers(4, 3, 16, 16), _classes(CLASSES), {"name": "adam", "lr": 1e-3}),
-    "lstm": Architecture(partial(images.Recurrent, "LSTM"), _tokens(), _classes(CLASSES), {"name": "adam", "lr": 1e-3}),
-    "gru": Architecture(partial(images.Recurrent, "GRU"), _tokens(), _classes(CLASSES), {"name": "adam", "lr": 1e-3}),
+    "video_resnet": Architecture(images.VideoResNet, numbers(3, 4, 16, 16), classes(CLASSES)),
+    "frames_lstm": Architecture(images.FramesThenLstm, numbers(4, 3, 16, 16), classes(CLASSES), {"name": "adam", "lr": 1e-3}),
+    "lstm": Architecture(partial(images.Recurrent, "LSTM"), tokens_of(), classes(CLASSES), {"name": "adam", "lr": 1e-3}),
+    "gru": Architecture(partial(images.Recurrent, "GRU"), tokens_of(), classes(CLASSES), {"name": "adam", "lr": 1e-3}),
     "yolo": Architecture(
         lambda: detection.WithLoss(detection.Yolo(), detection.YoloLoss()),
-        lambda size: _IMAGES(size) | _yolo_targets(size),
+        yolo_inputs(),
         _nothing,
         loss=None,
         outputs=("loss",),
     ),
     "ssd": Architecture(
         lambda: detection.WithLoss(detection.Ssd(), detection.SsdLoss()),
-        lambda size: _IMAGES(size) | _ssd_targets(size),
+        ssd_inputs(),
         _nothing,
         loss=None,
         outputs=("loss",),

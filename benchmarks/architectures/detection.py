@@ -13,7 +13,6 @@ from architectures.pixels import convolution
 ANCHORS = ((0.2, 0.3), (0.5, 0.4))
 CLASSES = 3
 YOLO_CELLS = 4
-SSD_CELLS = (8, 4)
 
 
 class Yolo(nn.Module):
@@ -50,14 +49,15 @@ class YoloLoss(nn.Module):
     ``classes`` [...], int64.
     """
 
-    def __init__(self):
+    def __init__(self, count: int = YOLO_CELLS):
         super().__init__()
-        rows, columns = torch.meshgrid(torch.arange(YOLO_CELLS), torch.arange(YOLO_CELLS), indexing="ij")
+        self.count = count
+        rows, columns = torch.meshgrid(torch.arange(count), torch.arange(count), indexing="ij")
         self.register_buffer("cells", torch.stack((columns, rows), -1).float())
         self.register_buffer("anchors", torch.tensor(ANCHORS)[None, :, None, None])
 
     def forward(self, grid: torch.Tensor, objects: torch.Tensor, boxes: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        centres = (torch.sigmoid(grid[..., :2]) * 2 - 0.5 + self.cells) / YOLO_CELLS
+        centres = (torch.sigmoid(grid[..., :2]) * 2 - 0.5 + self.cells) / self.count
         extents = (torch.sigmoid(grid[..., 2:4]) * 2) ** 2 * self.anchors
         count = objects.sum().clamp(min=1)
         far = 1 - distance_overlap(torch.cat((centres, extents), -1), boxes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import string
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,16 @@ def read_batches(job: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     """The batches, (x, labels) each, in the order in which they are trained on, again and again."""
     with np.load(job["data"]) as data:
         return [(data[f"x{index}"], data[f"labels{index}"]) for index in range(len(data.files) // 2)]
+
+
+def read_feeds(job: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+    """The batches with all that the model takes and its loss reads, by name, in the order that the module has them in."""
+    batches: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(job["data"]) as data:
+        for key in data.files:
+            name = key.rstrip(string.digits)
+            batches.setdefault(key.removeprefix(name), {})[name] = data[key]
+    return list(batches.values())
 
 
 def part_of_worker(batches: list[tuple[np.ndarray, np.ndarray]], rank: int, workers: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
+from architectures.catalogue import OPTIMIZERS
 from contenders import Step, serve
-from job import endless, read_batches, read_job
+from job import endless, read_feeds, read_job
 from workloads import WORKLOADS
-
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 def main() -> None:
@@ -22,24 +20,26 @@ def main() -> None:
     settings = dict(job["optimizer"])
     optimizer_class = OPTIMIZERS[settings.pop("name")]
     # A data loader may hand batches over in any memory format, so that this is no part of a step.
-    images = WORKLOADS[job["model"]].images
-    arrays = [(torch.from_numpy(x), torch.from_numpy(labels)) for x, labels in read_batches(job)]
-    batches = endless([(x.contiguous(memory_format=layout) if images else x, labels) for x, labels in arrays])
+    workload = WORKLOADS[job["model"]]
+    tensors = [{name: torch.from_numpy(array) for name, array in feeds.items()} for feeds in read_feeds(job)]
+    if workload.images:
+        tensors = [feeds | {"x": feeds["x"].contiguous(memory_format=layout)} for feeds in tensors]
+    batches = endless(tensors)
 
     def build() -> tuple[Step, dict[str, Any]]:
-        module = WORKLOADS[job["model"]].build()
+        module = workload.build()
         module.load_state_dict(torch.load(job["weights"], weights_only=True))
         module.train()
-        if images:
+        if workload.images:
             module = module.to(memory_format=layout)
         optimizer = optimizer_class(module.parameters(), **settings, **({"fused": True} if job.get("fused") else {}))
         forward = torch.compile(module) if job.get("compiled") else module
 
         def step() -> float:
-            x, labels = next(batches)
+            feeds = next(batches)
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = cross_entropy(forward(x), labels)
+                loss = workload.loss(forward, feeds)
             loss.backward()
             optimizer.step()
             return float(loss.detach())
