@@ -26,13 +26,13 @@ HANDLED = {
         "SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence".split(),
         "tensors by the time a gradient passes, as said above",
     ),
-    **dict.fromkeys(["DequantizeLinear", "QuantizeLinear"], "passed straight through, as said above"),
+    **dict.fromkeys(
+        "DequantizeLinear QLinearConv QLinearMatMul QuantizeLinear".split(), "passed straight through, as said above"
+    ),
 }
 """Operators that are gone before a graph is differentiated, and what they have become."""
 REFUSED = {
     "BitCast": "the bits of a number have no derivative",
-    "QLinearConv": "integers go in and out; QuantizeLinear beside Conv passes gradients",
-    "QLinearMatMul": "integers go in and out; QuantizeLinear beside MatMul passes gradients",
 }
 """Operators that a gradient is refused through, by name, and why."""
 DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.Differentiable
@@ -67,6 +67,7 @@ value that is an input has no gradient.
 
 `QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
 them are computed in floating-point numbers, which [pass gradients straight through](getting-started.md#a-quantized-model).
+`QLinearConv` and `QLinearMatMul` are written with these two around `Conv` and `MatMul` when a model is read.
 
 ## Older opsets
 

@@ -269,12 +269,12 @@ def test_a_convolution_of_integers():
 def test_an_operator_that_computes_with_the_integers_in_its_own_way_is_named():
     model = parsed("""g (float[N, 2] x) => (float[N, 2] y) <float scale = {0.1}, uint8 zero = {0}> {
         q = QuantizeLinear (x, scale, zero)
-        r = com.microsoft.QLinearSigmoid (q, scale, zero, scale, zero)
+        r = com.microsoft.QOrderedGelu (q, scale, scale)
         y = DequantizeLinear (r, scale, zero)
     }""")
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", onnx.TensorProto.UINT8, ["N", 2]))
     message = (
-        r"^com\.microsoft\.QLinearSigmoid '\S*' \(output 'r'\) computes with the integers of a quantization, which no gradient "
+        r"^com\.microsoft\.QOrderedGelu '\S*' \(output 'r'\) computes with the integers of a quantization, which no gradient "
         r"passes there, and 'x' is differentiated through it\. Export the model with QuantizeLinear and DequantizeLinear around "
     )
     with pytest.raises(GradientError, match=message):

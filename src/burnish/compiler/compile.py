@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
 import onnx_ir as ir
@@ -141,14 +141,12 @@ def compile(
     state = hold_frozen(find_state(model, trainable), asked_for)
     updater = optim.get(optimizer)
     frozen = frozen_by_pattern(updater, state.trainable)
-    doubts = find_doubts(in_file, {*state.trainable}.difference(frozen), _asks_for_frozen(norm), trainable is None)
-    _warn_of_objective(predictions, objective, doubts)
+    _warn_of_objective(predictions, objective, _doubts(in_file, {*state.trainable} - {*frozen}, norm, trainable))
     policies = settle_policies(asked_for, state, frozen)
     check_frozen(in_bodies, policies)
     held_rows = find_held_rows(model, state, hold_rows)
     # The inputs of the file: what is lifted becomes inputs too.
     data = _names(model.graph.inputs)
-    rounded = rounded_weights(in_file, state)
     compilation = Compilation(
         model=model,
         in_file=in_file,
@@ -161,6 +159,7 @@ def compile(
         running_variance=_resolve_running_variance(running_variance, model),
         target=runtime,
         state=state,
+        rounded=rounded_weights(in_file, state),  # before these become inputs
         weights=_lifted(in_file, model, state),
         optimizer=updater,
         precision=get_precision(precision),
@@ -170,7 +169,6 @@ def compile(
         held_rows=held_rows,
         batch=batch,
         bind=described_bindings(bind or {}),
-        rounded=rounded,
     )
     program = compilation.program()
     _warn_of_untrained(compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
@@ -269,8 +267,9 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(value.name or "" for value in values)
 
 
-def _asks_for_frozen(norm: object) -> bool:
-    return isinstance(norm, str | NormPolicy) and isinstance(get_policy(norm), Frozen)
+def _doubts(model: ir.Model, trained: Collection[str], norm: object, trainable: Trainable) -> Iterator[str]:
+    is_frozen = isinstance(norm, str | NormPolicy) and isinstance(get_policy(norm), Frozen)
+    return find_doubts(model, trained, is_frozen, takes_all=trainable is None)
 
 
 def _is_frozen_by_auto(asked_for: NormPolicy, policy: NormPolicy) -> bool:

@@ -19,21 +19,35 @@ def attention(op: Operation) -> Results:
 
     A cache that lies in one buffer with what is returned, and rotation inside of the node, stay.
     """
-    builder, weight, bias = op.builder, op.required(1), op.optional(2)
-    if op.attribute("past_present_share_buffer", 0) or op.attribute("do_rotary", 0) or weight.dimension(1) is None:
+    if op.attribute("past_present_share_buffer", 0) or op.attribute("do_rotary", 0):
         return None
-    heads, columns = op.attribute("num_heads"), weight.dimension(1)
-    projected = builder.op("MatMul", op.input, weight)
+    return attended(op, op.input, op.required(1), op.optional(2), op.optional(3), op.optional(4), op.optional(5))
+
+
+def attended(
+    op: Operation,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    past: Tensor | None,
+    scores_bias: Tensor | None = None,
+) -> Results:
+    """What an attention layer over one projection returns; None where the sizes of its parts are not known."""
+    builder, columns = op.builder, weight.dimension(1)
+    if columns is None:
+        return None
+    heads = op.attribute("num_heads")
+    projected = builder.op("MatMul", x, weight)
     projected = projected if bias is None else projected + bias
-    assert columns is not None
     sizes = list(op.attribute("qkv_hidden_sizes", ())) or [columns // 3] * 3
     q, k, v = (split_heads(part, heads) for part in split(projected, sizes, axis=2))
-    past, length = op.optional(4), None
+    length = None
     if past is not None:
         length = extent(past, 3)
         earlier = (builder.op("Squeeze", part, builder.integers([0])) for part in split(past, [1, 1], axis=0))
         k, v = (builder.op("Concat", before, now, axis=2) for before, now in zip(earlier, (k, v), strict=True))
-    added = attention_bias(op, q, k, length, op.optional(3), op.optional(5))
+    added = attention_bias(op, q, k, length, mask, scores_bias)
     y, _ = scaled_dot_product(q, k, v, scale=op.attribute("scale", 0.0) or None, bias=added)
     present = None
     if is_read(op, 1):

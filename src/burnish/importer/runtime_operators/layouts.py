@@ -1,10 +1,12 @@
-"""Operators in which ONNX Runtime saves a model that it laid out for the processor at hand."""
+"""Layouts of images: channels last, and those in which ONNX Runtime saves a model that it laid out for the processor at hand."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import describe_node
+from burnish.graph import Tensor, describe_node
+from burnish.ops import Operation
+from burnish.ops.positions import known_rank
 
 _DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
@@ -17,3 +19,14 @@ def laid_out_for_one_processor(node: ir.Node) -> str | None:
         f"{describe_node(node)} was saved by ONNX Runtime in the layout of one processor, which no other runtime reads: give the "
         "file that was optimized, or save it with graph_optimization_level = ORT_ENABLE_EXTENDED"
     )
+
+
+def channels_first(op: Operation, x: Tensor) -> Tensor:
+    """``[batch, ..., channels]`` to ``[batch, channels, ...]``."""
+    rank = known_rank(op, x)
+    return op.builder.op("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def channels_last(op: Operation, x: Tensor) -> Tensor:
+    """``[batch, channels, ...]`` to ``[batch, ..., channels]``."""
+    return op.builder.op("Transpose", x, perm=[0, *range(2, known_rank(op, x)), 1])

@@ -21,7 +21,12 @@ RUNTIME_DOMAIN = "com.microsoft"
 Results = Tensor | tuple[Tensor | None, ...] | None
 Rewrite = Callable[[Operation], Results]
 
-FAMILIES = tuple("activations attention block_quantization grouped_query_attention normalization products quantization".split())
+STANDARD_INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul"})
+"""Operators of the standard that compute with the integers of a quantization, which are rewritten as a runtime's are."""
+
+FAMILIES = tuple(
+    "activations attention block_quantization grouped_query_attention integers normalization products quantization".split()
+)
 """The modules beside this one that register rewrites."""
 
 _rewrites: dict[str, Rewrite] = {}
@@ -42,7 +47,9 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
 
 def find_rewrite(node: ir.Node) -> Rewrite | None:
     """The rewrite of a node, None where there is none."""
-    return rewritten_operators().get(node.op_type) if node.domain == RUNTIME_DOMAIN else None
+    if node.domain == RUNTIME_DOMAIN or (node.domain == "" and node.op_type in STANDARD_INTEGER_PRODUCTS):
+        return rewritten_operators().get(node.op_type)
+    return None
 
 
 @cache

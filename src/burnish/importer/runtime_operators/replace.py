@@ -70,7 +70,7 @@ def _tried(node: ir.Node, opset: int) -> tuple[Tensor | None, ...]:
     operands = [None if value is None else _stand_in(value, index) for index, value in enumerate(node.inputs)]
     copy = copy_of(node, operands)
     inputs = [operand for operand in operands if operand is not None]
-    trial = ir.Graph(inputs, copy.outputs, nodes=[copy], opset_imports={"": max(opset, OLDEST_CANONICAL), node.domain: 1})
+    trial = ir.Graph(inputs, copy.outputs, nodes=[copy], opset_imports={node.domain: 1, "": max(opset, OLDEST_CANONICAL)})
     copy.name = node.name
     try:
         return _as_tuple(_rewritten(copy, trial))
@@ -107,7 +107,7 @@ def replace_runtime_operators(model: ir.Model) -> bool:
             if results is not None:
                 replaced.add(node.domain)
                 replace_node(node, results)
-    for domain in replaced - {node.domain for node in model.graph.all_nodes()}:
+    for domain in replaced - {""} - {node.domain for node in model.graph.all_nodes()}:
         for graph in model.graphs():
             graph.opset_imports.pop(domain, None)
     return bool(replaced)

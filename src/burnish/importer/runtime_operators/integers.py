@@ -1,0 +1,202 @@
+"""Operators that compute with the integers of a quantization: of the standard, and of ONNX Runtime where it quantizes a model.
+
+Each becomes its operator of floating-point numbers between DequantizeLinear and QuantizeLinear. A runtime that has the kernels
+makes one of the three again; through the three a gradient passes, as if they did not round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from burnish.graph import Tensor
+from burnish.importer.runtime_operators.attention import attended
+from burnish.importer.runtime_operators.layouts import channels_first, channels_last
+from burnish.importer.runtime_operators.registry import Results, rewrites
+from burnish.ops import Operation
+from burnish.ops.positions import known_rank
+
+_POOLING = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides")
+_CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+
+
+def _grid(scale: Tensor) -> Tensor:
+    """A scale, or a zero point, of one number as a scalar."""
+    return scale.builder.op("Reshape", scale, scale.builder.integers([])) if scale.rank == 1 and _is_one(scale) else scale
+
+
+def _is_one(scale: Tensor) -> bool:
+    return scale.rank == 0 or (scale.rank == 1 and scale.dimension(0) == 1)
+
+
+def _numbers(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int | None = None) -> Tensor:
+    """What integers stand for."""
+    if _is_one(scale):
+        scale, zero, axis = _grid(scale), None if zero is None else _grid(zero), None
+    return x.builder.op("DequantizeLinear", x, scale, zero, axis=axis)
+
+
+def _operand(op: Operation, index: int, axis: int | None = None) -> Tensor:
+    """What the integers at a place stand for, whose scale and zero point come after them."""
+    return _numbers(op.required(index), op.required(index + 1), op.optional(index + 2), axis)
+
+
+def _result(op: Operation, y: Tensor, index: int, like: int = 0) -> Tensor:
+    """The integers of a result, whose scale and zero point stand at ``index``; of the dtype of another operand."""
+    scale, zero, dtype = _grid(op.required(index)), op.optional(index + 1), op.required(like).dtype
+    zero = op.builder.constant(np.zeros((), dtype.numpy())) if zero is None else _grid(zero)
+    return op.builder.op("QuantizeLinear", y, scale, zero)
+
+
+def _summand(bias: Tensor, *scales: Tensor) -> Tensor:
+    """A bias in the integers of a product: its scale is that of the factors."""
+    builder = bias.builder
+    arrays = [scale.array for scale in scales]
+    if any(array is None for array in arrays):
+        return builder.cast(bias, scales[0].dtype) * (_grid(scales[0]) * _grid(scales[1]))
+    product = np.asarray(arrays[0]) * np.asarray(arrays[1])
+    scale = builder.constant(product.reshape(()) if product.size == 1 else product)
+    return builder.op("DequantizeLinear", bias, scale, axis=None if product.size == 1 else 0)
+
+
+def _fits(scale: Tensor) -> bool:
+    """Whether a scale is one number, or one for each index along an axis."""
+    return scale.rank in (0, 1)
+
+
+@rewrites("QLinearConv")
+def convolution(op: Operation) -> Results:
+    """A convolution of images, channels second or last."""
+    x, w, bias = _operand(op, 0), _operand(op, 3, axis=0), op.optional(8)
+    if op.attribute("channels_last", 0):
+        x = channels_first(op, x)
+    added = None if bias is None else _summand(bias, op.required(1), op.required(4))
+    y = op.builder.op("Conv", x, w, added, **{name: op.attribute(name) for name in _CONVOLUTION})
+    return _result(op, channels_last(op, y) if op.attribute("channels_last", 0) else y, 6)
+
+
+@rewrites("QLinearMatMul")
+def product(op: Operation) -> Results:
+    """A product of matrices; scales of their own for each row of the first or column of the second."""
+    if not all(_fits(op.required(index)) for index in (1, 4)):
+        return None
+    return _result(op, op.builder.op("MatMul", _operand(op, 0, axis=-2), _operand(op, 3, axis=-1)), 6)
+
+
+@rewrites("QGemm")
+def general_product(op: Operation) -> Results:
+    """``alpha * A B + C``, in floating-point numbers where no scale of the result is given."""
+    transposed = {name: op.attribute(name, 0) for name in ("transA", "transB")}
+    a, b, bias = _operand(op, 0), _operand(op, 3, axis=0 if transposed["transB"] else 1), op.optional(6)
+    added = None if bias is None else _summand(bias, op.required(1), op.required(4))
+    alpha = op.attribute("alpha", 1.0)
+    added = added if added is None or alpha == 1.0 else added * alpha
+    y = op.builder.op("Gemm", a, b, added, alpha=alpha, **transposed)
+    return y if op.optional(7) is None else _result(op, y, 7)
+
+
+@rewrites("MatMulIntegerToFloat")
+def product_to_numbers(op: Operation) -> Results:
+    """A product of integers, in floating-point numbers."""
+    a, b, bias = op.input, op.required(1), op.optional(6)
+    y = op.builder.op(
+        "MatMul",
+        _numbers(a, op.required(2), op.optional(4), axis=-2),
+        _numbers(b, op.required(3), op.optional(5), axis=-1),
+    )
+    return y if bias is None else y + bias
+
+
+@rewrites("DynamicQuantizeMatMul")
+def product_of_rounded_numbers(op: Operation) -> Results:
+    """A product with integers, whose other factor is quantized by its own least and greatest number."""
+    builder, bias = op.builder, op.optional(4)
+    integers, scale, zero = builder.op("DynamicQuantizeLinear", op.input, outputs=3)
+    y = builder.op(
+        "MatMul",
+        builder.op("DequantizeLinear", integers, scale, zero),
+        _numbers(op.required(1), op.required(2), op.optional(3), axis=-1),
+    )
+    return y if bias is None else y + bias
+
+
+@rewrites("QAttention")
+def attention_of_integers(op: Operation) -> Results:
+    """``Attention`` of an input and a matrix in integers; what it returns are floating-point numbers."""
+    if op.attribute("do_rotary", 0) or op.attribute("past_present_share_buffer", 0):
+        return None
+    x = _numbers(op.input, op.required(3), op.optional(6))
+    weight = _numbers(op.required(1), op.required(4), op.optional(7), axis=-1)
+    return attended(op, x, weight, op.required(2), mask=op.optional(5), past=op.optional(8))
+
+
+def _of_two(op_type: str) -> Callable[[Operation], Results]:
+    def rule(op: Operation) -> Results:
+        return _result(op, op.builder.op(op_type, _operand(op, 0), _operand(op, 3)), 6)
+
+    return rule
+
+
+rewrites("QLinearAdd")(_of_two("Add"))
+rewrites("QLinearMul")(_of_two("Mul"))
+
+
+@rewrites("QLinearSigmoid")
+def sigmoid(op: Operation) -> Results:
+    return _result(op, op.builder.op("Sigmoid", _operand(op, 0)), 3)
+
+
+@rewrites("QLinearLeakyRelu")
+def leaky_relu(op: Operation) -> Results:
+    return _result(op, op.builder.op("LeakyRelu", _operand(op, 0), alpha=op.attribute("alpha")), 3)
+
+
+@rewrites("QLinearSoftmax")
+def softmax(op: Operation) -> Results:
+    """As the opset at its attribute has it: before 13 over all axes from ``axis`` on."""
+    builder, x = op.builder, _operand(op, 0)
+    if op.attribute("opset") >= 13:
+        return _result(op, builder.op("Softmax", x, axis=op.attribute("axis", -1)), 3)
+    rank = known_rank(op, x)
+    axis = op.attribute("axis", -1) % rank
+    if axis == rank - 1:
+        return _result(op, builder.op("Softmax", x, axis=-1), 3)
+    flat = builder.op("Softmax", builder.op("Flatten", x, axis=axis), axis=-1)
+    return _result(op, builder.op("Reshape", flat, builder.op("Shape", x)), 3)
+
+
+@rewrites("QLinearAveragePool")
+def average_pool(op: Operation) -> Results:
+    attributes = {name: op.attribute(name) for name in _POOLING}
+    return _result(op, _pooled(op, lambda x: op.builder.op("AveragePool", x, **attributes)), 3)
+
+
+@rewrites("QLinearGlobalAveragePool")
+def global_average_pool(op: Operation) -> Results:
+    return _result(op, _pooled(op, lambda x: op.builder.op("GlobalAveragePool", x)), 3)
+
+
+def _pooled(op: Operation, pool: Callable[[Tensor], Tensor]) -> Tensor:
+    x = _operand(op, 0)
+    return channels_last(op, pool(channels_first(op, x))) if op.attribute("channels_last", 0) else pool(x)
+
+
+@rewrites("QLinearReduceMean")
+def reduce_mean(op: Operation) -> Results:
+    """The mean over the axes of an attribute, all where it is left out."""
+    axes = op.attribute("axes", ())
+    named = op.builder.integers(axes) if axes else None
+    return _result(op, op.builder.op("ReduceMean", _operand(op, 0), named, keepdims=op.attribute("keepdims", 1)), 3)
+
+
+@rewrites("QLinearConcat")
+def concat(op: Operation) -> Results:
+    """Scale and zero point of the result, then each operand with its own."""
+    operands = [_operand(op, index) for index in range(2, len(op.node.inputs), 3)]
+    return _result(op, op.builder.op("Concat", *operands, axis=op.attribute("axis")), 0, like=2)
+
+
+@rewrites("QLinearWhere")
+def where(op: Operation) -> Results:
+    return _result(op, op.builder.op("Where", op.input, _operand(op, 1), _operand(op, 4)), 7, like=1)
