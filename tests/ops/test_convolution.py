@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from burnish.autodiff import differentiate
+from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, Builder
 from burnish.lowering import lower_semantic_operators
 from oracles.gradient_harness import Evaluator, assert_close
@@ -29,15 +30,19 @@ def gradient_model(
     attributes: dict[str, Any],
     bias: np.ndarray | None = None,
     lowered: bool = True,
+    w_known: Sequence[int | str] | None = None,
 ) -> ir.Model:
-    """y, dx, dw (and db) of one float32 convolution whose weight is an initializer, for a cotangent that is an input."""
+    """y, dx, dw (and db) of one float32 convolution for a cotangent that is an input; so is a weight of a shape ``w_known``."""
     graph = ir.Graph([], [], nodes=[], name="convolution", opset_imports={"": 18, BURNISH_DOMAIN: 1})
     builder = Builder(graph)
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(x_shape))
     graph.inputs.append(x)
     values = [x]
     for name, array in (("w", w), ("bias", bias)):
-        if array is not None:
+        if name == "w" and w_known is not None:
+            values.append(ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(w_known)))
+            graph.inputs.append(values[-1])
+        elif array is not None:
             value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(array.shape))
             value.const_value = ir.tensor(array.astype(np.float32), name=name)
             graph.register_initializer(value)
@@ -65,8 +70,12 @@ def check_against_torch(
     known: Sequence[int | str] | None = None,
     bias: bool = False,
     seed: int = 0,
+    w_known: Sequence[int | str] | None = None,
 ) -> ir.Model:
-    """Compare y, dx, dw, db on ONNX Runtime with PyTorch in float64; ``known`` is what the graph knows of the shape of x."""
+    """Compare y, dx, dw, db on ONNX Runtime with PyTorch in float64.
+
+    ``known`` is what the graph knows of the shape of x, ``w_known`` what of that of a weight that is an input.
+    """
     rng = np.random.default_rng(seed)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (x_shape, w_shape))
     channels = w_shape[0] if op_type == "Conv" else w_shape[1] * attributes.get("group", 1)
@@ -76,11 +85,11 @@ def check_against_torch(
     expected = TORCH[op_type](*leaves, **attributes)
     dy = rng.standard_normal(tuple(expected.shape)).astype(np.float32)
     gradients = torch.autograd.grad(expected, leaves, torch.from_numpy(dy.astype(np.float64)))
-    model = gradient_model(op_type, x_shape if known is None else known, w, attributes, extra)
+    model = gradient_model(op_type, x_shape if known is None else known, w, attributes, extra, w_known=w_known)
     assert {node.domain for node in model.graph.all_nodes()} == {""}
     evaluate = Evaluator(model)
     assert evaluate.on_onnxruntime
-    results = evaluate({"x": x, "dy": dy})
+    results = evaluate({"x": x, "dy": dy, "w": w})
     assert_close(results["y"], expected.detach().numpy(), TOLERANCE, "y")
     for name, gradient in zip(("x", "w", "bias"), gradients, strict=False):
         assert_close(results[f"grad:{name}"], gradient.numpy(), TOLERANCE, f"gradient of {name}")
@@ -204,6 +213,40 @@ SYMBOLIC_SIZES = {
 def test_spatial_sizes_may_be_symbolic(name: str) -> None:
     x_shape, w_shape, attributes = SYMBOLIC_SIZES[name]
     check_against_torch("Conv", x_shape, w_shape, attributes, known=["batch", x_shape[1], "height", "width"])
+
+
+SYMBOLIC_CHANNELS = {
+    "dense": ([2, 3, 6, 5], [4, 3, 3, 2], {"pads": [1, 0, 1, 1]}),
+    "pointwise": ([2, 3, 4, 4], [5, 3, 1, 1], {}),
+    "strided_with_leftover": ([2, 3, 8, 6], [4, 3, 3, 3], {"strides": [2, 3], "pads": [1, 0, 1, 0]}),
+    "dilated": ([2, 3, 9], [4, 3, 3], {"dilations": [2], "strides": [2]}),
+    "groups": ([2, 4, 7, 8], [6, 2, 2, 3], {"group": 2, "dilations": [2, 2]}),
+    "depthwise": ([2, 3, 5, 6], [6, 1, 3, 3], {"group": 3, "pads": [1, 1, 1, 1]}),
+    "volume_of_groups": ([2, 4, 4, 5, 3], [6, 2, 2, 3, 2], {"group": 2, "strides": [1, 2, 1]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "symbolic"),
+    [
+        (name, symbolic)
+        for name, (_, _, attributes) in SYMBOLIC_CHANNELS.items()
+        for symbolic in ("outputs", "inputs", "both")
+        if symbolic != "both" or "group" not in attributes
+    ],
+)
+def test_channels_may_be_symbolic(name: str, symbolic: str) -> None:
+    x_shape, w_shape, attributes = SYMBOLIC_CHANNELS[name]
+    w_known = ["outputs" if symbolic != "inputs" else w_shape[0], "inputs" if symbolic != "outputs" else w_shape[1], *w_shape[2:]]
+    sizes = [f"size_{axis}" for axis in range(len(x_shape) - 2)]
+    open_sizes = ["batch", x_shape[1] if symbolic == "outputs" else "channels", *sizes]
+    for x_known in (x_shape, open_sizes):
+        check_against_torch("Conv", x_shape, w_shape, attributes, known=x_known, w_known=w_known)
+
+
+def test_groups_need_one_number_of_channels() -> None:
+    with pytest.raises(UnsupportedOperatorError, match="both numbers of channels of the weight 'w' are symbolic"):
+        check_against_torch("Conv", [2, 4, 5], [6, 2, 3], {"group": 2}, w_known=["outputs", "inputs", 3])
 
 
 def test_one_graph_serves_every_batch() -> None:

@@ -61,57 +61,89 @@ def export(
     exporter: str,
     opset: int = 18,
     external_data: bool = False,
+    defaults: bool = False,
 ) -> Path:
-    """Write the module in training mode, with the exporter's defaults and an open batch.
+    """Write the module in training mode, with an open batch; with ``defaults`` as exporters do unless they are told otherwise.
 
     The module keeps its running statistics, and a file of TorchScript's exporter has those of before the trace.
     """
     architecture = ARCHITECTURES[name]
-    module = copy.deepcopy(module).train()
     statistics = {key: value.clone() for key, value in module.state_dict().items() if "running" in key}
     inputs = architecture.inputs(BATCH)
-    arguments, names = tuple(inputs.values()), list(inputs)
+    positional = 1 if len(inputs) > 2 and architecture.loss is None else len(inputs)  # of forward(x, *labels)
+    write(
+        copy.deepcopy(module).train(),
+        inputs,
+        architecture.outputs,
+        path,
+        exporter,
+        opset,
+        positional=positional,
+        external_data=external_data,
+        defaults=defaults,
+    )
+    if exporter == "torchscript" and not defaults:
+        _restore_statistics(path, statistics)
+    return path
+
+
+def write(
+    module: nn.Module,
+    inputs: Tensors,
+    outputs: Sequence[str],
+    path: Path,
+    exporter: str,
+    opset: int,
+    *,
+    positional: int,
+    external_data: bool = False,
+    defaults: bool = False,
+) -> None:
+    """Write a module, in the mode that it is in, with an open batch.
+
+    Args:
+        module: takes ``positional`` inputs by their names and the others as ``*arguments``; what it holds may change.
+        inputs: a batch, by name.
+        outputs: what it returns.
+        path: of the file.
+        exporter: ``torchscript`` or ``dynamo``.
+        opset: of the file.
+        positional: how many inputs have a name.
+        external_data: whether weights go into a file beside it.
+        defaults: whether the exporter's optimizer runs, and batch normalization is written as in evaluation.
+    """
+    settings = {"input_names": list(inputs), "output_names": list(outputs), "opset_version": opset}
+    arguments = tuple(inputs.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:
             if exporter == "dynamo":
                 batch = {0: torch.export.Dim("batch")}
-                shapes: tuple = tuple(batch for _ in names)
-                if len(names) > 2 and architecture.loss is None:
-                    shapes = (shapes[0], shapes[1:])  # of forward(x, *labels)
+                shapes: tuple = (batch,) * positional
+                if positional < len(inputs):
+                    shapes = (*shapes, (batch,) * (len(inputs) - positional))
+                if not defaults:
+                    settings["optimize"] = False
                 torch.onnx.export(
                     module,
                     arguments,
                     path,
-                    input_names=names,
-                    output_names=list(architecture.outputs),
                     dynamic_shapes=shapes,
-                    opset_version=opset,
                     external_data=external_data,
                     dynamo=True,
-                    optimize=False,
                     verbose=False,
+                    **settings,
                 )
             else:
-                axes = {name: {0: "batch"} for name in names}
+                if not defaults:
+                    mode = torch.onnx.TrainingMode.TRAINING if module.training else torch.onnx.TrainingMode.EVAL
+                    settings |= {"training": mode, "do_constant_folding": False}
                 torch.onnx.export(
-                    module,
-                    arguments,
-                    path,
-                    input_names=names,
-                    output_names=list(architecture.outputs),
-                    dynamic_axes=axes,
-                    opset_version=opset,
-                    training=torch.onnx.TrainingMode.TRAINING,
-                    do_constant_folding=False,
-                    dynamo=False,
+                    module, arguments, path, dynamic_axes={name: {0: "batch"} for name in inputs}, dynamo=False, **settings
                 )
         finally:
             logging.disable(logging.NOTSET)
-    if exporter == "torchscript":
-        _restore_statistics(path, statistics)
-    return path
 
 
 def _restore_statistics(path: Path, statistics: Mapping[str, torch.Tensor]) -> None:

@@ -17,7 +17,10 @@ from burnish.ops.windows import Windows
 
 
 class _Convolution:
-    """The convolution that a semantic gradient operator belongs to, with the channels of its weight [O, C / group, *k]."""
+    """The convolution that a semantic gradient operator belongs to, with the channels of its weight [O, C / group, *k].
+
+    Numbers of channels are None where they are symbolic, as in the gradient of a convolution whose channels are images.
+    """
 
     def __init__(self, op: Operation, weight: Tensor):
         self.windows = Windows.declared(op)
@@ -25,13 +28,23 @@ class _Convolution:
         self.kernel, self.strides, self.dilations = self.windows.kernel_shape, self.windows.strides, self.windows.dilations
         self.begin, self.end = self.windows.pads_begin, self.windows.pads_end
         self.group: int = op.attribute("group")
-        channels = [weight.dimension(axis) for axis in (0, 1)]
-        if channels[0] is None or channels[1] is None:
+        self.out_channels, self.group_in_channels = (weight.dimension(axis) for axis in (0, 1))
+        if self.group > 1 and self.out_channels is None and self.group_in_channels is None:
             raise UnsupportedOperatorError(
-                f"{op}: the numbers of channels of the weight '{weight.name}' are symbolic: declare the shape of the weight"
+                f"{op}: both numbers of channels of the weight '{weight.name}' are symbolic: declare the shape of the weight"
             )
-        self.out_channels, self.group_in_channels = channels[0], channels[1]
-        self.group_out_channels = self.out_channels // self.group
+        self.group_out_channels = None if self.out_channels is None else self.out_channels // self.group
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """The static numbers of output and of input channels of a group."""
+        assert self.group_out_channels is not None
+        assert self.group_in_channels is not None
+        return self.group_out_channels, self.group_in_channels
+
+    @property
+    def has_static_channels(self) -> bool:
+        return self.out_channels is not None and self.group_in_channels is not None
 
     def reach(self, axis: int) -> int:
         """How far a window extends beyond its first entry."""
@@ -76,15 +89,17 @@ def lower_input_gradient(op: Operation) -> Tensor:
 
 def _transposed_weight(b: Builder, w: Tensor, convolution: _Convolution) -> Tensor:
     """[O, C/g, *k] -> [C, O/g, *k], reversed along the spatial axes."""
-    rank, group = convolution.rank, convolution.group
-    inputs, outputs, kernel = convolution.group_in_channels, convolution.group_out_channels, list(convolution.kernel)
+    rank, group, kernel = convolution.rank, convolution.group, list(convolution.kernel)
+    inputs, outputs = (
+        -1 if count is None else count for count in (convolution.group_in_channels, convolution.group_out_channels)
+    )
     spatial = list(range(2, rank + 2))
     if group == 1:
         w = b.op("Transpose", w, perm=[1, 0, *spatial])
-    elif inputs > 1 or outputs > 1:
+    elif (inputs, outputs) != (1, 1):
         grouped = b.op("Reshape", w, b.integers([group, outputs, inputs, *kernel]))
         exchanged = b.op("Transpose", grouped, perm=[0, 2, 1, *(axis + 1 for axis in spatial)])
-        w = b.op("Reshape", exchanged, b.integers([group * inputs, outputs, *kernel]))
+        w = b.op("Reshape", exchanged, b.integers([-1 if inputs < 0 else group * inputs, outputs, *kernel]))
     reversed_axes = [axis for axis in range(rank) if kernel[axis] > 1]
     if reversed_axes:
         count = len(reversed_axes)
@@ -125,14 +140,17 @@ def _transposed_convolution(b: Builder, dy: Tensor, w: Tensor, x: Tensor, convol
 
 
 def lower_weight_gradient(op: Operation) -> Tensor:
-    """``ConvWeightGrad(dy, x, w)``: one of three forms, chosen by attributes and static sizes.
+    """``ConvWeightGrad(dy, x, w)``: one of four forms, chosen by attributes and static sizes.
 
+    - A symbolic number of channels: one convolution whose channels are the images, and whose images are the channels.
     - A pointwise kernel: matrix products over the pixels.
     - One input channel per group (depthwise) on a plane of moderate width: products of rows, of which diagonals are read.
     - Everything else: one convolution whose channels are the images.
     """
     dy, x, w = op.required(0), op.required(1), op.required(2)
     convolution = _Convolution(op, w)
+    if not convolution.has_static_channels:
+        return _exchanged_weight_gradient(op.builder, dy, x, convolution)
     if convolution.is_pointwise:
         return _pointwise_weight_gradient(op.builder, dy, x, convolution)
     if _favors_row_products(dy, x, convolution):
@@ -147,7 +165,7 @@ def _pointwise_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution: _
     ``x`` with the batch moved beside the pixels (N P (O + C)), those copies and one product over N P.
     """
     rank, group = convolution.rank, convolution.group
-    outputs, inputs = convolution.group_out_channels, convolution.group_in_channels
+    outputs, inputs = convolution.channels
     strided = [axis for axis in range(rank) if convolution.strides[axis] > 1]
     if strided:
         count = len(strided)
@@ -174,7 +192,7 @@ def _pointwise_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution: _
         columns = b.op("Reshape", x, b.integers([0, *groups, inputs, -1]))
         columns = b.op("Transpose", columns, perm=[0, 2, 1] if group == 1 else [0, 1, 3, 2])
         product = b.op("ReduceSum", b.op("MatMul", rows, columns), b.integers([0]), keepdims=0)
-    return b.op("Reshape", product, b.integers([convolution.out_channels, inputs, *convolution.kernel]))
+    return b.op("Reshape", product, b.integers([group * outputs, inputs, *convolution.kernel]))
 
 
 def _favors_row_products(dy: Tensor, x: Tensor, convolution: _Convolution) -> bool:
@@ -186,9 +204,9 @@ def _favors_row_products(dy: Tensor, x: Tensor, convolution: _Convolution) -> bo
     rank = convolution.rank
     sizes = [size for size in _spatial_sizes(x, rank) if size is not None]
     widths = dy.dimension(rank + 1)
-    if convolution.group == 1 or convolution.group_in_channels > 1 or len(sizes) < rank or widths is None:
+    multiplier, inputs = convolution.channels
+    if convolution.group == 1 or inputs > 1 or len(sizes) < rank or widths is None:
         return False
-    multiplier = convolution.group_out_channels
     return sizes[-1] <= 40 * convolution.kernel[-1] and widths * multiplier <= 4 * prod(sizes[:-1])
 
 
@@ -198,7 +216,7 @@ def _row_product_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution:
     Its entry (w, v) belongs to the tap j along the last axis with v = w stride + j dilation - pad; a product with a constant
     0/1 matrix [Wo W, k] sums these diagonals. Rows are all images' rows; m is the number of outputs per input channel.
     """
-    rank, channels, multiplier = convolution.rank, convolution.group, convolution.group_out_channels
+    rank, channels, multiplier = convolution.rank, convolution.group, convolution.channels[0]
     taps = convolution.kernel
     leading = range(rank - 1)
     width = x.dimension(rank + 1)
@@ -249,7 +267,8 @@ def _correlation_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution:
     A dilation along the last axis needs that axis apart from the channels: the convolution then has one axis more, which
     runtimes have up to three axes. In three dimensions all entries between the taps are computed and dropped.
     """
-    rank, group, channels = convolution.rank, convolution.group, convolution.group_in_channels
+    rank, group = convolution.rank, convolution.group
+    outputs, channels = convolution.channels
     merged = convolution.dilations[-1] == 1 or rank == 3
     sizes = _spatial_sizes(x, rank)
     x, end = _without_leftover(b, x, convolution)
@@ -277,13 +296,46 @@ def _correlation_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution:
         dw = b.op("Slice", dw, b.integers([0] * len(surplus)), b.integers([extents[axis] for axis in surplus]), axes)
     if merged:
         extents[-1] //= channels
-    dw = b.op("Reshape", dw, b.integers([convolution.out_channels, *extents, channels]))
+    dw = b.op("Reshape", dw, b.integers([group * outputs, *extents, channels]))
     if extents[-1] > convolution.kernel[-1]:
         step = b.integers([convolution.dilations[-1]])
         dw = b.op("Slice", dw, b.integers([0]), b.integers([extents[-1]]), b.integers([rank]), step)
     if channels == 1:
-        return b.op("Reshape", dw, b.integers([convolution.out_channels, 1, *convolution.kernel]))
+        return b.op("Reshape", dw, b.integers([group * outputs, 1, *convolution.kernel]))
     return b.op("Transpose", dw, perm=[0, rank + 1, *range(1, rank + 1)])
+
+
+def _exchanged_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution: _Convolution) -> Tensor:
+    """One convolution of ``x`` as [C/g, g N, *space] with the weight ``dy`` as [O, N, *space], which gives dw as [C/g, O, *k].
+
+    Strides and dilations change places. No attribute holds a number of channels.
+    """
+    rank, group = convolution.rank, convolution.group
+    sizes = _spatial_sizes(x, rank)
+    x, end = _without_leftover(b, x, convolution)
+    spatial = list(range(2, rank + 2))
+    if group == 1:
+        data = b.op("Transpose", x, perm=[1, 0, *spatial])
+    else:
+        inputs = -1 if convolution.group_in_channels is None else convolution.group_in_channels
+        grouped = b.op("Reshape", x, _target_shape(b, [0, group, inputs], x, rank))
+        grouped = b.op("Transpose", grouped, perm=[2, 1, 0, *(axis + 1 for axis in spatial)])
+        data = b.op("Reshape", grouped, _target_shape(b, [0, -1], x, rank))
+    dw = b.op(
+        "Conv",
+        data,
+        b.op("Transpose", dy, perm=[1, 0, *spatial]),
+        strides=list(convolution.dilations),
+        dilations=list(convolution.strides),
+        pads=[*convolution.begin, *end],
+        group=group,
+    )
+    surplus = [axis for axis, size in enumerate(sizes) if size is None and convolution.strides[axis] > 1]
+    if surplus:
+        axes = b.integers([axis + 2 for axis in surplus])
+        kernel = b.integers([convolution.kernel[axis] for axis in surplus])
+        dw = b.op("Slice", dw, b.integers([0] * len(surplus)), kernel, axes)
+    return b.op("Transpose", dw, perm=[1, 0, *spatial])
 
 
 def _without_leftover(b: Builder, x: Tensor, convolution: _Convolution) -> tuple[Tensor, list[int]]:
