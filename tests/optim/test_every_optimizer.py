@@ -67,6 +67,7 @@ PARABOLA = {
     "rowwise_adagrad": Run({"lr": 1.0}),
     "rprop": Run({"lr": 0.1, "step_sizes": (1e-9, 50.0)}),
     "sgd": Run({"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    "sparse_adam": Run({"lr": 0.1}),
 }
 ROSENBROCK = {
     "adadelta": Run({}, 8000, falling=True),
@@ -86,6 +87,7 @@ ROSENBROCK = {
     "rowwise_adagrad": Run({"lr": 0.5}, 8000),
     "rprop": Run({"lr": 0.01}, 4000),
     "sgd": Run({"lr": 1e-3, "momentum": 0.9}, 4000),
+    "sparse_adam": Run({"lr": 0.02}, 4000),
 }
 # With every part of the state and of the update that the defaults leave out.
 SETTINGS: dict[str, dict[str, Any]] = {

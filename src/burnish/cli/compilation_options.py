@@ -98,6 +98,15 @@ class Compilation(OptionGroup):
             "between; may be given again.",
         ),
     ] = None
+    sparse: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sparse",
+            metavar="TABLE",
+            help="Update the rows of embedding tables alone that a batch reads: auto, each for which that is exact, or "
+            "a table by its name or pattern; may be given again.",
+        ),
+    ] = None
     norm: Annotated[
         list[str] | None,
         typer.Option(
@@ -165,6 +174,7 @@ class Compilation(OptionGroup):
                 precision=self.precision,
                 recompute=read_recompute(self.recompute or [], batch_size),
                 hold_rows=read_held_rows(self.hold_rows or []),
+                sparse=self.sparse and ("auto" if self.sparse == ["auto"] else self.sparse),
                 batch=read_batch(self.batch),
                 bind=read_bind(self.bind or []),
             )

@@ -19,10 +19,11 @@ from burnish.compiler.selection import (
     ModelState,
     check_reached,
 )
+from burnish.compiler.sparse_tables import SparseRequest
 from burnish.compiler.update import SCALE, SKIPPED, STEP
 from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
-from burnish.graph import Tensor, name_sources
+from burnish.graph import Builder, Tensor, name_sources
 from burnish.lowering import TARGETS, Target, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
@@ -31,6 +32,7 @@ from burnish.norms import (
     extent_rules,
 )
 from burnish.ops.collectives import PARTS_OF, all_reduce
+from burnish.ops.row_gradients import coalesced
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
 from burnish.optim.held_rows import without_rows
@@ -77,10 +79,12 @@ class Compilation:
         auto_frozen: the layers that are frozen because none of their parameters trains.
         recompute: None keeps every activation that the backward reads.
         held_rows: rows that training leaves as they are, by weight.
+        sparse: the parameters that are asked to keep gradients of the rows that a batch reads alone.
         batch, bind: as the model was loaded.
         rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
         coefficients: of each figure that the loss is added up from; known once a graph has been built.
         untrained: weights that were to train and that no gradient reaches, with the reason; known once they are differentiated.
+        dense: parameters that ``sparse`` asks for and whose gradients are of all rows, with the reason; known then too.
     """
 
     model: ir.Model
@@ -101,11 +105,13 @@ class Compilation:
     auto_frozen: tuple[str, ...] = ()
     recompute: Recompute | None = None
     held_rows: dict[str, list[int]] = field(default_factory=dict)
+    sparse: SparseRequest = field(default_factory=SparseRequest)
     batch: str | None = None
     bind: dict[str, Any] = field(default_factory=dict)
     rounded: dict[str, str] = field(default_factory=dict)
     coefficients: dict[str, float] = field(default_factory=dict)
     untrained: dict[str, str] = field(default_factory=dict)
+    dense: dict[str, str] = field(default_factory=dict)
 
     def program(self) -> Program:
         semantic: dict[str, ir.Model] = {}
@@ -129,6 +135,7 @@ class Compilation:
             "predictions": [prediction.options() for prediction in self.predictions],
             "trainable": list(self.state.trainable),
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
+            **({"sparse": self.sparse.option} if self.sparse.option else {}),
             **({"batch": self.batch} if self.batch else {}),
             **({"bind": self.bind} if self.bind else {}),
             "norm": self.norm,
@@ -217,7 +224,7 @@ class Compilation:
         with builder.attributed("the loss"):
             terms = terms_of_shard(terms, draft.model.graph, self.data)
         loss, _ = self._add_figures(draft, terms, read, over_all)
-        gradients, finite = self._gradients(draft, loss, stopped)
+        gradients, indices, finite = self._gradients(draft, loss, stopped)
         if finite is not None:
             draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
             draft.add_output(builder.cast(builder.op("Not", finite), ir.DataType.FLOAT), SKIPPED, Role.DIAGNOSTIC)
@@ -230,14 +237,18 @@ class Compilation:
         with builder.attributed("the random key"):
             draft.add_output(next_key(builder, key), "next:rng/key", Role.KEY, updates="rng/key")
         for name, gradient in gradients.items():
-            draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
+            if name in indices:
+                draft.add_output(indices[name], f"indices:{name}", Role.INDICES)
+                draft.add_output(gradient, f"rows:{name}", Role.ROWS)
+            else:
+                draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
         return draft
 
     def _gradients(
         self, draft: Draft, loss: Tensor, stopped: Mapping[ir.Value, ir.Node]
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Emit the gradients of the parameters that the loss depends on, in the order the reverse pass reaches them; and, of a
-        scaled loss, whether they are finite."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+        """Emit the gradients of the parameters that the loss depends on, in the order the reverse pass reaches them; of those
+        that are of some rows, which rows; and, of a scaled loss, whether they are finite."""
         builder, values = draft.builder, draft.values()
         wrt = {name: values[f"param/{name}"] for name in self.state.trainable}
         is_scaled = self.precision is not None and self.precision.initial_scale is not None
@@ -254,12 +265,30 @@ class Compilation:
         self.untrained = {name: why for name, why in untrained.items() if name not in frozen}
         position: dict[ir.Node | None, int] = {node: index for index, node in enumerate(builder.graph)}
         reached = dict(sorted(reached.items(), key=lambda item: position.get(item[1].value.producer(), 0)))
-        reached = {name: all_reduce((gradient,), "gradient")[0] for name, gradient in reached.items()}
-        reached = without_rows(reached, self.held_rows)
+        rows = self._of_rows(builder, reached, wrt)
+        indices = {name: places for name, (places, _) in rows.items()}
+        reached = {
+            name: rows[name][1] if name in rows else all_reduce((gradient,), "gradient")[0] for name, gradient in reached.items()
+        }
+        reached = without_rows(reached, {name: held for name, held in self.held_rows.items() if name not in rows})
         if scale is None:
-            return reached, None
+            return reached, indices, None
         reached = {name: gradient / builder.cast(scale, gradient.dtype) for name, gradient in reached.items()}
-        return reached, all_finite(builder, reached, PARTS_OF)
+        return reached, indices, all_finite(builder, reached, PARTS_OF)
+
+    def _of_rows(
+        self, builder: Builder, gradients: Mapping[str, Tensor], tables: Mapping[str, ir.Value]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Emit, of the gradients that are kept as rows, the indices and rows; note why others that are asked for are not."""
+        rows: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, gradient in gradients.items():
+            parts = self.sparse.parts(name, gradient, tables[name], self.optimizer)
+            if isinstance(parts, str):
+                self.dense[name] = parts
+            elif parts is not None:
+                with builder.attributed(f"the rows of '{name}'"):
+                    rows[name] = coalesced(parts, builder.tensor(tables[name]), self.held_rows.get(name, ()))
+        return rows
 
     def _narrow(self, draft: Draft) -> None:
         """Place the casts of mixed precision in a draft that is not bound to a mode yet."""

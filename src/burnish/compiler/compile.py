@@ -25,7 +25,8 @@ from burnish.compiler.selection import (
     hold_frozen,
     settle_policies,
 )
-from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.compiler.sparse_tables import SparseOption, SparseRequest, warning_of
+from burnish.errors import ConfigurationError, DenseGradientWarning, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import garbage_kept, integer_weights
 from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TargetLike, target_of
@@ -73,6 +74,7 @@ def compile(
     running_variance: str | None = None,
     recompute: RecomputeOption = None,
     hold_rows: HoldRows = None,
+    sparse: SparseOption = None,
     batch: str | None = None,
     bind: Bind = None,
     target: TargetLike = "onnxruntime",
@@ -107,6 +109,11 @@ def compile(
             batch size to plan for comes behind a colon: ``1.5GB:batch=16``.
         hold_rows: {initializer name: rows of axis 0, counted from 0} that training leaves as they are, bit for bit, whatever the
             optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
+        sparse: which embedding tables keep the gradient of the rows that a batch reads alone: a step then reads and writes no
+            other rows, of the table or of the optimizer's state. None: no table. ``auto``: each that Gather alone reads, on axis
+            0, where the weights come out the same (SGD without momentum, Adagrad, row-wise Adagrad; no weight decay). Names or
+            patterns: these, also where the optimizer moves rows without a gradient (momentum, Adam, weight decay), which then
+            miss that until a batch reads them.
         batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
         bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
@@ -121,6 +128,7 @@ def compile(
         ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities; or what exported the
             model merged weights, or made two of one, folded batch normalization into layers that train, or left scalars that
             look like parameters, and do not train unless ``trainable`` names them.
+        DenseGradientWarning: ``sparse`` asks for a table whose every row a step reads and writes all the same, with the reason.
         UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
             operator such as Round or ArgMax stands in the way, they are integers, or the loss does not depend on them.
 
@@ -144,21 +152,20 @@ def compile(
     _warn_of_objective(predictions, objective, _doubts(in_file, {*state.trainable} - {*frozen}, norm, trainable))
     policies = settle_policies(asked_for, state, frozen)
     check_frozen(in_bodies, policies)
-    held_rows = find_held_rows(model, state, hold_rows)
-    # The inputs of the file: what is lifted becomes inputs too.
-    data = _names(model.graph.inputs)
     compilation = Compilation(
         model=model,
         in_file=in_file,
         predictions=predictions,
         loss=objective,
         metrics=_resolve_metrics(metrics, objective),
-        data=data,
+        data=_names(model.graph.inputs),  # those of the file: what is lifted becomes inputs too
         layers=names,
         policies=tuple(policies[node] for node in layers),
         running_variance=_resolve_running_variance(running_variance, model),
         target=runtime,
         state=state,
+        held_rows=find_held_rows(model, state, hold_rows),
+        sparse=SparseRequest.of(sparse, state.trainable),
         rounded=rounded_weights(in_file, state),  # before these become inputs
         weights=_lifted(in_file, model, state),
         optimizer=updater,
@@ -166,12 +173,11 @@ def compile(
         norm=str(norm) if isinstance(norm, str | NormPolicy) else {pattern: str(policy) for pattern, policy in norm.items()},
         auto_frozen=tuple(compress(names, (_is_frozen_by_auto(asked_for[node], policies[node]) for node in layers))),
         recompute=recompute_request(recompute),
-        held_rows=held_rows,
         batch=batch,
         bind=described_bindings(bind or {}),
     )
     program = compilation.program()
-    _warn_of_untrained(compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
+    _warn_of_result(compilation.dense, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
     return program
 
 
@@ -298,7 +304,10 @@ def _held_by_the_file(in_file: ir.Model, bind: Bind) -> dict[str, str]:
     return integer_weights(in_file.graph) | ({} if bind else left_out_weights(in_file.graph))
 
 
-def _warn_of_untrained(weights: Mapping[str, str]) -> None:
+def _warn_of_result(dense: Mapping[str, str], weights: Mapping[str, str]) -> None:
+    """Warn of tables with dense gradients, and of weights that no gradient reaches, each with its reason."""
+    if dense:
+        warnings.warn(DenseGradientWarning(warning_of(dense)), stacklevel=4)
     if not weights:
         return
     one, several = "weight stays as it is: no gradient reaches it", "weights stay as they are: no gradient reaches them"

@@ -45,10 +45,17 @@ class Draft:
         return draft
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """Remove the gradients from the outputs and return them by initializer name."""
-        gradients = {e.name.removeprefix("grad:"): self.builder.tensor(v) for v, e in self.outputs if e.role is Role.GRADIENT}
-        self.outputs = [(value, entry) for value, entry in self.outputs if entry.role is not Role.GRADIENT]
-        return gradients
+        """Remove the gradients from the outputs and return them by initializer name; of those of rows, the rows."""
+        return self._taken(Role.GRADIENT, Role.ROWS)
+
+    def take_indices(self) -> dict[str, Tensor]:
+        """Remove the indices of gradients of rows from the outputs and return them by initializer name."""
+        return self._taken(Role.INDICES)
+
+    def _taken(self, *roles: Role) -> dict[str, Tensor]:
+        taken = {entry.name.partition(":")[2]: self.builder.tensor(value) for value, entry in self.outputs if entry.role in roles}
+        self.outputs = [(value, entry) for value, entry in self.outputs if entry.role not in roles]
+        return taken
 
     def add_input(self, entry: Entry) -> Tensor:
         """Add an input, or return it where the draft has this very entry."""

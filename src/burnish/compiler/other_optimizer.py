@@ -9,8 +9,9 @@ from typing import Any
 from burnish import optim
 from burnish.compiler.frozen_layers import layers_left_moving
 from burnish.compiler.lowered_graphs import updating_graphs
+from burnish.compiler.sparse_tables import check_optimizer
 from burnish.errors import ObjectiveWarning
-from burnish.program import GRAPH_NAMES, Program, Signature
+from burnish.program import GRAPH_NAMES, Program, Role, Signature
 
 
 def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.Optimizer) -> Program:
@@ -27,6 +28,8 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
             ),
             stacklevel=3,
         )
+    sparse = [entry.name.partition(":")[2] for entry in program.signature["grad"].outputs_of(Role.INDICES)]
+    check_optimizer(sparse, resolved, program.options.get("sparse"))
     models, signatures = updating_graphs(
         program.semantic.get("grad") or program.grad,
         program.when_read("grad"),

@@ -15,13 +15,17 @@ import onnx_ir as ir
 from burnish import optim
 from burnish.analysis.parameter_roles import parameter_infos
 from burnish.compiler.draft import Draft, finish, name_taken, name_taken_twice
+from burnish.compiler.sparse_tables import check_optimizer
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.lowering import TARGETS, Target
 from burnish.ops.collectives import PARTS_OF
+from burnish.ops.row_gradients import coalesced
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
+from burnish.optim.row_updates import updating_rows
+from burnish.optim.slots import parameter_of
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
@@ -31,6 +35,7 @@ HOST = TARGETS["onnxruntime"]
 """What ``init`` is lowered for, which is run once, and by no engine."""
 OPTIMIZER = "the optimizer"
 """What its nodes say that they compute a part of."""
+GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS)
 SKIPPED = "skipped"
 """The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 
@@ -57,7 +62,7 @@ def update_graphs(
         ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train.
     """
     entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
-    names = [entry.name.removeprefix("grad:") for entry in signature.outputs_of(Role.GRADIENT)]
+    names = [entry.name.partition(":")[2] for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS)]
     parameters = {name: entries[name] for name in names}
     infos = parameter_infos((model.graph for model in forward), (_info(name, entry) for name, entry in parameters.items()))
     bound = optim.bind(optimizer, infos)
@@ -68,6 +73,7 @@ def update_graphs(
             f"nothing would train: every parameter with a gradient, such as '{names[0]}', is in a frozen group of the optimizer; "
             "let a group train"
         )
+    check_optimizer((entry.name.partition(":")[2] for entry in signature.outputs_of(Role.INDICES)), bound)
     update = _Update(grad, signature, bound, trained)
     targets = dict.fromkeys(graphs, target) | {"init": HOST}
     finished = {name: finish(getattr(update, name)(), name, targets[name]) for name in graphs}
@@ -89,12 +95,12 @@ def joined_signature(grad: GraphSignature, apply: GraphSignature) -> GraphSignat
         ConfigurationError: a name of one stands for something else in the other.
     """
     grad_inputs = {entry.name: entry for entry in grad.inputs}
-    read = [entry for entry in apply.inputs if entry.role is not Role.GRADIENT]
+    read = [entry for entry in apply.inputs if entry.role not in GRADIENT_ROLES]
     for entry in read:
         if grad_inputs.get(entry.name, entry) != entry:
             raise name_taken(entry)
     added = {entry.name: entry for entry in read if entry.name not in grad_inputs}
-    remaining = tuple(entry for entry in grad.outputs if entry.role is not Role.GRADIENT)
+    remaining = tuple(entry for entry in grad.outputs if entry.role not in GRADIENT_ROLES)
     for entries, inputs in ((apply.outputs, grad_inputs), (remaining, added)):
         for entry in entries:
             if entry.name in inputs:
@@ -125,16 +131,22 @@ class _Update:
     def apply(self) -> Draft:
         draft = self._empty()
         parameters = self._add_parameters(draft)
-        entries = [replace(self.parameters[name], name=f"grad:{name}", role=Role.GRADIENT) for name in parameters]
+        entries = [self.gradients[name] for name in parameters]
         gradients = dict(zip(parameters, draft.add_inputs(entries), strict=True))
+        held = held_rows_of(self.optimizer)
+        indices: dict[str, Tensor] = {}
         with draft.builder.attributed(OPTIMIZER):
-            gradients = without_rows(gradients, held_rows_of(self.optimizer))
-        self._add_update(draft, parameters, gradients)
+            for name in self.indices:
+                parts = [(draft.add_input(self.indices[name]), gradients[name])]
+                indices[name], gradients[name] = coalesced(parts, parameters[name], held.get(name, ()))
+            gradients = without_rows(gradients, {name: rows for name, rows in held.items() if name not in indices})
+        self._add_update(draft, parameters, gradients, indices)
         return draft
 
     def step(self) -> Draft:
         draft = Draft.reopened(self.grad, self.signature)
         all_gradients = draft.take_gradients()
+        indices = {name: tensor for name, tensor in draft.take_indices().items() if name in self.parameters}
         gradients = {name: all_gradients[name] for name in self.parameters}
         values = draft.values()
         parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
@@ -143,8 +155,20 @@ class _Update:
         # Else apply, which reads fewer of them, may find otherwise.
         if skipped is not None and gradients.keys() == all_gradients.keys():
             finite = draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
-        self._add_update(draft, parameters, gradients, finite)
+        self._add_update(draft, parameters, gradients, indices, finite)
         return draft
+
+    @cached_property
+    def gradients(self) -> dict[str, Entry]:
+        """The gradient of each parameter that is updated, as an input."""
+        entries = self.signature.outputs_of(Role.GRADIENT, Role.ROWS)
+        return {name: entry for entry in entries if (name := entry.name.partition(":")[2]) in self.parameters}
+
+    @cached_property
+    def indices(self) -> dict[str, Entry]:
+        """Of the gradients that are of some rows, which rows, as an input."""
+        entries = self.signature.outputs_of(Role.INDICES)
+        return {name: entry for entry in entries if (name := entry.name.partition(":")[2]) in self.parameters}
 
     @cached_property
     def slots(self) -> tuple[Entry, ...]:
@@ -163,11 +187,17 @@ class _Update:
         return dict(zip(self.parameters, draft.add_inputs(self.parameters.values()), strict=True))
 
     def _add_update(
-        self, draft: Draft, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], finite: Tensor | None = None
+        self,
+        draft: Draft,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        indices: Mapping[str, Tensor],
+        finite: Tensor | None = None,
     ) -> None:
         """Emit the optimizer; its own rates, next parameters, next optimizer state and next step become outputs.
 
-        ``finite`` says whether the gradients of a scaled loss are finite, where the graph has found that already.
+        ``indices`` are the rows that gradients are of, where these are not of all. ``finite`` says whether the gradients of a
+        scaled loss are finite, where the graph has found that already.
         """
         slots = draft.add_inputs(self.slots)
         state = {entry.name.removeprefix("opt/"): slot for entry, slot in zip(self.slots, slots, strict=True)}
@@ -182,15 +212,17 @@ class _Update:
             scaled = self.optimizer
             if isinstance(scaled, LossScaled) or (isinstance(scaled, RowHolder) and scaled.is_scaled):
                 finite = all_finite(draft.builder, gradients, PARTS_OF) if finite is None else finite
-                following, next_state = scaled.update_where(finite, *arguments)
+                following, next_state = updating_rows(scaled, indices, finite)(*arguments)
                 next_step = where(finite, next_step, step)
             else:
-                following, next_state = self.optimizer.update(*arguments)
+                following, next_state = updating_rows(self.optimizer, indices)(*arguments)
             if isinstance(self.optimizer, Scheduled):
                 for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
                     draft.add_output(tensor, name, Role.RATE)
         for name, tensor in following.items():
-            draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}")
+            by_rows = name in indices
+            draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}", by_rows=by_rows)
         for name, tensor in next_state.items():
-            draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}")
+            by_rows = parameter_of(name) in indices
+            draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}", by_rows=by_rows)
         draft.add_output(next_step, "next:step", Role.STEP, updates="step")

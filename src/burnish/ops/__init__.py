@@ -31,6 +31,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     reduction,
     regions,
     resize,
+    row_gradients,
     sampling,
     scatter,
     shape,

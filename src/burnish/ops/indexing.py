@@ -38,7 +38,7 @@ def lower_gather_grad(op: Operation) -> Tensor:
         index = int(constant.reshape(-1)[0]) % size
         row = builder.op("Unsqueeze", dy, builder.integers([axis])) if constant.ndim == 0 else dy
         return builder.op("Pad", row, builder.integers([index, size - 1 - index]), None, builder.integers([axis]), like=data)
-    positions = _from_the_front(indices, extent(data, axis))
+    positions = from_the_front(indices, extent(data, axis))
     has_inner = axis != -1 and (data.rank is None or axis + 1 < data.rank)
     if has_inner:
         inner = count(data, axis + 1)
@@ -61,8 +61,18 @@ def gather_elements(op: Operation, dy: Tensor) -> tuple[Tensor]:
 def gather_positions(op: Operation, dy: Tensor) -> tuple[Tensor]:
     """What the operator reads from data's flat positions is where dy is added."""
     data, chooser = op.required(0), op.required(1)
+    if _reads_rows(op):
+        return (GATHER_GRAD(dy, op.builder.op("Squeeze", chooser, op.builder.integers([-1])), data, axis=0),)
     attributes = {name: op.attribute(name) for name in ("batch_dims", "axis")}
     return (add_at_positions(dy, op.builder.op(op.node.op_type, flat_positions(data), chooser, **attributes), data),)
+
+
+def _reads_rows(op: Operation) -> bool:
+    """Whether a GatherND reads whole rows of axis 0: as Gather does."""
+    chooser = op.required(1)
+    if op.node.op_type != "GatherND" or op.attribute("batch_dims"):
+        return False
+    return chooser.rank is not None and chooser.dimension(-1) == 1
 
 
 @gradient("TopK")
@@ -101,7 +111,7 @@ def unique(op: Operation, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor 
     return (GATHER_GRAD(dy, indices, x, axis=axis),)
 
 
-def _from_the_front(indices: Tensor, size: Tensor) -> Tensor:
+def from_the_front(indices: Tensor, size: Tensor) -> Tensor:
     """Indices as a vector, with those that count from the end made to count from the front."""
     builder = indices.builder
     constant = indices.array

@@ -31,6 +31,7 @@ from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
 from burnish.optim.rprop import Rprop, rprop
 from burnish.optim.sgd import SGD, sgd
 from burnish.optim.slots import Slot
+from burnish.optim.sparse_adam import SparseAdam, sparse_adam
 from burnish.optim.transforms import (
     Chain,
     GradientTransform,
@@ -61,6 +62,7 @@ OPTIMIZERS |= {
     "rowwise_adagrad": rowwise_adagrad,
     "rprop": rprop,
     "sgd": sgd,
+    "sparse_adam": sparse_adam,
 }
 OPTIMIZERS.unlisted = WRAPPERS
 
@@ -95,6 +97,7 @@ __all__ = [
     "Rprop",
     "Schedule",
     "Slot",
+    "SparseAdam",
     "StochasticWeightAverage",
     "accumulate",
     "adadelta",
@@ -130,5 +133,6 @@ __all__ = [
     "sgd",
     "share_of_first",
     "slots_by_options",
+    "sparse_adam",
     "swa",
 ]

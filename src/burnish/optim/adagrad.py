@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor, full_like
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+from burnish.optim.base import Rate, RatedOptimizer, RowForm, Scalars, Tensors, check_not_negative, check_rate, penalized
 from burnish.optim.slots import Slot
 
 SUM_OF_SQUARES = Slot("sum_of_squares")
@@ -43,6 +43,10 @@ class Adagrad(RatedOptimizer):
             initial_accumulator_value=self.initial_accumulator_value,
             eps=self.eps,
         )
+
+    @property
+    def row_form(self) -> RowForm:
+        return "lazy" if self.weight_decay else "exact"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.rate_state(builder) | {

@@ -9,6 +9,7 @@ from burnish.graph import Builder, Tensor
 from burnish.optim.base import (
     Rate,
     RatedOptimizer,
+    RowForm,
     Scalars,
     Tensors,
     check_betas,
@@ -57,6 +58,10 @@ class Adam(RatedOptimizer):
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
+
+    @property
+    def row_form(self) -> RowForm:
+        return "lazy"
 
     def update(
         self,

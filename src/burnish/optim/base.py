@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,9 @@ from burnish.optim.slots import Slot
 from burnish.settings import PlainSettings, call_hint, is_number, is_whole
 
 Tensors = dict[str, Tensor]
+RowForm = Literal["exact", "lazy"]
+"""What it means to update the rows of a table alone that have a gradient: ``exact``, the same as to update all of it; ``lazy``,
+the others miss what a step does to a row without a gradient, such as the decay of its momentum."""
 
 
 @runtime_checkable
@@ -137,6 +140,11 @@ class RatedOptimizer(PlainSettings):
     def slots(self) -> tuple[Slot, ...]:
         """What the method keeps; the schedule's own are not among them."""
         return ()
+
+    @property
+    def row_form(self) -> RowForm | None:
+        """What updating rows of a parameter alone comes to; None where the method looks at whole parameters."""
+        return None
 
     lr: Rate
 

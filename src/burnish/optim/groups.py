@@ -114,6 +114,10 @@ class Groups(PlainSettings):
         """Whether the pattern that holds for a name freezes it; also of a parameter that has no gradient."""
         return self._overrides_of(name)[1] == FROZEN
 
+    def optimizer_of(self, name: str) -> RatedOptimizer | None:
+        """Return what updates a parameter; None for one that is frozen."""
+        return self._group_optimizer(*self._overrides_of(name))
+
     def hyperparameters(self) -> dict[str, float | None]:
         """The rates that are used; before the optimizer is bound, those of all groups."""
         return {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,6 +37,10 @@ class RowHolder(Wrapper):
     def is_scaled(self) -> bool:
         """Whether the optimizer inside skips steps whose gradients overflow."""
         return isinstance(self.optimizer, LossScaled)
+
+    def without(self, names: Collection[str]) -> RowHolder:
+        """Return one that leaves the rows of these parameters to whoever calls it."""
+        return replace(self, rows={name: rows for name, rows in self.rows.items() if name not in names})
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.optimizer.init(builder, params)

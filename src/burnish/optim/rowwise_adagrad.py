@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+from burnish.optim.base import Rate, RatedOptimizer, RowForm, Scalars, Tensors, check_not_negative, check_rate, penalized
 from burnish.optim.parameter_shapes import known_rank
 from burnish.optim.slots import Slot
 
@@ -40,6 +40,10 @@ class RowwiseAdagrad(RatedOptimizer):
     def __post_init__(self) -> None:
         check_rate(self.name, self.lr)
         check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
+
+    @property
+    def row_form(self) -> RowForm:
+        return "lazy" if self.weight_decay else "exact"
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.rate_state(builder) | {

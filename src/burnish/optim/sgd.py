@@ -12,6 +12,7 @@ from burnish.graph import Builder, Tensor
 from burnish.optim.base import (
     Rate,
     RatedOptimizer,
+    RowForm,
     Scalars,
     Tensors,
     check_finite,
@@ -60,6 +61,10 @@ class SGD(RatedOptimizer):
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (MOMENTUM,) if self.momentum else ()
+
+    @property
+    def row_form(self) -> RowForm:
+        return "lazy" if self.momentum or self.weight_decay else "exact"
 
     def update(
         self,

@@ -36,6 +36,8 @@ class Role(StrEnum):
     HYPERPARAMETER = "hyperparameter"  # lr: a scalar with a default, which a call may override
     SEED = "seed"  # seed of the init graph
     GRADIENT = "gradient"  # grad:<initializer>
+    INDICES = "indices"  # indices:<initializer>: the rows that a gradient is of, ascending
+    ROWS = "rows"  # rows:<initializer>: the gradient of these rows
     LOSS = "loss"
     METRIC = "metric"
     DIAGNOSTIC = "diagnostic"  # how a step went: loss_scale, skipped
@@ -62,6 +64,8 @@ class Entry:
         minimum, maximum: for class indices, and for an input that selects rows of an embedding, the smallest and largest that are
             valid.
         ignored: for class indices, the one value outside that range that is valid too (``ignore_index``).
+        by_rows: for an output that is the next value of a state entry: it differs from the present one in a few rows of axis 0,
+            and is a ScatterND of these rows, which may be written over the present ones in their place.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Entry:
     minimum: int | None = None
     maximum: int | None = None
     ignored: int | None = None
+    by_rows: bool = False
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -192,6 +197,7 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
         "dtype": entry.dtype.name,
         "shape": None if entry.shape is None else list(entry.shape),
         **{name: value for name, value in optional.items() if value is not None},
+        **({"by_rows": True} if entry.by_rows else {}),
     }
 
 
@@ -207,6 +213,7 @@ def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
         read["default"] = math.nan
     else:
         _checked("default", read.get("default"), is_number, optional=True)
+    _checked("by_rows", read.get("by_rows", False), lambda by_rows: isinstance(by_rows, bool))
     for name in ("minimum", "maximum", "ignored"):
         _checked(name, read.get(name), _is_index, optional=True)
     return Entry(**read)

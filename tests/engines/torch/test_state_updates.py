@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import burnish
+from burnish.engines.interrupts import uninterrupted
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.engine import TorchRunner
 from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
@@ -30,7 +31,6 @@ from burnish.engines.torch.families.update.state_updates import (
     take_updates,
 )
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.runtime.interrupts import uninterrupted
 from burnish.errors import EngineError, NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")

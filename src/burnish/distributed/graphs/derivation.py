@@ -54,6 +54,13 @@ def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_siz
             f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: compile it "
             "again, or load it from a folder that Program.save wrote"
         )
+    sparse = executable.signature["grad"].outputs_of(Role.INDICES)
+    if workers > 1 and sparse:
+        table = sparse[0].name.partition(":")[2]
+        raise ConfigurationError(
+            f"parallel=...: the gradient of '{table}' is of the rows that a batch reads, which workers do "
+            "not exchange yet: compile without sparse, or train with DataParallel(synchronize_every=...)"
+        )
     model = executable.semantic["grad"].clone()
     if not any(ALL_REDUCE.is_of(node) for node in model.graph):
         raise ConfigurationError(

@@ -1,7 +1,8 @@
 """A program opened on ONNX Runtime, with the state held in OrtValues and swapped each step.
 
 Each state entry that a step updates has two buffers. A step reads the current set and writes the other through I/O binding;
-then the sets change roles. No parameter is copied, and a step that fails leaves the current set untouched.
+then the sets change roles. No parameter is copied, and a step that fails leaves the current set untouched. An entry of which a
+step updates a few rows has one buffer, in both sets: the step returns the rows, which are written there when it has succeeded.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
+from burnish.engines.interrupts import uninterrupted
 from burnish.engines.onnxruntime.failures import has_bfloat16, run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
+from burnish.engines.row_writes import RowWrite, signature_of_writes, take_row_writes, written_by_rows
 from burnish.formats.state_file import blocks
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
@@ -39,7 +42,11 @@ class OnnxRuntimeRunner:
         self._engine = engine
         self._executable = executable
         self._threads = threads
-        self._updates = executable.signature["step"].updates
+        self._signatures = dict(executable.signature.graphs)
+        self._row_writes: list[RowWrite] = []
+        by_rows = written_by_rows(self._signatures["step"])
+        # What is written by rows has one buffer alone: it is as large as all else together.
+        self._updates = {name: output for name, output in self._signatures["step"].updates.items() if name not in by_rows}
         entries = {entry.name: entry for entry in executable.signature.state}
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
         current = {name: _Buffer.copy_of(take(name), entry) for name, entry in entries.items()}
@@ -53,11 +60,25 @@ class OnnxRuntimeRunner:
         self._bound_graphs: dict[tuple[str, tuple[tuple[str, str], ...]], _BoundGraph] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        signature = self._executable.signature["step"]
+        signature = self._signatures["step"]
         outputs = self._graph("step").run(self._current, inputs)
         check_finite_loss(signature, outputs, self._current_state)
-        self._current = 1 - self._current
+        if self._row_writes:
+            self._move_on(outputs)
+        else:
+            self._current = 1 - self._current
         return outputs
+
+    def _move_on(self, outputs: Arrays) -> None:
+        """Make the state the next one where a step returned rows of it, which are taken out of its outputs."""
+        read = {write: (outputs[write.indices].reshape(-1), outputs[write.rows]) for write in self._row_writes}
+        for write in self._row_writes:
+            outputs.pop(write.indices, None)
+            outputs.pop(write.rows, None)
+        with uninterrupted():
+            for write, (indices, rows) in read.items():
+                self._sets[self._current][write.entry].array[indices] = rows
+            self._current = 1 - self._current
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         return self._graph("evaluate", instead).run(self._current, inputs)
@@ -103,19 +124,30 @@ class OnnxRuntimeRunner:
         if bound is None:
             updates = self._updates if graph == "step" else {}
             opened = self._open(graph)
-            bound = _BoundGraph(graph, opened, self._executable.signature[graph], self._sets, updates, instead)
+            bound = _BoundGraph(graph, opened, self._signatures[graph], self._sets, updates, instead)
             self._bound_graphs[key] = bound
         return bound
 
     def _open(self, graph: str) -> OpenedGraph:
         opened = self._opened.get(graph)
         if opened is None:
-            model = self._executable.graph(graph)
+            model = self._graph_of_step() if graph == "step" else self._executable.graph(graph)
             if graph == "predict" and has_bfloat16(model):
                 # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
                 model = compute_in_float32(model.clone(), keep_outputs=True)
             opened = self._opened[graph] = self._engine.open_graph(model, graph, self._threads)
         return opened
+
+    def _graph_of_step(self) -> ir.Model:
+        """The step's graph, without what writes rows of the state where it has such."""
+        signature = self._signatures["step"]
+        if not written_by_rows(signature):
+            return self._executable.graph("step")
+        model = self._executable.copy_of("step")
+        names = [entry.name for entry in signature.outputs]
+        self._row_writes = take_row_writes(model.graph, names, signature)
+        self._signatures["step"] = signature_of_writes(signature, self._row_writes)
+        return model
 
 
 class _Buffer:

@@ -16,6 +16,8 @@ from torch import fx
 from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsModels, check_finite_loss
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
+from burnish.engines.interrupts import uninterrupted
+from burnish.engines.row_writes import RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.attention import dispatch as attention
 from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
@@ -35,7 +37,6 @@ from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.runtime.devices import device_of
 from burnish.engines.torch.runtime.inductor import CompiledGraph, check_compiler, laid_out_as
-from burnish.engines.torch.runtime.interrupts import uninterrupted
 from burnish.engines.torch.runtime.tensor_float import tensor_float
 from burnish.engines.torch.translate.dtypes import array_of, tensor_of, torch_dtype
 from burnish.engines.torch.translate.failures import failure, place_of
@@ -217,8 +218,11 @@ class TorchRunner:
         self._entries = {entry.name: entry for entry in executable.signature.state}
         self._runnables: dict[str, Runnable] = {}
         self._recorder: Recorder | None = None
-        if device.type == "cuda" and engine.capture and communicator is None:
+        self._by_rows = written_by_rows(executable.signature["step"])
+        # How many rows a step writes depends on the batch's numbers: it cannot be recorded.
+        if device.type == "cuda" and engine.capture and communicator is None and not self._by_rows:
             self._recorder = CudaRecorder(device)
+        self._row_writes: list[RowWrite] = []
         self._updates: list[Update] = []
         self._increments: Tensors = {}
         self._lying_in_state: list[str] = []
@@ -254,7 +258,8 @@ class TorchRunner:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
         update, replaced = self._state_update
         # One call moves the state on; where it takes two, no interrupt may come between.
-        with _inference_mode(), uninterrupted() if update is not None and replaced else _NULL_CONTEXT:
+        is_one_call = not self._row_writes and (update is None or not replaced)
+        with _inference_mode(), _NULL_CONTEXT if is_one_call else uninterrupted():
             if update is not None and self._lying_in_state:
                 copy_out_of((self._state[entry] for entry in update.entries), results, self._lying_in_state)
             for name in self._lying_in_exchange_buffers:
@@ -271,13 +276,16 @@ class TorchRunner:
                         f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
                         "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
                     ) from error
+            for write in self._row_writes:
+                self._state[write.entry].index_copy_(0, results[write.indices].reshape(-1), results[write.rows])
             if moved:
                 self._state |= moved
 
     @cached_property
     def _state_update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
         """What writes over state entries in place; and those that get a new tensor instead, each with the output that it is."""
-        updates = self._executable.signature["step"].updates
+        signature = self._executable.signature["step"]
+        updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
         if not self._updates:
             return None, list(updates.items())
         written = {entry for update in self._updates for entry in update.entries} | self._increments.keys()
@@ -360,8 +368,11 @@ class TorchRunner:
 
     def _take_updates_out(self, graph: ir.Graph, fused: bool) -> None:
         """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
-        updates = self._executable.signature["step"].updates
-        names = [entry.name for entry in self._executable.signature["step"].outputs]
+        signature = self._executable.signature["step"]
+        updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
+        names = [entry.name for entry in signature.outputs]
+        if self._by_rows:
+            self._row_writes = take_row_writes(graph, names, signature)
         self._updates, self._increments, self._lying_in_state = [], {}, []
         if fused and self._recorder is None:
             self._updates = take_updates(graph, names, updates)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Tensors
+from burnish.optim.base import RowForm, Tensors
 from burnish.settings import PlainSettings
 
 NORM_GUARD = 1e-6
@@ -64,6 +64,11 @@ class StatelessTransform(PlainSettings):
     @property
     def name(self) -> str:
         raise NotImplementedError
+
+    @property
+    def row_form(self) -> RowForm | None:
+        """What transforming the rows of a gradient alone that are not zero comes to, as ``RatedOptimizer.row_form``."""
+        return None
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return {}

@@ -25,6 +25,7 @@ class ClipByGlobalNorm(StatelessTransform):
     """
 
     name = "clip_by_global_norm"
+    row_form = "exact"
     max_norm: float
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ class ClipByNorm(StatelessTransform):
     """
 
     name = "clip_by_norm"
+    row_form = "exact"
     max_norm: float
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ class ClipByValue(StatelessTransform):
     """
 
     name = "clip_by_value"
+    row_form = "exact"
     value: float
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ class AddDecayedWeights(StatelessTransform):
     """
 
     name = "add_decayed_weights"
+    row_form = "lazy"
     weight_decay: float
     on: str | tuple[str, ...] = "all"
     infos: Infos | None = field(default=None, compare=False, repr=False)

@@ -1,0 +1,117 @@
+"""Which parameters keep the gradient of the rows that a batch reads alone, and why others do not (``compile(sparse=...)``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.ops.row_gradients import is_read_by_row, parts_of
+from burnish.optim import Optimizer
+from burnish.optim.parameters import check_matches
+from burnish.optim.row_updates import row_form_of
+from burnish.settings import matches_pattern
+
+AUTO = "auto"
+Parts = list[tuple[Tensor, Tensor]]
+"""Indices and cotangents of lookups."""
+SparseOption = Literal[False] | str | Sequence[str] | None
+"""None: no parameter. ``auto``: each whose rows can be updated alone with the same weights. Else patterns of parameters."""
+
+
+@dataclass(frozen=True)
+class SparseRequest:
+    """The parameters that ``compile(sparse=...)`` asks for.
+
+    Attributes:
+        patterns: of their names; empty for none, None for all that stay exact.
+    """
+
+    patterns: tuple[str, ...] | None = ()
+
+    @staticmethod
+    def of(option: SparseOption, trainable: Collection[str]) -> SparseRequest:
+        """Read the option.
+
+        Raises:
+            ConfigurationError: it is of another kind, or a pattern matches no parameter that trains.
+        """
+        if option is None or option is False:
+            return SparseRequest()
+        if option == AUTO:
+            return SparseRequest(None)
+        patterns = [option] if isinstance(option, str) else list(option) if isinstance(option, Iterable) else None
+        if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ConfigurationError(
+                f"sparse must be None, 'auto', or names or patterns of embedding tables, such as ['*embedding*'], not {option!r}"
+            )
+        for pattern in patterns:
+            check_matches("sparse", pattern, trainable)
+        return SparseRequest(tuple(patterns))
+
+    @property
+    def option(self) -> str | list[str]:
+        """What a program notes of it."""
+        return AUTO if self.patterns is None else list(self.patterns)
+
+    def names(self, name: str) -> bool:
+        """Whether a pattern names a parameter."""
+        return any(matches_pattern(name, pattern) for pattern in self.patterns or ())
+
+    def parts(self, name: str, gradient: Tensor, table: ir.Value, optimizer: Optimizer) -> Parts | str | None:
+        """What the gradient of a parameter is kept as.
+
+        Args:
+            name, gradient, table: the parameter, as initializer and in the graph, and its gradient as it was emitted.
+            optimizer: bound or not.
+
+        Returns:
+            Indices and cotangents of each lookup; None for a parameter that is not asked for; else why its gradient is of all
+            rows, for a warning.
+        """
+        if not (self.names(name) if self.patterns is not None else is_read_by_row(gradient, table)):
+            return None
+        parts = parts_of(gradient, table)
+        if isinstance(parts, str):
+            return f"{parts} reads it too" if is_read_by_row(gradient, table) else f"{parts} reads it, which is no lookup of rows"
+        form, decides = row_form_of(optimizer, name)
+        if form is None:
+            return f"{decides} needs the gradient of every row"
+        if form == "lazy" and self.patterns is None:
+            return (
+                f"{decides} moves every row in every step; sparse=['{name}'] updates the rows of a batch alone, and the others "
+                "miss that"
+            )
+        return parts
+
+
+def check_optimizer(names: Iterable[str], optimizer: Optimizer, option: str | Sequence[str] | None = None) -> None:
+    """Raise ConfigurationError where an optimizer cannot go on from gradients of rows alone.
+
+    Args:
+        names: the parameters whose gradients are of rows.
+        optimizer: what is to update them.
+        option: what the program was compiled with, where that is known: with ``auto`` the weights stay those of a dense update.
+    """
+    for name in names:
+        form, decides = row_form_of(optimizer, name)
+        if form is None:
+            raise ConfigurationError(
+                f"sparse: the gradient of '{name}' is of the rows that a batch reads, and {decides} needs that of every row: "
+                "compile without sparse, or with another optimizer"
+            )
+        if form == "lazy" and option == AUTO:
+            raise ConfigurationError(
+                f"sparse: the gradient of '{name}' is of the rows that a batch reads, and {decides} moves every row in every step"
+                f": compile with sparse=['{name}'] to let the others miss that, or without sparse"
+            )
+
+
+def warning_of(dense: Mapping[str, str]) -> str:
+    """What a warning says of parameters that were asked for, and whose gradients are of all rows; with the reason for each."""
+    reasons = "; ".join(f"'{name}': {why}" for name, why in dense.items())
+    return f"sparse: a step fills and reads every row of {len(dense)} of the parameters. {reasons}"

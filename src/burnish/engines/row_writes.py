@@ -1,0 +1,103 @@
+"""Next values of state entries that differ from the present ones in a few rows: the rows alone leave the graph.
+
+In a step's graph such a value is a ``ScatterND`` of new rows into the present value, which makes a new tensor of the whole table.
+A runner takes that node out, lets the graph return indices and rows instead, and writes them over the present rows once the step
+has succeeded: no table is copied, and a step that fails leaves every one as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from burnish.errors import EngineError
+from burnish.program.signature import Entry, GraphSignature, Role
+
+
+@dataclass(frozen=True)
+class RowWrite:
+    """What a step writes over rows of a state entry.
+
+    Attributes:
+        entry: the state entry.
+        indices: the output with the rows' indices, int64 [n, 1], each once.
+        rows: the output with their next values, [n, ...].
+    """
+
+    entry: str
+    indices: str
+    rows: str
+
+
+def written_by_rows(signature: GraphSignature) -> frozenset[str]:
+    """The state entries that may be written by rows, as the signature says."""
+    return frozenset(entry.updates for entry in signature.outputs if entry.by_rows and entry.updates is not None)
+
+
+def take_row_writes(graph: ir.Graph, names: list[str], signature: GraphSignature) -> list[RowWrite]:
+    """Take the nodes that write rows of state entries out of a step's graph, in place.
+
+    Args:
+        graph: of a step; its inputs have the names of the state entries that they are.
+        names: of the graph's outputs, in their order; changed with them.
+        signature: of the step as the program has it.
+
+    Returns:
+        The writes. The graph has lost the outputs that they give, and gained those that they read, each once.
+
+    Raises:
+        EngineError: the graph computes such an entry in another way than the signature says.
+    """
+    following = {entry.name: entry.updates for entry in signature.outputs if entry.by_rows and entry.updates is not None}
+    outputs: dict[ir.Value, str] = {}
+    remaining: list[tuple[ir.Value, str]] = []
+    writes, gone = [], []
+    for value, name in zip(list(graph.outputs), names, strict=True):
+        node = value.producer()
+        if name not in following or node is None or not _writes_rows(node, following[name]):
+            remaining.append((value, name))
+            continue
+        _, indices, rows = node.inputs
+        assert indices is not None
+        assert rows is not None
+        place = outputs.setdefault(indices, f"indices:{following[name]}")
+        writes.append(RowWrite(following[name], place, outputs.setdefault(rows, f"rows:{following[name]}")))
+        gone.append(node)
+    missing = next((name for _, name in remaining if name in following), None)
+    if missing is not None:
+        raise EngineError(
+            f"The output '{missing}' of the step graph is to write rows over '{following[missing]}', as the signature says, and "
+            "is no ScatterND of them: compile the program again"
+        )
+    graph.outputs.clear()
+    for value, name in (*remaining, *outputs.items()):
+        if name not in names:
+            value.name = name
+        graph.outputs.append(value)
+    names[:] = [name for _, name in (*remaining, *outputs.items())]
+    graph.remove(gone, safe=True)
+    return writes
+
+
+def signature_of_writes(signature: GraphSignature, writes: Iterable[RowWrite]) -> GraphSignature:
+    """The signature of a step whose row writes were taken out: what they read is returned, in the place of what they gave."""
+    entries = {entry.updates: entry for entry in signature.outputs if entry.updates is not None}
+    taken = {write.entry for write in writes}
+    added: dict[str, Entry] = {}
+    for write in writes:
+        entry = entries[write.entry]
+        shape = (None, *entry.extents[1:])
+        added.setdefault(write.indices, Entry(write.indices, Role.INDICES, ir.DataType.INT64, (None, 1)))
+        added.setdefault(write.rows, Entry(write.rows, Role.ROWS, entry.dtype, shape))
+    remaining = tuple(entry for entry in signature.outputs if entry.updates not in taken)
+    return replace(signature, outputs=(*remaining, *added.values()))
+
+
+def _writes_rows(node: ir.Node, entry: str) -> bool:
+    """Whether a node writes rows of the present value of a state entry, and nothing else reads what it gives."""
+    if node.op_type != "ScatterND" or node.domain != "" or node.outputs[0].uses():
+        return False
+    present = node.inputs[0]
+    return present is not None and present.is_graph_input() and present.name == entry
