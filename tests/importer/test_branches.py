@@ -119,3 +119,25 @@ def test_weights_of_the_other_branch_go_with_it(condition: int, elements: list[i
     assert weight.numpy().ravel().tolist() == elements
     undecided = load(onnx.parser.parse_model(HEADER + TWO_NETWORKS.format(inputs=", bool c", condition="")))
     assert set(undecided.graph.initializers) == {"w", "w_1", "first", "second"}
+
+
+def test_a_branch_that_is_never_taken_need_not_fit() -> None:
+    """The shape of an input decides, and the pieces of the other branch are more than there are elements."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 20]> g (float[3] x, int64[4] size) => (float[M] y) {
+        four = Constant <value_int = 4> ()
+        count = Size (size)
+        is_short = Equal (count, four)
+        limit = If (is_short) <
+            then_branch = short () => (int64[1] one) { one, b, c, d = Split <num_outputs = 4> (size) },
+            else_branch = long () => (int64[1] last) {
+                e, f, g, h, last = Split <num_outputs = 5> (size)
+            }>
+        zero = Constant <value_int = 0> ()
+        step = Constant <value_int = 1> ()
+        places = Range (zero, limit, step)
+        y = Gather (x, places)
+    }""")
+    loaded = burnish.load(model)
+    assert "If" not in {node.op_type for node in loaded.graph}
+    feeds = {"x": np.array([1, 2, 3], np.float32), "size": np.array([2, 7, 7, 7])}
+    np.testing.assert_array_equal(onnxruntime_outputs(loaded, feeds)["y"], [1, 2])

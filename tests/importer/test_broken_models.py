@@ -39,6 +39,12 @@ WEIGHT = np.ones((3, 2), np.float32)
             id="operands of two dtypes",
         ),
         pytest.param(
+            "g (float[n,3,4] x, float[3] s) => (float[n,3,4] y) { y = PRelu (x, s) }",
+            r"PRelu 'PRelu' \(output 'y'\) has the slope 's' of shape \[3\], which does not broadcast to the shape \[n,3,4\] "
+            r"of its input 'x'\. .* give it the shape \[C, 1, \.\.\.\]",
+            id="a slope that does not broadcast",
+        ),
+        pytest.param(
             'g (float[n,3] x) => (float[?,?] y) { y = local.f (x) }\n<domain: "local", opset_import: ["" : 18]> '
             "f (a, b) => (c) { c = MatMul (a, b) }",
             r"MatMul .*\(output 'y'\) leaves out its input 'B', which its operator needs",

@@ -9,19 +9,12 @@ import pytest
 from oracles.standard_gradients import STORED_KINDS, Case, compare, node_cases, node_modules, stored_cases
 
 EXPECTED = {
-    "test_affine_grid_2d_align_corners_expanded": "refused",
-    "test_affine_grid_2d_expanded": "refused",
-    "test_affine_grid_3d_align_corners_expanded": "refused",
-    "test_affine_grid_3d_expanded": "refused",
     # A Scan of opset 8.
     "test_scan_sum": "refused",
-    # The straight-through estimator counts a scale that is computed from the data as a constant.
-    "test_dynamicquantizelinear": "wrong",
-    "test_dynamicquantizelinear_max_adjusted": "wrong",
-    # A slope that does not broadcast, which the converter leaves.
-    "pytorch-converted:test_PReLU_1d_multiparam": "crash",
-    "pytorch-converted:test_PReLU_2d_multiparam": "crash",
-    "pytorch-converted:test_PReLU_3d_multiparam": "crash",
+    # A slope that does not broadcast, which the converter of versions leaves.
+    "pytorch-converted:test_PReLU_1d_multiparam": "refused",
+    "pytorch-converted:test_PReLU_2d_multiparam": "refused",
+    "pytorch-converted:test_PReLU_3d_multiparam": "refused",
 }
 """What becomes of single cases that are not right."""
 

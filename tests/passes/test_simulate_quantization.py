@@ -13,6 +13,7 @@ import torch
 import burnish
 from burnish.engines import registry
 from burnish.errors import GradientError, UntrainedWeightsWarning
+from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 GENERATOR = np.random.default_rng(0)
 X = (3 * GENERATOR.normal(size=(2, 3, 4))).astype(np.float32)
@@ -414,3 +415,15 @@ def test_branches_that_quantize_and_read_integers(taken, wanted):
     x, cotangent = np.array([[0.52, -1.04], [100, 3]], np.float32), np.array([[1, 2], [3, 4]], np.float32)
     found = gradients(model, ["x"], {"x": x, "c": np.asarray(taken)}, cotangent)
     np.testing.assert_allclose(found["grad:x"], wanted, rtol=1e-5)
+
+
+def test_a_scale_that_is_returned_has_a_gradient():
+    """Equal extremes share it; what is on the side of 0 that has no element has none."""
+    model = parsed("""g (float[4] x) => (float scale) {
+        q, scale, zero = DynamicQuantizeLinear (x)
+    }""")
+    graph = burnish.grad(model, ["x"], of="scale")
+    cases = {(2, -1, 2, 0.5): [0.5, -1, 0.5, 0], (1, 3, 2, 1): [0, 1, 0, 0], (-1, -3, -2, -1): [0, -1, 0, 0]}
+    for x, expected_parts in cases.items():
+        found = onnxruntime_outputs(graph, {"x": np.array(x, np.float32)})
+        np.testing.assert_allclose(found["grad:x"], np.array(expected_parts) / 255, rtol=1e-6)

@@ -31,8 +31,9 @@ from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.names import name_everything
 from burnish.importer.nodes import check_nodes, check_operands, check_references
 from burnish.importer.open_batch import open_batch
-from burnish.importer.opset import check_opset, declare_opset, upgrade_opset
+from burnish.importer.opset import OLDEST_CANONICAL, check_opset, declare_opset, upgrade_opset
 from burnish.importer.optionals import resolve_optionals
+from burnish.importer.range_scalars import make_bounds_scalars
 from burnish.importer.reading import read_model
 from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
@@ -178,5 +179,31 @@ def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:
 def _settle_shapes(model: ir.Model) -> None:
     write_pads(model)
     drop_windows_in_padding(model)
-    infer_shapes(model)
+    try:
+        infer_shapes(model)
+    except ModelError:
+        if not _make_fit(model):
+            raise
+        infer_shapes(model)
     settle_loop_shapes(model)
+
+
+def _make_fit(model: ir.Model) -> bool:
+    """Change, in place, what of a model does not fit and means something all the same; return whether there was any.
+
+    A function of the standard may have a branch for each rank, and those that are never taken do not fit the shapes at hand.
+    """
+    has_either = any(node.op_type in ("If", "Range") for node in model.graph.all_nodes())
+    if model.opset_imports.get("", 0) < OLDEST_CANONICAL or not has_either:
+        return False
+    infer_shapes(model, strict=False)
+    fold_shape_constants(model)
+    taken = take_decided_branches(model)
+    if taken:
+        gather_initializers(model)
+        name_everything(model)
+        infer_shapes(model, strict=False)
+    changed = make_bounds_scalars(model)
+    if changed:
+        name_everything(model)
+    return taken or changed

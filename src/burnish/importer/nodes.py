@@ -82,6 +82,25 @@ def check_operands(model: ir.Model) -> None:
             other, other_kind = bound.setdefault(formal.type_str, (value.name or "", kind))
             if other_kind != kind:
                 raise ModelError(f"{name}, beside '{other}' of type {other_kind}, and both have to be of one. {_REMEDY}")
+        if node.op_type == "PRelu":
+            _check_slope(node)
+
+
+def _check_slope(node: ir.Node) -> None:
+    """Raise ModelError for a slope that does not broadcast to its input, which the standard's inference does not look at."""
+    x, slope = node.inputs[0], node.inputs[1]
+    if x is None or slope is None or x.shape is None or slope.shape is None:
+        return
+    pairs = zip(reversed(x.shape.dims), reversed(slope.shape.dims), strict=False)
+    fits = len(slope.shape) <= len(x.shape) and all(
+        low == 1 or low == extent or not (isinstance(low, int) and isinstance(extent, int)) for extent, low in pairs
+    )
+    if not fits:
+        raise ModelError(
+            f"{describe_node(node)} has the slope '{slope.name}' of shape {slope.shape}, which does not broadcast to the shape "
+            f"{x.shape} of its input '{x.name}'. Before opset 7 a slope had one number for each channel: give it the shape "
+            "[C, 1, ...], with a one for each axis behind the channels, or export the model again"
+        )
 
 
 def _takes_later(node: ir.Node, index: int, kind: str) -> bool:

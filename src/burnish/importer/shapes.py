@@ -97,7 +97,8 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
             inferred = types.get(value.name or "")
             if inferred is not None and value not in declared:
                 _settle(value, inferred)
-                _require_possible(value)
+                if strict:
+                    _require_possible(value)
 
 
 def _inferred(light: ir.Model, strict: bool) -> onnx.ModelProto:

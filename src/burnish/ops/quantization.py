@@ -49,9 +49,26 @@ def saturate(op: Operation, dy: Tensor) -> tuple[Tensor, None, None]:
 
 
 @gradient("DynamicQuantizeLinear")
-def dynamic_quantize_linear(op: Operation, *cotangents: Tensor | None) -> tuple[None]:
-    """The scale that it chooses counts as a constant, as what PyTorch's observers choose; its integers are ``quantized``."""
-    return (None,)
+def dynamic_quantize_linear(op: Operation, *cotangents: Tensor | None) -> Tensor | None:
+    """Of the scale ``(max(x, 0) - min(x, 0)) / 255``, which equal extremes share; its integers are ``quantized``.
+
+    What the model computes with the scale counts it as a constant, as PyTorch's observers do (``simulate_quantization``): this is
+    for a scale that is returned.
+    """
+    scale = cotangents[1]
+    if scale is None:
+        return None
+    zero = op.builder.scalar(0.0, scale)
+    widest = _share(op, "ReduceMax", "Greater", zero) - _share(op, "ReduceMin", "Less", zero)
+    return scale / 255.0 * widest
+
+
+def _share(op: Operation, extreme: str, beyond: str, zero: Tensor) -> Tensor:
+    """The derivative of the least or greatest element and 0: one part for each element that is it, where it is beyond 0."""
+    builder, x = op.builder, op.input
+    limit = builder.op(extreme, x, keepdims=0)
+    at = builder.cast(builder.op("And", builder.op("Equal", x, limit), builder.op(beyond, x, zero)), x.dtype)
+    return at / builder.op("Max", builder.op("ReduceSum", at, keepdims=0), builder.scalar(1.0, x))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from burnish.graph.edits import copy_of
 from burnish.graph.uses import read_by
 from burnish.importer.operands import QUANTIZES, may_hold_integers
 from burnish.ops import Operation
-from burnish.ops.quantization import SATURATE, Grid, check_digits, dequantized, quantized, range_of, saturates
+from burnish.ops.quantization import SATURATE, STRAIGHT_THROUGH, Grid, check_digits, dequantized, quantized, range_of, saturates
 
 COUNTS_OR_COMPARES = frozenset("ArgMax ArgMin Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size".split())
 """Operators whose result has the derivative zero, whatever integers stand for."""
@@ -122,9 +122,22 @@ class _Simulation:
         x, output = node.inputs[0], node.outputs[0]
         if x is not None and x.dtype in FLOATING and output.dtype is not None:
             op = Operation(node, builder)
-            is_dynamic = node.op_type == "DynamicQuantizeLinear"
-            grid = Grid(op.outputs[1], op.outputs[2], 0, 0, node) if is_dynamic else Grid.of(op)
+            if node.op_type == "DynamicQuantizeLinear":
+                grid = Grid(self._held_scale(node, builder), op.outputs[2], 0, 0, node)
+            else:
+                grid = Grid.of(op)
             self._numbers[output] = quantized(op.input, grid, output.dtype, saturates(node)).value
+
+    def _held_scale(self, node: ir.Node, builder: Builder) -> Tensor:
+        """The scale that a node chooses, without a derivative, for all that reads it."""
+        chosen = node.outputs[1]
+        readers = tuple(chosen.uses())
+        scale = builder.tensor(chosen)
+        held = STRAIGHT_THROUGH(builder.scalar(0.0, scale), scale)
+        self._dependent.add(held.value)
+        for reader, index in readers:
+            reader.replace_input_with(index, held.value)
+        return held
 
     def _place_between(self, node: ir.Node, builder: Builder) -> None:
         held = [index for index, value in enumerate(node.inputs) if value in self._numbers]
