@@ -25,6 +25,9 @@ LAYERS: dict[str, tuple[int, ...]] = {
 }
 MATRICES = ("wide", "tall")
 
+# What JAX compiles here runs for a millisecond.
+jax.config.update("jax_disable_most_optimizations", True)
+
 
 @functools.cache
 def layers_problem(dtype: str) -> tuple[Arrays, list[Arrays]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -69,50 +70,34 @@ def few_forms(case: Case) -> list[tuple[str, str]]:
     return in_turn(case, [(dtype, known[dtype]) for dtype in case.spec.dtypes if dtype in known])
 
 
-def other_forms(case: Case, of_float32: Sequence[str]) -> list[tuple[str, str]]:
-    shapes = {"float32": of_float32, "float64": case.spec.shapes[:2]}
+def other_forms(case: Case) -> list[tuple[str, str]]:
+    shapes = {"float32": case.spec.shapes, "float64": case.spec.shapes[:2]}
     forms = [(dtype, known) for dtype in case.spec.dtypes if dtype in shapes for known in shapes[dtype]]
     return [form for form in forms if form not in few_forms(case)]
 
 
-def check_standard_operators(case: Case, forms: list[tuple[str, str]], request: pytest.FixtureRequest) -> None:
+def check_forms(case: Case, forms: list[tuple[str, str]], request: pytest.FixtureRequest) -> None:
+    """The gradient in standard operators, and with what has a rule of its own left in it."""
     for dtype, shapes in forms:
         graph = gradient_graph(case.spec, case.sample, dtype, shapes)
         expected = Evaluator(graph.model)(feeds(case, graph, dtype))
-        compare(case, graph, dtype, expected, request.node.callspec.id in IN_ANY_ORDER)
-
-
-def check_semantic_operators(case: Case, forms: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has a rule of its own is left in the graph; the same graph in standard operators says what is right."""
-    for dtype, shapes in forms:
-        monkeypatch.setattr(harness, "lower_semantic_operators", lambda model: lower_semantic_operators(model, keep=KEPT))
-        graph = gradient_graph(case.spec, case.sample, dtype, shapes)
-        monkeypatch.undo()
-        if any(node.domain == BURNISH_DOMAIN for node in graph.model.graph.all_nodes()):
-            lowered = gradient_graph(case.spec, case.sample, dtype, shapes)
-            compare(case, graph, dtype, Evaluator(lowered.model)(feeds(case, lowered, dtype)))
+        in_any_order = request.node.callspec.id in IN_ANY_ORDER
+        compare(case, graph, dtype, expected, in_any_order)
+        with mock.patch.object(harness, "lower_semantic_operators", partial(lower_semantic_operators, keep=KEPT)):
+            semantic = gradient_graph(case.spec, case.sample, dtype, shapes)
+        if any(node.domain == BURNISH_DOMAIN for node in semantic.model.graph.all_nodes()):
+            compare(case, semantic, dtype, expected, in_any_order)
 
 
 @every_case
-def test_standard_operators(case: Case, request: pytest.FixtureRequest) -> None:
-    check_standard_operators(case, few_forms(case), request)
-
-
-@every_case
-def test_semantic_operators(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_semantic_operators(case, few_forms(case), monkeypatch)
+def test_some_form(case: Case, request: pytest.FixtureRequest) -> None:
+    check_forms(case, few_forms(case), request)
 
 
 @pytest.mark.slow
 @every_case
-def test_standard_operators_in_every_other_form(case: Case, request: pytest.FixtureRequest) -> None:
-    check_standard_operators(case, other_forms(case, case.spec.shapes), request)
-
-
-@pytest.mark.slow
-@every_case
-def test_semantic_operators_in_every_other_form(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_semantic_operators(case, other_forms(case, case.spec.shapes[:2]), monkeypatch)
+def test_every_other_form(case: Case, request: pytest.FixtureRequest) -> None:
+    check_forms(case, other_forms(case), request)
 
 
 def test_whatever_has_a_gradient_or_is_emitted_has_a_translation() -> None:
