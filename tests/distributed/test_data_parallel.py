@@ -63,7 +63,7 @@ def test_policies_of_the_whole_batch(norm):
         ("local", "sync", EVEN, "ghost:4"),
         ("ghost:2", "sync", EVEN, "ghost:2"),
         ("sync:2", "sync", [[3, 3, 3, 3]] * STEPS, "ghost:6"),
-        ("train", "sync:2", [[1, 5, 4, 2]] * STEPS, "ghost:6"),
+        pytest.param("train", "sync:2", [[1, 5, 4, 2]] * STEPS, "ghost:6", marks=pytest.mark.slow),
     ],
 )
 def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):

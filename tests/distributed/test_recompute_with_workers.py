@@ -115,19 +115,20 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
             assert largest_difference(outcome, alone) < 1e-10
 
 
+# Without exchanges inside of a layer, and with one for each; sharded is an optimizer below.
 @pytest.mark.parametrize(
     ("norm", "options"),
     [
         ("train", {"norm": "local"}),
-        ("ghost:2", {}),
+        pytest.param("ghost:2", {}, marks=pytest.mark.slow),
         ("sync:2", {}),
         ("renorm", {}),
-        ("frozen", {}),
-        ("train", {"deterministic": True}),
+        pytest.param("frozen", {}, marks=pytest.mark.slow),
+        pytest.param("train", {"deterministic": True}, marks=pytest.mark.slow),
         ("train", {"compression": "powersgd"}),
-        ("train", {"synchronize_every": 2}),
+        pytest.param("train", {"synchronize_every": 2}, marks=pytest.mark.slow),
         ("train", {"share": False, "bucket_size": 1}),
-        ("train", {"shard_optimizer": True}),
+        pytest.param("train", {"shard_optimizer": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ import burnish
 from burnish.compiler.executable import Executable
 from burnish.distributed import options as options_of_workers
 from burnish.engines.communicator import Communicator
+from burnish.engines.torch import engine as torch_engine
 from oracles.thread_communicator import ThreadCommunicator
 
 Batch = Mapping[str, np.ndarray]
@@ -59,9 +60,9 @@ def train_part(
 
 @contextmanager
 def graphs_made_once() -> Iterator[None]:
-    """Let the first of several threads derive and lower a program's graphs for all: each worker's are the same."""
-    lock, made = threading.RLock(), []
-    derive, lowered = options_of_workers.derive, Executable._lowered
+    """Let the first of several threads derive, lower and fuse a program's graphs for all: each worker's are the same."""
+    lock, made, fused = threading.RLock(), [], []
+    derive, lowered, fuse = options_of_workers.derive, Executable._lowered, torch_engine.fuse
 
     def once(make: Callable[[], Any], executable: Executable, *key: object) -> Any:
         grad = executable.semantic.get("grad")
@@ -78,9 +79,27 @@ def graphs_made_once() -> Iterator[None]:
         return once(lambda: derive(executable, *arguments, **options), executable, *arguments, *options.items())
 
     def lowered_once(executable: Executable, name: str) -> ir.Model:
-        return once(lambda: lowered(executable, name), executable, name).clone()
+        model = once(lambda: lowered(executable, name), executable, name)
+        copy = model.clone()
+        copy.graph.meta["copied from"] = (model, executable.rewrites.get(name))
+        return copy
 
-    with mock.patch.object(options_of_workers, "derive", derive_once), mock.patch.object(Executable, "_lowered", lowered_once):
+    def fuse_once(model: ir.Model, *settings: object) -> ir.Model:
+        key = (model.graph.meta.get("copied from"), settings)
+        if key[0] is None:
+            return fuse(model, *settings)
+        with lock:
+            result = next((result for others_key, result in fused if others_key == key), None)
+            if result is None:
+                result = fuse(model, *settings)
+                fused.append((key, result))
+            return result.clone()
+
+    with (
+        mock.patch.object(options_of_workers, "derive", derive_once),
+        mock.patch.object(Executable, "_lowered", lowered_once),
+        mock.patch.object(torch_engine, "fuse", fuse_once),
+    ):
         yield
 
 
