@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +27,22 @@ def images(folder):
             Image.fromarray(pixels).save(folder / "images" / name / f"{index}.png")
     ir.save(residual_network((3, 4, 4), classes=3, width=2, blocks=(1,)), folder / "color.onnx")
     return folder
+
+
+@pytest.fixture(scope="module")
+def run_folders() -> list[Path]:
+    """The folder of the first run, which the others copy."""
+    return []
+
+
+@pytest.fixture
+def trained(run, images, run_folders) -> None:
+    """Let ``run`` hold a run of its own."""
+    if run_folders:
+        shutil.copytree(run_folders[0], images / "run")
+    else:
+        run(*TRAIN)
+        run_folders.append(shutil.copytree(images / "run", images / "untouched"))
 
 
 def figures(path) -> dict[str, float]:
@@ -119,8 +137,7 @@ def test_a_model_that_cannot_train(run, folder):
         (("four.onnx", "images", "--loss", "cross_entropy"), "takes batches of 4, and 9 samples leave 1 over", 1),
     ],
 )
-def test_what_is_refused(run, images, arguments, message, code):
-    run(*TRAIN)
+def test_what_is_refused(trained, run, images, arguments, message, code):
     (images / "more/dog").mkdir(parents=True)
     Image.new("RGB", (4, 4)).save(images / "more/dog/0.png")
     np.savez("unlabelled.npz", x=np.zeros((2, 3, 4, 4), np.float32))

@@ -73,7 +73,15 @@ def test_comparison_with_the_reference(program, accelerator):
     assert comparison.message() == "reference and accelerator agree over 2 steps"
 
 
-@pytest.mark.parametrize("operator", ["Conv", "BatchNormalization", "LogSoftmax", "ConvWeightGrad", "ReduceSum"])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "Conv",
+        "BatchNormalization",
+        "ConvWeightGrad",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("LogSoftmax", "ReduceSum")),
+    ],
+)
 def test_an_operator_that_is_wrong_is_found(accelerator, operator):
     right = accelerator.OPERATORS[operator]
 

@@ -27,7 +27,7 @@ from oracles.onnxruntime_outputs import NEWEST_RUNTIME, NO_KERNEL, RUNTIME
 from oracles.operator_cases import CASES, Case, cases_where, cotangents_of
 
 TOLERANCE = 1e-13
-SAMPLES = 4
+SAMPLES = 2
 """Of each operator, of whose gradients every node is looked at."""
 DEFAULTS = {
     "HardSigmoid": {"alpha": 0.2, "beta": 0.5},

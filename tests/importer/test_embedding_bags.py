@@ -86,7 +86,7 @@ def check(module: torch.nn.Module, model: onnx.ModelProto, arguments: tuple) -> 
 @pytest.mark.parametrize("exporter", ["older", "newer", "newer, open"])
 @pytest.mark.parametrize("include_last_offset", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.each_value(("mode", "include_last_offset"))
+@pytest.mark.each_value
 def test_bags_between_offsets(mode, include_last_offset, exporter):
     module = Bags(mode, include_last_offset)
     model = export(module, arguments_of(include_last_offset, factors=False, empty=False), exporter)

@@ -30,6 +30,7 @@ from oracles.operator_cases import Case as SampleCase
 from specs.older_forms import built_model, sample_model
 from specs.opset_models import CASES as MODELS
 from specs.opset_models import Case as ModelCase
+from specs.opset_models import opsets_of_versions
 
 OLDEST_OPSET = 7
 MOST_SAMPLES = 8
@@ -160,18 +161,7 @@ def check_version(op_type: str, opset: int, found: list[tuple[SampleCase, onnx.M
 
 def models() -> dict[str, tuple[ModelCase, int]]:
     """Each model of ``opset_models`` in the first opset of each combination of versions of its operators."""
-    found: dict[str, tuple[ModelCase, int]] = {}
-    for case in MODELS:
-        if not case.differentiable:
-            continue
-        combinations = set()
-        for opset in case.opsets:
-            nodes = case.make(opset).graph.node
-            combination = tuple(onnx.defs.get_schema(node.op_type, opset, "").since_version for node in nodes)
-            if combination not in combinations:
-                combinations.add(combination)
-                found[f"{case.name}-{opset}"] = (case, opset)
-    return found
+    return {f"{case.name}-{opset}": (case, opset) for case in MODELS if case.differentiable for opset in opsets_of_versions(case)}
 
 
 @pytest.mark.parametrize(("case", "opset"), list(models().values()), ids=list(models()))

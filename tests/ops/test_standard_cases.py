@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from oracles.operator_cases import CASES
 from oracles.standard_gradients import STORED_KINDS, Case, compare, node_cases, node_modules, stored_cases
 
 EXPECTED = {
@@ -17,6 +18,10 @@ EXPECTED = {
     "pytorch-converted:test_PReLU_3d_multiparam": "refused",
 }
 """What becomes of single cases that are not right."""
+
+
+IN_THE_TABLES = {case.spec.op_type.lower() for case in CASES.values()}
+"""Modules of operators that have samples of their own."""
 
 
 def expected_status(case: Case) -> str:
@@ -35,7 +40,9 @@ def check(cases: Iterable[Case]) -> int:
     return len(findings)
 
 
-@pytest.mark.parametrize("module", node_modules())
+@pytest.mark.parametrize(
+    "module", [pytest.param(module, marks=[pytest.mark.slow] * (module in IN_THE_TABLES)) for module in node_modules()]
+)
 def test_first_case_of_an_operator(module: str) -> None:
     cases = node_cases(module)
     single = [case for case in cases if len(case.model.graph.node) == 1]

@@ -80,6 +80,15 @@ class Case:
 CASES: list[Case] = []
 
 
+def opsets_of_versions(case: Case) -> list[int]:
+    """The first opset of each combination of versions of a model's operators."""
+    first: dict[tuple[int, ...], int] = {}
+    for opset in case.opsets:
+        nodes = case.make(opset).graph.node
+        first.setdefault(tuple(onnx.defs.get_schema(node.op_type, opset, node.domain).since_version for node in nodes), opset)
+    return list(first.values())
+
+
 def case(shape: tuple[int, ...], since: int = FIRST, until: int = LAST, differentiable: bool = True) -> Callable[[Make], Make]:
     def register(make: Make) -> Make:
         CASES.append(Case(make.__name__, make, shape, since, until, differentiable))

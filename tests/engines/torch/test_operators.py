@@ -100,7 +100,9 @@ def test_every_other_form(case: Case, request: pytest.FixtureRequest) -> None:
     check_forms(case, other_forms(case), request)
 
 
+@pytest.mark.slow
 def test_whatever_has_a_gradient_or_is_emitted_has_a_translation() -> None:
+    """Where one is missing, each sample that needs it tells as well."""
     graphs = [gradient_graph(case.spec, case.sample, case.widest) for case in CASES.values()]
     lowered = {node.op_type for graph in graphs for node in graph.model.graph.all_nodes()}
     assert (differentiable_operators() | lowered) - {"Constant"} <= translated_operators()
