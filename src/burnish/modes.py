@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError, ModelError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_node, replace_node, replace_uses, replace_value
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.graph.uses import is_used
-from burnish.norms import Auto, BatchStatistics, NormPolicy, RunningVariance, Train, check_layer
+from burnish.norms import Auto, BatchStatistics, Frozen, NormPolicy, RunningVariance, Train, check_layer
 from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
@@ -104,6 +104,19 @@ def bind_inference(graph: ir.Graph) -> None:
         for node in _nodes(body, {"Dropout"}):
             _remove_dropout(node)
     put_training_forms(graph, lambda node: node.op_type in EXPANDED_NAIVELY or lacks_kernel(node))
+
+
+def bind_frozen(graph: ir.Graph, key: ir.Value, step: Callable[[], ir.Value], data: Collection[str]) -> None:
+    """Specialize a graph to inference that is differentiated, in place: running statistics, no dropout, and training forms.
+
+    Args:
+        graph, key, step, data: as for ``bind_training``; other nodes that draw at random draw from the key.
+    """
+    for body in (graph, *graph.subgraphs()):
+        for node in _nodes(body, {"Dropout"}):
+            _remove_dropout(node)
+    policies: dict[ir.Node, NormPolicy] = dict.fromkeys(batch_normalizations(graph), Frozen())
+    bind_training(graph, policies, RunningVariance.ONNX, key, step, data)
 
 
 def bind_as_exported(graph: ir.Graph) -> None:

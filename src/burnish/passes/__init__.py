@@ -7,7 +7,7 @@ what leads from a model to a program, in ``burnish.compiler``.
 from burnish.passes.complete_axes import complete_axes
 from burnish.passes.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
 from burnish.passes.draw_dropout import draw_dropout
-from burnish.passes.expand_gradients import expand_gradients
+from burnish.passes.expand_gradients import expand_gradients, lower_what_has_no_gradient
 from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_constants import fold_constants
@@ -39,6 +39,7 @@ __all__ = [
     "has_sixteen_bit_values",
     "hoist_gather",
     "hold_group_normalization_constants",
+    "lower_what_has_no_gradient",
     "merge_casts",
     "mix_precision",
     "recognize_attention",

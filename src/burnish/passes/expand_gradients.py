@@ -14,6 +14,7 @@ from burnish.graph.uses import read_by
 from burnish.importer.gradients import is_gradient
 from burnish.lowering import lower_semantic_operators
 from burnish.ops import has_gradient
+from burnish.ops.semantic import semantic_operator
 
 
 def expand_gradients(model: ir.Model) -> ir.Model:
@@ -34,16 +35,17 @@ def expand_gradients(model: ir.Model) -> ir.Model:
     nodes = [node for node in model.graph if is_gradient(node)]
     for position, node in enumerate(nodes):
         if position:
-            _lower_what_has_no_gradient(model)
+            lower_what_has_no_gradient(model)
         _expand(model.graph, node)
     return model
 
 
-def _lower_what_has_no_gradient(model: ir.Model) -> None:
-    """Lower the semantic operators that an earlier reverse pass emitted, so that it can be differentiated in turn."""
+def lower_what_has_no_gradient(model: ir.Model) -> None:
+    """Lower, in place, the semantic operators of an earlier reverse pass that stand in the way of another one."""
     opset = model.opset_imports[""]
-    semantic = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN and has_gradient(node, opset)}
-    lower_semantic_operators(model, keep=semantic | {"Gradient"})
+    nodes = [node for node in model.graph if node.domain == BURNISH_DOMAIN and has_gradient(node, opset)]
+    kept = {node.op_type for node in nodes if (operator := semantic_operator(node)) is None or not operator.internal}
+    lower_semantic_operators(model, keep=kept | {"Gradient"})
 
 
 def _expand(graph: ir.Graph, node: ir.Node) -> None:

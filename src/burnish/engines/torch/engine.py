@@ -414,11 +414,17 @@ class TorchRunner:
         return self._runnables.get(graph) or self._make_runnable(graph)
 
     @garbage_kept()
-    def _make_runnable(self, graph: str) -> Runnable:
+    def translated(self, graph: str) -> fx.GraphModule:
+        """A graph in PyTorch's calls and the engine's kernels, which are there when it returns: inputs to a tuple of outputs."""
         module = self._translate(graph, self._has_kernels)
         called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
         if self._has_kernels and called and not kernels.available(*called):
             module = self._translate(graph, fused=False)
+        return module
+
+    @garbage_kept()
+    def _make_runnable(self, graph: str) -> Runnable:
+        module = self.translated(graph)
         whole = self._engine.compile == "inductor"
         inputs = self._executable.signature[graph].inputs
         runnable = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)

@@ -12,6 +12,7 @@ from burnish.engines.torch.families.precision import translation as precision
 from burnish.engines.torch.families.resize import translation as resize
 from burnish.engines.torch.families.softmax import translation as softmax
 from burnish.engines.torch.translate import operators as plain
+from burnish.engines.torch.translate import splitting
 
 __all__ = [
     "attention",
@@ -26,4 +27,5 @@ __all__ = [
     "precision",
     "resize",
     "softmax",
+    "splitting",
 ]

@@ -66,9 +66,13 @@ def batch_norm_training_gradient(
     d_mean: Tensor | None,
     dinverse_std_of: Tensor | None,
     d_variance: Tensor | None,
-    *_: Tensor | None,
+    d_centered: Tensor | None,
+    d_shift: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradient through the batch statistics; cotangents of the statistics themselves add their own terms."""
+    """Gradient through the batch statistics; cotangents of the statistics themselves add their own terms.
+
+    ``centered`` and ``shift`` are read as centered - shift alone, so that what is taken off x to center it counts as a constant.
+    """
     x, scale = op.required(0), op.required(1)
     builder = op.builder
     mean, inverse_std, centered, shift = (op.outputs[index] for index in (1, 2, 4, 5))
@@ -77,12 +81,15 @@ def batch_norm_training_gradient(
     dbias: Tensor | None = None
     if dy is not None:
         dx, dscale, dbias = BATCH_NORM_GRAD.emit(dy, x, scale, mean, inverse_std, centered, shift)
-    if d_mean is None and dinverse_std_of is None and d_variance is None:
+    if d_centered is not None:
+        dx = d_centered if dx is None else dx + d_centered
+    if d_mean is None and dinverse_std_of is None and d_variance is None and d_shift is None:
         return dx, dscale, dbias
     count = elements_per_channel(x)
     deviation = centered - per_channel(shift, x)
     for cotangent, factor in (
         (d_mean, None),
+        (d_shift, None),
         (d_variance, 2.0),
         (dinverse_std_of, -(inverse_std * inverse_std * inverse_std)),
     ):

@@ -45,6 +45,7 @@ GRU_STEPS = SemanticOperator(
     ("z", "r", "initial_h", "bias", "live"),
     ("h", "last_h", "update_reset", "candidate", "inside"),
     _last_if_linear(hidden_states(("z", 1), ("initial_h", 1), ("z", 2), ("z", 1), ("z", 1))),
+    internal=("update_reset", "candidate", "inside"),
 )
 GRU_STEPS_GRAD = SemanticOperator(
     "GRUStepsGrad",

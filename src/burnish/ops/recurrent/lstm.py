@@ -33,6 +33,7 @@ LSTM_STEPS = SemanticOperator(
     ("z", "r", "initial_h", "initial_c", "live", "peepholes"),
     ("h", "last_h", "last_c", "c", "iof", "g"),
     hidden_states(("z", 1), ("initial_h", 1), ("initial_c", 1), ("z", 1), ("z", 3), ("z", 1)),
+    internal=("c", "iof", "g"),
 )
 LSTM_STEPS_GRAD = SemanticOperator(
     "LSTMStepsGrad",

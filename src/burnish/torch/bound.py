@@ -1,0 +1,170 @@
+"""A model bound to training or evaluation, as a function of tensors: data and state in, outputs and next statistics out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+import torch
+
+from burnish.engines.torch.engine import TorchEngine
+from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
+from burnish.errors import ConfigurationError
+from burnish.graph import garbage_kept, name_sources
+from burnish.graph.uses import is_used
+from burnish.modes import batch_normalizations, bind_frozen, bind_training
+from burnish.norms import NormPolicy, RunningVariance
+from burnish.passes import (
+    compute_in_float32,
+    fold_constants,
+    has_sixteen_bit_values,
+    hoist_gather,
+    recognize_attention,
+    recognize_normalization,
+    recognize_training_normalization,
+    remove_unused,
+)
+from burnish.passes.precision import MixedPrecision
+from burnish.random import KEY_DTYPE, KEY_SHAPE
+from burnish.torch.differentiable import DifferentiableGraph, separate_outputs
+
+KEY, STEP = "rng/key", "step"
+WORDS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a model is bound to.
+
+    Attributes:
+        state: names of the initializers that are inputs of the graph: parameters, buffers, running statistics.
+        policies: by the name of its node, the policy of each batch normalization layer; None binds the model to evaluation.
+        running_variance: which variance running statistics hold.
+        precision: mixed precision, where products are computed in sixteen bits.
+        held_rows: by the name of a parameter, the rows whose gradient is zero.
+    """
+
+    state: Sequence[str]
+    policies: Mapping[str, NormPolicy] | None
+    running_variance: RunningVariance = RunningVariance.ONNX
+    precision: MixedPrecision | None = None
+    held_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class BoundGraph:
+    """A model in one mode.
+
+    Args:
+        model: a canonical model with its initializers; left as it is.
+        binding: the mode, and what of the model is state.
+        engine: what runs it.
+        name: of the graph, in errors.
+
+    Attributes:
+        data: the names of the inputs of the model, in their order.
+        outputs: the names of its outputs.
+        updated: the names of the running statistics that a call moves on.
+        draws: whether it draws at random.
+        counts: whether it asks for the number of the step.
+    """
+
+    @garbage_kept()
+    def __init__(self, model: ir.Model, binding: Binding, engine: TorchEngine, name: str):
+        model = fold_constants(recognize_normalization(model.clone()))
+        name_sources(model.graph)
+        self.name = name
+        self.data = [value.name or "" for value in model.graph.inputs]
+        self.outputs = [value.name or "" for value in model.graph.outputs]
+        _lift(model.graph, binding.state)
+        self.updated = _bind(model, binding, self.data)
+        separate_outputs(model.graph)
+        given = [value.name or "" for value in model.graph.inputs]
+        self.draws, self.counts = KEY in given, STEP in given
+        self.state = [name for name in given if name not in {*self.data, KEY, STEP}]
+        self.dtypes = [TORCH_DTYPES.get(value.dtype) for value in model.graph.inputs if value.dtype is not None]
+        self._graph = DifferentiableGraph(model, engine, name, binding.held_rows, self.updated, len(self.updated))
+
+    def __call__(
+        self, data: Sequence[torch.Tensor], state: Sequence[torch.Tensor], step: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the graph.
+
+        Args:
+            data: the inputs of the model, in their order.
+            state: the entries of ``self.state``, in their order. Those that are updated are written to.
+            step: the number of the step, where ``counts``.
+
+        Returns:
+            The outputs, in their order; autograd goes on from them.
+        """
+        inputs = [*data, *state]
+        for tensor, dtype, name in zip(inputs, self.dtypes, (*self.data, *self.state), strict=False):
+            if tensor.dtype != dtype:
+                raise ConfigurationError(
+                    f"'{name}' is {tensor.dtype}, and the graph '{self.name}' computes with {dtype}: give it that dtype, for "
+                    f"example by .to({dtype}), or make the module again from one of the other dtype"
+                )
+        if self.draws:
+            inputs.append(draw_key(inputs[0].device))
+        if self.counts:
+            assert step is not None
+            inputs.append(step)
+        results = self._graph(*inputs)
+        if not self.updated:
+            return results
+        count = len(self.outputs)
+        with torch.no_grad():
+            entries = dict(zip(self.state, state, strict=True))
+            for name, value in zip(self.updated, results[count:], strict=True):
+                entries[name].copy_(value)
+        return results[:count]
+
+
+def draw_key(device: torch.device) -> torch.Tensor:
+    """A key of random numbers, drawn from PyTorch's generator on the CPU: ``torch.manual_seed`` repeats what is drawn of it."""
+    return torch.randint(WORDS, KEY_SHAPE, dtype=torch.int64).to(device=device, dtype=torch.uint32)
+
+
+def _lift(graph: ir.Graph, state: Sequence[str]) -> None:
+    """Make initializers inputs of the graph, in place; those that nothing reads are dropped."""
+    for name in state:
+        value = graph.initializers.get(name)
+        if value is None:
+            continue
+        del graph.initializers[name]
+        if not is_used(value):
+            continue
+        assert value.const_value is not None
+        value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
+        value.const_value = None
+        graph.inputs.append(value)
+
+
+def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
+    """Bind a model to its mode, in place; return the names of the statistics that it updates, which are outputs after its own."""
+    graph = model.graph
+    weights = [value for value in graph.inputs if value.name not in set(data)]
+    if has_sixteen_bit_values(model):
+        compute_in_float32(model, keep_outputs=True)
+    recognize_training_normalization(model)
+    hoist_gather(model)
+    if binding.precision is not None:
+        binding.precision.narrow(model, weights)
+    key = ir.Value(name=KEY, type=ir.TensorType(KEY_DTYPE), shape=ir.Shape(KEY_SHAPE))
+    step = ir.Value(name=STEP, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    graph.inputs.extend((key, step))
+    updated: dict[ir.Value, ir.Value] = {}
+    if binding.policies is None:
+        bind_frozen(graph, key, lambda: step, data)
+    else:
+        policies = {node: binding.policies[node.name or ""] for node in batch_normalizations(graph)}
+        updated = bind_training(graph, policies, binding.running_variance, key, lambda: step, data)
+    recognize_attention(model)
+    moving = {statistic.name or "": value for statistic, value in updated.items() if statistic.is_graph_input()}
+    graph.outputs.extend(moving.values())
+    remove_unused(model)
+    for value in (key, step):
+        if not is_used(value):
+            graph.inputs.remove(value)
+    return list(moving)

@@ -1,0 +1,290 @@
+"""A graph that PyTorch's autograd goes through: its forward and its backward pass, run by the PyTorch engine.
+
+The gradients that are asked for are differentiated once for each choice of inputs, and the graph of both passes is rewritten for
+the engine's kernels as a whole; then it is split in two (``burnish.engines.torch.translate.splitting``). A call runs on the
+caller's tensors: nothing is copied, and what the backward pass reads is saved in autograd's own way, so that two forwards before
+a backward, a retained graph, checkpointing and hooks on saved tensors do what they do elsewhere in PyTorch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from burnish.autodiff import differentiate
+from burnish.compiler.executable import executable_of
+from burnish.engines.torch.engine import TorchEngine
+from burnish.engines.torch.runtime import memory
+from burnish.engines.torch.translate.failures import failure, place_of
+from burnish.engines.torch.translate.splitting import emit_cotangents, split
+from burnish.errors import GradientError
+from burnish.graph import FLOATING, Builder, garbage_kept
+from burnish.ops.dependence import reached_from
+from burnish.optim.held_rows import HeldRows, without_rows
+from burnish.passes import lower_what_has_no_gradient, refuse_lost_gradients, simulate_quantization
+
+REMEDY = "Wrap a part of the model that ends before it, or let PyTorch differentiate that part: wrap(..., partial=True)"
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class DifferentiableGraph:
+    """A graph as a function of tensors that can be differentiated any number of times.
+
+    Args:
+        model: bound to a mode; with inputs that have dtypes and ranks; may hold semantic operators; left as it is. No output is
+            an input, or another output.
+        engine: what runs it.
+        name: of the graph, in errors.
+        held_rows: by the name of an input, the rows of its gradient that are zero.
+        written: the names of inputs that the caller writes to after a call, such as running statistics: a gradient of a gradient
+            reads what they are by then.
+        aside: how many of the last outputs have no gradient.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        engine: TorchEngine,
+        name: str,
+        held_rows: HeldRows = MappingProxyType({}),
+        written: Collection[str] = (),
+        aside: int = 0,
+    ):
+        self.name = name
+        self._names_written = written
+        self._aside = aside
+        self.written = frozenset(index for index, value in enumerate(model.graph.inputs) if value.name in set(written))
+        self._held_rows = held_rows
+        self._model = model
+        self._engine = engine
+        self._dtypes = [value.dtype for value in model.graph.inputs]
+        self._passes: dict[tuple[tuple[bool, ...], torch.device], _Passes] = {}
+        self._gradients: dict[tuple[bool, ...], _Gradients] = {}
+        self._making = threading.RLock()
+        self._pages = memory.keep_pages(self) if engine.keep_pages else nullcontext()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DifferentiableGraph:
+        return self  # which holds no state
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Run the graph on its inputs, in their order, all on one device; autograd goes on from the outputs.
+
+        Raises:
+            GradientError: a gradient is asked for through an operator that has none.
+            EngineError: the engine does not run an operator of the graph, or PyTorch refuses one.
+        """
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            results: Tensors = _Call.apply(self, *inputs)  # type: ignore[no-untyped-call]
+            return results
+        return self.run((False,) * len(inputs), inputs)
+
+    def run(self, wanted: tuple[bool, ...], inputs: Sequence[torch.Tensor]) -> Tensors:
+        """Run the forward pass alone: the outputs, and behind them what the backward pass reads."""
+        passes = self.passes(wanted, inputs[0].device if inputs else torch.device(self._engine.device))
+        return self._call(passes.forward, self._laid_out(inputs), "forward")
+
+    def run_back(self, passes: _Passes, saved: Sequence[Any], cotangents: Sequence[torch.Tensor]) -> Tensors:
+        """Run the backward pass: one gradient for each input that ``passes`` is of and that outputs depend on."""
+        assert passes.backward is not None
+        return self._call(passes.backward, (*saved, *self._laid_out(cotangents)), "backward")
+
+    def _laid_out(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Tensors as the engine's kernels read them."""
+        images = self._engine.channels_last
+        return [laid_out(tensor) if images and tensor.dim() == 4 else tensor.contiguous() for tensor in tensors]
+
+    def _call(self, module: fx.GraphModule, inputs: Sequence[Any], stage: str) -> Tensors:
+        try:
+            with self._pages, torch.no_grad():
+                return module.forward(*inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
+            raise failure(f"{stage} '{self.name}'", error, place_of(error)) from error
+
+    def passes(self, wanted: tuple[bool, ...], device: torch.device) -> _Passes:
+        """The passes for the gradients of some inputs; made when they are first asked for."""
+        key = (wanted, device)
+        if key not in self._passes:
+            with self._making:
+                if key not in self._passes:
+                    self._passes[key] = self._made(wanted, device)
+        return self._passes[key]
+
+    def gradient_graph(self, wanted: tuple[bool, ...]) -> _Gradients:
+        """The gradients as a graph of the inputs and the cotangents, to be differentiated again."""
+        with self._making:
+            if wanted not in self._gradients:
+                model = self._model.clone()
+                joint = _Joint.of(model, wanted, self._held_rows, self._aside)
+                outputs = model.graph.outputs
+                del outputs[: joint.results]
+                separate_outputs(model.graph)
+                lower_what_has_no_gradient(model)
+                graph = DifferentiableGraph(model, self._engine, f"gradient of {self.name}", written=self._names_written)
+                self._gradients[wanted] = _Gradients(graph, joint.reached)
+            return self._gradients[wanted]
+
+    @garbage_kept()
+    def _made(self, wanted: tuple[bool, ...], device: torch.device) -> _Passes:
+        model = self._model.clone()
+        if not any(wanted):
+            return _Passes(self._translated(model, device), None, (), (), wanted)
+        joint = _Joint.of(model, wanted, self._held_rows, self._aside, separate=True)
+        if not joint.reached:
+            return _Passes(self._translated(self._model.clone(), device), None, (), (), wanted)
+        separate_outputs(model.graph)
+        parts = split(self._translated(model, device), joint.results, len(joint.differentiated))
+        return _Passes(parts.forward, parts.backward, joint.differentiated, joint.reached, wanted)
+
+    def _translated(self, model: ir.Model, device: torch.device) -> fx.GraphModule:
+        executable = executable_of(model, self._engine.target)
+        module = self._engine.open(executable, {}, device=str(device)).translated("step")
+        memory.release_unused()
+        return module
+
+    @cached_property
+    def output_dtypes(self) -> list[ir.DataType | None]:
+        return [value.dtype for value in self._model.graph.outputs]
+
+
+@dataclass(frozen=True, eq=False)
+class _Passes:
+    """The passes of a graph for the gradients of some of its inputs.
+
+    Attributes:
+        forward, backward: as ``Split`` has them; no backward where nothing is differentiated.
+        differentiated: the positions of the outputs that cotangents come in for.
+        reached: the positions of the inputs that the backward pass returns gradients of.
+        wanted: for each input, whether its gradient is asked for.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    differentiated: tuple[int, ...]
+    reached: tuple[int, ...]
+    wanted: tuple[bool, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradients:
+    """A graph of inputs and cotangents, and the positions of the inputs that its outputs are the gradients of."""
+
+    graph: DifferentiableGraph
+    reached: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Joint:
+    """What was added to a graph: its gradients, as further outputs.
+
+    Attributes:
+        results: how many outputs there were.
+        differentiated: the positions of those that cotangents come in for.
+        reached: the positions of the inputs whose gradients were added, in their order.
+    """
+
+    results: int
+    differentiated: tuple[int, ...]
+    reached: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: ir.Model, wanted: Sequence[bool], held_rows: HeldRows, aside: int, separate: bool = False) -> _Joint:
+        """Add the gradients of the wanted inputs, in place.
+
+        The cotangents are inputs, in their order after those of the graph; or, ``separate``, what ``emit_cotangents`` gives.
+        """
+        graph = model.graph
+        wrt = {value: index for index, value in enumerate(graph.inputs) if wanted[index]}
+        stopped = simulate_quantization(graph, list(wrt))
+        results = list(graph.outputs)
+        active = reached_from(graph, wrt)
+        carrying = results[: len(results) - aside]
+        differentiated = tuple(index for index, value in enumerate(carrying) if value in active and value.dtype in FLOATING)
+        values = [results[index] for index in differentiated]
+        if not values:
+            return cls(len(results), (), ())
+        for value in values:
+            refuse_lost_gradients(stopped, list(wrt), value)
+        builder = Builder(graph)
+        if separate:
+            cotangents = emit_cotangents(builder, results, values)
+        else:
+            added = [ir.Value(name=f"cotangent:{value.name}", type=value.type, shape=value.shape) for value in values]
+            graph.inputs.extend(added)
+            cotangents = [builder.tensor(value) for value in added]
+        try:
+            gradients = differentiate(builder, dict(zip(values, cotangents, strict=True)), list(wrt))
+        except GradientError as error:
+            raise GradientError(error.problem, REMEDY) from error
+        reached = {index: gradient for value, index in wrt.items() if (gradient := gradients[value]) is not None}
+        named = without_rows({graph.inputs[index].name or "": gradient for index, gradient in reached.items()}, held_rows)
+        graph.outputs.extend(gradient.value for gradient in named.values())
+        return cls(len(results), differentiated, tuple(reached))
+
+
+class _Call(torch.autograd.Function):
+    """One call of a graph, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: DifferentiableGraph, *inputs: torch.Tensor) -> Tensors:
+        wanted = tuple(ctx.needs_input_grad[1:])
+        results = graph.run(wanted, inputs)
+        passes = graph.passes(wanted, inputs[0].device)
+        count = len(graph.output_dtypes)
+        outputs, saved = results[:count], results[count:]
+        ctx.graph, ctx.passes = graph, passes
+        written = [inputs[index] for index in graph.written]
+        if written:
+            saved = tuple(value.clone() if any(value is entry for entry in written) else value for value in saved)
+        # What is no tensor, such as an extent, stays in its place; so does what is written to.
+        ctx.saved = [None if isinstance(value, torch.Tensor) else value for value in saved]
+        ctx.inputs = [tensor if index in graph.written else None for index, tensor in enumerate(inputs)]
+        remaining = (tensor for index, tensor in enumerate(inputs) if index not in graph.written)
+        ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)), *remaining)
+        differentiated = set(passes.differentiated)
+        if len(differentiated) < count:
+            ctx.mark_non_differentiable(*(value for index, value in enumerate(outputs) if index not in differentiated))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        graph, passes = ctx.graph, ctx.passes
+        gradients: list[torch.Tensor | None] = [None] * (1 + len(ctx.inputs))
+        incoming = [cotangents[index] for index in passes.differentiated]
+        tensors = iter(ctx.saved_tensors)
+        read = [next(tensors) if value is None else value for value in ctx.saved]
+        if torch.is_grad_enabled():
+            again = graph.gradient_graph(passes.wanted)
+            inputs = [next(tensors) if value is None else value for value in ctx.inputs]
+            for index, gradient in zip(again.reached, again.graph(*inputs, *incoming), strict=True):
+                gradients[1 + index] = gradient
+        elif passes.backward is not None:
+            for index, gradient in zip(passes.reached, graph.run_back(passes, read, incoming), strict=True):
+                gradients[1 + index] = gradient
+        return tuple(gradients)
+
+
+def laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    """An image, or the kernels of a convolution, with channels last: itself where it has them so."""
+    return tensor.contiguous(memory_format=torch.channels_last if tensor.is_floating_point() else torch.contiguous_format)
+
+
+def separate_outputs(graph: ir.Graph) -> None:
+    """Give each output a value of its own, in place: none is an input, an initializer, or an output before it."""
+    builder = Builder(graph)
+    earlier: set[ir.Value] = set()
+    for index, value in enumerate(graph.outputs):
+        if value in earlier or value.is_graph_input() or value.is_initializer():
+            copy = builder.op("Identity", builder.tensor(value), like=builder.tensor(value)).value
+            graph.outputs[index] = copy
+            value = copy
+        earlier.add(value)
