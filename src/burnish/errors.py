@@ -131,6 +131,10 @@ class DenseGradientWarning(_Escaped, UserWarning):
     """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
 
 
+class HooksWarning(_Escaped, UserWarning):
+    """A module that is wrapped has submodules with hooks, which are not called."""
+
+
 def comes_again(error: BaseException) -> bool:
     """Whether what raised an error would raise it again at a new start: a wrong model, option or data, here or on another worker.
 

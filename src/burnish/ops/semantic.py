@@ -75,7 +75,7 @@ class SemanticOperator:
         outputs: their names, likewise.
         infer: gives the dtype and shape of each output of a node, from its operands and attributes.
         constants: outputs that a derivative takes for constants, such as a count, whatever their dtype.
-        internal: outputs that its gradient alone reads, and takes no cotangents of: a node is lowered before that is differentiated.
+        internal: outputs that its gradient alone reads, and takes no cotangents of: it is lowered before that is differentiated.
         shares_memory: output -> input in whose memory an engine may place it, being the same numbers.
         repeatable: whether it may be computed a second time in place of keeping its outputs; an exchange between workers may not.
     """

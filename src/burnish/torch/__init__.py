@@ -5,5 +5,6 @@ What runs the graphs is the PyTorch engine (``burnish.engines.torch``); how a mo
 """
 
 from burnish.torch.layer import Layer
+from burnish.torch.wrapped import unwrap, wrap
 
-__all__ = ["Layer"]
+__all__ = ["Layer", "unwrap", "wrap"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -56,7 +56,7 @@ class BoundGraph:
     """A model in one mode.
 
     Args:
-        model: a canonical model with its initializers; left as it is.
+        model: a canonical model whose state has no values (``forget_values``); left as it is.
         binding: the mode, and what of the model is state.
         engine: what runs it.
         name: of the graph, in errors.
@@ -71,12 +71,13 @@ class BoundGraph:
 
     @garbage_kept()
     def __init__(self, model: ir.Model, binding: Binding, engine: TorchEngine, name: str):
-        model = fold_constants(recognize_normalization(model.clone()))
-        name_sources(model.graph)
+        model = recognize_normalization(model.clone())
         self.name = name
         self.data = [value.name or "" for value in model.graph.inputs]
         self.outputs = [value.name or "" for value in model.graph.outputs]
         _lift(model.graph, binding.state)
+        fold_constants(model)
+        name_sources(model.graph)
         self.updated = _bind(model, binding, self.data)
         separate_outputs(model.graph)
         given = [value.name or "" for value in model.graph.inputs]
@@ -114,11 +115,13 @@ class BoundGraph:
         if not self.updated:
             return results
         count = len(self.outputs)
+        entries = dict(zip(self.state, state, strict=True))
         with torch.no_grad():
-            entries = dict(zip(self.state, state, strict=True))
-            for name, value in zip(self.updated, results[count:], strict=True):
-                entries[name].copy_(value)
+            torch._foreach_copy_([entries[name] for name in self.updated], list(results[count:]))
         return results[:count]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BoundGraph:
+        return self  # which holds no state
 
 
 def draw_key(device: torch.device) -> torch.Tensor:
@@ -126,19 +129,20 @@ def draw_key(device: torch.device) -> torch.Tensor:
     return torch.randint(WORDS, KEY_SHAPE, dtype=torch.int64).to(device=device, dtype=torch.uint32)
 
 
-def _lift(graph: ir.Graph, state: Sequence[str]) -> None:
+def forget_values(graph: ir.Graph, state: Iterable[str]) -> None:
+    """Leave the values of some initializers to PyTorch, in place: no pass takes them for constants, and they are held once."""
+    for name in state:
+        if (value := graph.initializers.get(name)) is not None and value.const_value is not None:
+            value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
+            value.const_value = None
+
+
+def _lift(graph: ir.Graph, state: Iterable[str]) -> None:
     """Make initializers inputs of the graph, in place; those that nothing reads are dropped."""
     for name in state:
-        value = graph.initializers.get(name)
-        if value is None:
-            continue
-        del graph.initializers[name]
-        if not is_used(value):
-            continue
-        assert value.const_value is not None
-        value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
-        value.const_value = None
-        graph.inputs.append(value)
+        value = graph.initializers.pop(name, None)
+        if value is not None and is_used(value):
+            graph.inputs.append(value)
 
 
 def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from burnish.modes import batch_normalizations
 from burnish.norms import Auto, NormPolicy, Renorm, Train, default_running_variance, resolve_policies
 from burnish.passes import recognize_normalization
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
-from burnish.torch.bound import Binding, BoundGraph
+from burnish.torch.bound import Binding, BoundGraph, forget_values
 from burnish.torch.differentiable import laid_out
 
 
@@ -63,6 +63,7 @@ class Layer(torch.nn.Module):
         for name, kind in classify_initializers(model).items():
             if kind is not InitializerKind.CONSTANT:
                 self._register(name, model.graph.initializers[name], kind is InitializerKind.WEIGHT)
+        forget_values(model.graph, self._owners)
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
         """Run the model.
@@ -88,7 +89,7 @@ class Layer(torch.nn.Module):
         return results[0] if len(results) == 1 else results
 
     def _arguments(self, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        given = dict(zip(self._inputs, args, strict=False)) | kwargs
+        given = dict(zip(self._inputs, args, strict=False)) | dict(kwargs)
         if len(given) != len(args) + len(kwargs) or given.keys() != set(self._inputs):
             wanted = ", ".join(f"'{name}'" for name in self._inputs)
             raise ConfigurationError(

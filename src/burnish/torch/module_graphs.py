@@ -1,0 +1,302 @@
+"""The graphs of a module, by its mode, dtype and precision, and the calls that run them on its parameters and buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from burnish.engines.torch.engine import TorchEngine
+from burnish.errors import ConfigurationError
+from burnish.importer.pytorch import ExportedModule, Structure, export_module
+from burnish.norms import RunningVariance
+from burnish.norms import get as policy_of
+from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
+from burnish.torch.bound import Binding, BoundGraph, forget_values
+
+Modes = tuple[bool, ...]
+"""``training`` of the module and all its submodules."""
+
+
+class ModuleKey(NamedTuple):
+    """What a module is exported for: its modes, and the dtype of its first parameter. Modes that are all one are equal."""
+
+    modes: Modes | None
+    dtype: torch.dtype | None
+
+
+class GraphKey(NamedTuple):
+    """What a graph is bound to."""
+
+    exported: ModuleKey
+    training: bool
+    precision: str | None
+
+
+class ModuleGraphs:
+    """The graphs of modules that differ in the values of parameters and buffers alone, made when they are first asked for.
+
+    Args:
+        args, kwargs: what ``forward`` is called with at an export.
+        dynamic_shapes: as ``wrap`` takes it.
+        engine: what runs them.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, engine: TorchEngine):
+        self.args = args
+        self.kwargs = kwargs
+        self.dynamic_shapes = dynamic_shapes
+        self.engine = engine
+        self._exports: dict[ModuleKey, ExportedModule] = {}
+        self._graphs: dict[GraphKey, BoundGraph] = {}
+        self._making = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleGraphs:
+        return self  # which holds no state of a module
+
+    def exported(self, key: ModuleKey, module: torch.nn.Module) -> ExportedModule:
+        """The module as a graph."""
+        with self._making:
+            if key not in self._exports:
+                with _modes_set(module, key.modes):
+                    args, kwargs = pytree.tree_map(lambda leaf: _converted(leaf, key.dtype), (self.args, self.kwargs))
+                    exported = export_module(module, args, kwargs, self.dynamic_shapes)
+                for model in (exported.model, exported.inference):
+                    if model is not None:
+                        forget_values(model.graph, (*exported.parameters, *exported.buffers))
+                self._exports[key] = exported
+            return self._exports[key]
+
+    def graph(self, key: GraphKey, module: torch.nn.Module) -> BoundGraph:
+        """The graph of a mode."""
+        with self._making:
+            if key not in self._graphs:
+                self._graphs[key] = self._bound(key, self.exported(key.exported, module), type(module).__name__)
+            return self._graphs[key]
+
+    def _bound(self, key: GraphKey, exported: ExportedModule, name: str) -> BoundGraph:
+        state = (*exported.parameters, *exported.buffers)
+        variance = RunningVariance(exported.running_variance)
+        precision = precision_of(key.precision)
+        if key.training:
+            policies = {layer: policy_of(policy) for layer, policy in exported.norm_policies.items()}
+            binding = Binding(state, policies, variance, precision, exported.held_rows)
+        else:
+            binding = Binding(state, None, variance, precision, exported.held_rows)
+        model = exported.model if key.training or exported.inference is None else exported.inference
+        return BoundGraph(model, binding, self.engine, name)
+
+
+class _Entry(NamedTuple):
+    """Where a parameter or buffer is, so that one that is replaced is seen."""
+
+    held_in: Mapping[str, Any]
+    owner: torch.nn.Module
+    name: str
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, name: str) -> _Entry:
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        return cls(owner._parameters if last in owner._parameters else owner._buffers, owner, last)
+
+    def tensor(self) -> torch.Tensor:
+        # Fully sharded data parallelism takes parameters out of where they are registered, and puts tensors in their place.
+        tensor = self.held_in.get(self.name)
+        found: torch.Tensor = getattr(self.owner, self.name) if tensor is None else tensor
+        return found
+
+
+class _Prepared(NamedTuple):
+    """A graph with where its state is in one module.
+
+    Attributes:
+        graph: the graph.
+        exported: the module as it was exported.
+        state: of ``graph.state``.
+        counts: the counts of batches that a call adds one to.
+        inputs: the positions of the graph's inputs among the arguments, where all of these are tensors given by position.
+        single: whether ``forward`` returns one tensor.
+    """
+
+    graph: BoundGraph
+    exported: ExportedModule
+    state: list[_Entry]
+    counts: list[_Entry]
+    inputs: list[int] | None
+    single: bool
+
+
+class Calls:
+    """Calls of one module by its graphs.
+
+    Args:
+        graphs: of the module; others may share them.
+        module: the module, which PyTorch would compute.
+    """
+
+    def __init__(self, graphs: ModuleGraphs, module: torch.nn.Module):
+        self.graphs = graphs
+        self.module = module
+        self._prepared: dict[GraphKey, _Prepared] = {}
+        self._parts = _parts(module)
+        self._first: _Entry | None = None
+        self._note_first()
+
+    def prepare(self) -> None:
+        """Export the module as it is."""
+        self.graphs.exported(self._key("cpu").exported, self.module)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what ``forward`` returns.
+
+        Raises:
+            ConfigurationError: the arguments are not of the structure or the dtypes of the examples.
+        """
+        device = "cpu" if self._first is None else self._first.tensor().device.type
+        key = self._key(device)
+        prepared = self._prepared.get(key) or self._prepare(key)
+        graph = prepared.graph
+        if prepared.inputs is not None and not kwargs and len(args) == len(prepared.inputs):
+            data: Sequence[torch.Tensor] = [args[index] for index in prepared.inputs]
+        else:
+            data = self._data(prepared, args, kwargs)
+        if key.precision is not None:
+            data = [cast_input(tensor, dtype) for tensor, dtype in zip(data, graph.dtypes, strict=False)]
+        state = [entry.tensor() for entry in prepared.state]
+        counts = [entry.tensor() for entry in prepared.counts]
+        step = counts[0].clone() if graph.counts else None
+        with autocast_off(device, key.precision) if key.precision else contextlib.nullcontext():
+            results = graph(data, state, step)
+        if counts:
+            torch._foreach_add_(counts, 1)
+        if prepared.single:
+            return results[0]
+        return prepared.exported.outputs.unflatten(dict(zip(graph.outputs, results, strict=True)))
+
+    def _key(self, device: str) -> GraphKey:
+        modes = []
+        for held_in, name, part in self._parts:
+            if held_in.get(name) is not part:
+                self._start_again()
+                return self._key(device)
+            modes.append(part.training)
+        training = any(modes) or (not modes and self.module.training)
+        mixed = tuple(modes) if training and not all(modes) else None
+        dtype = None if self._first is None else self._first.tensor().dtype
+        return GraphKey(ModuleKey(mixed, dtype), training, autocast_precision(device))
+
+    def _start_again(self) -> None:
+        """Forget the graphs: submodules were replaced."""
+        graphs = self.graphs
+        self.graphs = ModuleGraphs(graphs.args, graphs.kwargs, graphs.dynamic_shapes, graphs.engine)
+        self._prepared = {}
+        self._parts = _parts(self.module)
+        self._note_first()
+
+    def _note_first(self) -> None:
+        names = (name for name, parameter in self.module.named_parameters() if parameter.is_floating_point())
+        name = next(names, None) or next((name for name, _ in self.module.named_parameters()), None)
+        self._first = None if name is None else _Entry.of(self.module, name)
+
+    def _prepare(self, key: GraphKey) -> _Prepared:
+        try:
+            graph = self.graphs.graph(key, self.module)
+        except ConfigurationError:
+            if key.precision is None:
+                raise
+            # Nothing in the module is a product of float32: it computes as without autocast.
+            graph = self.graphs.graph(key._replace(precision=None), self.module)
+        exported = self.graphs.exported(key.exported, self.module)
+        prepared = _Prepared(
+            graph,
+            exported,
+            [_Entry.of(self.module, name) for name in graph.state],
+            [_Entry.of(self.module, name) for name in exported.counted_batches] if key.training else [],
+            _positions(exported.inputs, graph.data),
+            exported.outputs.names == (graph.outputs[0],) and exported.outputs.spec.is_leaf(),
+        )
+        self._prepared[key] = prepared
+        return prepared
+
+    def _data(self, prepared: _Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        structure = prepared.exported.inputs
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != structure.spec:
+            args, kwargs = self._arranged(args, kwargs)
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != structure.spec:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} was wrapped with arguments of another structure: {structure.spec}, and is called "
+                f"with {spec}. Wrap it with example_inputs like those of the call"
+            )
+        values: dict[str, torch.Tensor] = {}
+        for name, constant, leaf in zip(structure.names, structure.constants, leaves, strict=True):
+            if name is not None:
+                values[name] = leaf
+            elif leaf is not constant and leaf != constant:
+                raise ConfigurationError(
+                    f"{type(self.module).__name__} was wrapped with {constant!r} where it is called with {leaf!r}: what is no "
+                    "tensor is a constant of the graph. Wrap it again for the other value"
+                )
+        return [values[name] for name in prepared.graph.data]
+
+    def _arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, by position and by name where the examples have them so."""
+        signature = inspect.signature(self.module.forward)
+        try:
+            given = signature.bind(*args, **kwargs)
+            wanted = signature.bind(*self.graphs.args, **self.graphs.kwargs)
+        except TypeError as error:
+            raise ConfigurationError(f"{type(self.module).__name__}: {error}") from None
+        if given.arguments.keys() != wanted.arguments.keys() or len(given.args) < len(self.graphs.args):
+            return args, kwargs
+        by_name = {name: given.arguments[name] for name in self.graphs.kwargs if name in given.arguments}
+        by_position = [given.arguments[name] for name in list(given.arguments)[: len(self.graphs.args)]]
+        return (tuple(by_position), by_name) if len(by_position) + len(by_name) == len(args) + len(kwargs) else (args, kwargs)
+
+
+def _parts(module: torch.nn.Module) -> list[tuple[Mapping[str, Any], str, torch.nn.Module]]:
+    """Each submodule once, with where its parent holds it; before them the module itself, which is held in nothing."""
+    parts: list[tuple[Mapping[str, Any], str, torch.nn.Module]] = [({"": module}, "", module)]
+    seen = {module}
+    for parent in module.modules():
+        for name, part in parent._modules.items():
+            if part is not None and part not in seen:
+                seen.add(part)
+                parts.append((parent._modules, name, part))
+    return parts
+
+
+def _positions(structure: Structure, data: Sequence[str]) -> list[int] | None:
+    """The positions of a graph's inputs among arguments that are all tensors given by position; None where they are not."""
+    args, kwargs = pytree.tree_unflatten(list(structure.names), structure.spec)
+    if kwargs or not all(isinstance(name, str) for name in args) or set(args) != set(data):
+        return None
+    return [args.index(name) for name in data]
+
+
+def _converted(leaf: Any, dtype: torch.dtype | None) -> Any:
+    """An example in the dtype that the module has by now."""
+    is_other = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and dtype is not None and dtype.is_floating_point
+    return leaf.to(dtype) if is_other and leaf.dtype != dtype else leaf
+
+
+@contextlib.contextmanager
+def _modes_set(module: torch.nn.Module, modes: Modes | None) -> Iterator[None]:
+    """The module in the modes that it is exported in: all in training, or as they are, and the module itself in training."""
+    before = [(part, part.training) for part in module.modules()]
+    try:
+        if modes is None:
+            module.train()
+        else:
+            module.training = True
+        yield
+    finally:
+        for part, training in before:
+            part.training = training

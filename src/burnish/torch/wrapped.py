@@ -1,0 +1,168 @@
+"""A PyTorch module whose forward and backward are graphs that burnish's engine runs; all else of it stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.engine import TorchEngine
+from burnish.errors import ConfigurationError, HooksWarning
+from burnish.torch.differentiable import laid_out
+from burnish.torch.module_graphs import Calls, ModuleGraphs
+
+HELD = "_burnish_calls"
+"""The slot in which a wrapped module holds what calls its graphs, apart from the attributes that it shares."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def wrap(
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
+    *,
+    dynamic_shapes: Any = None,
+    engine: TorchEngine | None = None,
+) -> torch.nn.Module:
+    """Return a module that computes by burnish's graphs, and that is in all else the module.
+
+    What is returned is of a class derived from the module's, and shares all its attributes: parameters and buffers are the same
+    objects, and ``train()`` and ``eval()`` of the one are those of the other. Its ``forward`` is one function to autograd.
+    PyTorch's optimizers, losses and schedulers, clipping, ``DistributedDataParallel``, and hooks of the module as a whole and of
+    its parameters do with it what they do with any module.
+
+    - A module is exported when it is wrapped, and again where some of its submodules change their mode alone, where its dtype
+      changes, or where submodules are replaced.
+    - Batch normalization writes to the module's running statistics and counts batches; dropout draws from PyTorch's generator.
+    - Kernels of convolutions get their channels last in memory, as by ``module.to(memory_format=torch.channels_last)``; so do
+      images that ``forward`` returns.
+    - Under ``torch.autocast`` products are computed in its dtype; outputs keep theirs.
+    - Only gradients of what requires them are computed, and they can be differentiated again.
+    - Submodules are not called: what their hooks did while the module was exported is in the graph, and nothing else of them.
+
+    Args:
+        module: the module.
+        example_inputs: what ``forward`` is called with: a tuple or list of its arguments, a dictionary of those by name, or the
+            only one. Calls have arguments of the same structure; what is no tensor in them has the same value.
+        dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
+            that have as many samples there as the first input.
+        engine: what runs it; by default ``TorchEngine()``.
+
+    Warns:
+        HooksWarning: a submodule has hooks.
+
+    Raises:
+        UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
+        GradientError: at a call: an operator between what requires a gradient and an output has none.
+        ConfigurationError: the module is wrapped already, or has a ``forward`` of its own that is not its class's; at a call:
+            arguments of another structure or dtype.
+    """
+    cls = type(module)
+    if hasattr(cls, HELD):
+        raise ConfigurationError(f"this {cls.__name__} is wrapped already: call it as it is, or give what unwrap() returns of it")
+    if "forward" in module.__dict__:
+        raise ConfigurationError(
+            f"this {cls.__name__} has a forward that is not its class's, which would be called in place of the graphs: wrap the "
+            "module before something else replaces its forward"
+        )
+    _warn_of_hooks(module)
+    engine = engine or TorchEngine(capture=False)
+    if engine.channels_last:
+        for parameter in module.parameters():
+            if parameter.dim() == 4:
+                parameter.data = laid_out(parameter.data)
+    calls = Calls(ModuleGraphs(*_arguments(example_inputs), dynamic_shapes, engine), module)
+    calls.prepare()
+    wrapped: torch.nn.Module = object.__new__(_wrapped_class(cls))
+    object.__setattr__(wrapped, "__dict__", module.__dict__)
+    object.__setattr__(wrapped, HELD, calls)
+    return wrapped
+
+
+def unwrap(wrapped: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that was wrapped, which PyTorch computes: with the same parameters, buffers and mode.
+
+    Raises:
+        ConfigurationError: it is not wrapped.
+    """
+    calls = getattr(wrapped, HELD, None)
+    if calls is None:
+        raise ConfigurationError(f"this {type(wrapped).__name__} is not wrapped: use it as it is")
+    module: torch.nn.Module = calls.module
+    return module
+
+
+_classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
+
+
+def _wrapped_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The class of wrapped modules of a class, the same at each call."""
+    return _classes.get(cls) or _classes.setdefault(cls, _derived(cls))
+
+
+def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A class whose ``forward`` calls the graphs; what does is in a slot, and not among the attributes that are shared."""
+
+    @functools.wraps(cls.forward)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, HELD).call(args, kwargs)
+
+    def deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+        calls: Calls = getattr(self, HELD)
+        copied: torch.nn.Module = object.__new__(type(self))
+        memo[id(self)] = copied
+        module = copy.deepcopy(calls.module, memo)
+        object.__setattr__(copied, "__dict__", module.__dict__)
+        object.__setattr__(copied, HELD, Calls(calls.graphs, module))
+        return copied
+
+    def reduce(self: torch.nn.Module) -> tuple[Any, ...]:
+        calls: Calls = getattr(self, HELD)
+        graphs = calls.graphs
+        return _wrap_again, (calls.module, (graphs.args, graphs.kwargs), graphs.dynamic_shapes, graphs.engine)
+
+    namespace = {
+        "__slots__": (HELD,),
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__deepcopy__": deep_copy,
+        "__reduce_ex__": lambda self, _: reduce(self),
+        "forward": forward,
+    }
+    return type(f"Wrapped{cls.__name__}", (cls,), namespace)
+
+
+def _wrap_again(module: torch.nn.Module, examples: tuple[Any, Any], dynamic_shapes: Any, engine: TorchEngine) -> torch.nn.Module:
+    """What a pickled module is made of again; there is nothing of a graph in a pickle."""
+    args, kwargs = examples
+    calls = Calls(ModuleGraphs(args, kwargs, dynamic_shapes, engine), module)
+    wrapped: torch.nn.Module = object.__new__(_wrapped_class(type(module)))
+    object.__setattr__(wrapped, "__dict__", module.__dict__)
+    object.__setattr__(wrapped, HELD, calls)
+    return wrapped
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, by position and by name."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, tuple | list):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def _warn_of_hooks(module: torch.nn.Module) -> None:
+    hooked = [name for name, part in module.named_modules() if name and any(getattr(part, hooks, None) for hooks in HOOKS)]
+    if hooked:
+        shown = ", ".join(f"'{name}'" for name in hooked[:5]) + (f" and {len(hooked) - 5} more" if len(hooked) > 5 else "")
+        warnings.warn(
+            HooksWarning(
+                f"submodules have hooks: {shown}. They run while the module is exported, and what they do to its values is in "
+                "the graph; they are not called after that. Remove them, or wrap a part of the module that they lie outside of"
+            ),
+            stacklevel=3,
+        )
