@@ -29,16 +29,14 @@ class Residual(nn.Module):
 class InvertedResidual(nn.Module):
     """Expansion, a depthwise convolution, squeeze and excitation, and a linear projection (MobileNetV3, EfficientNet)."""
 
-    def __init__(self, channels: int, activation: type[nn.Module]):
+    def __init__(self, channels: int, activation: type[nn.Module], gate: type[nn.Module]):
         super().__init__()
         wide = 2 * channels
         self.expand = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), activation())
         self.depthwise = nn.Sequential(
             nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide, momentum=0.01), activation()
         )
-        self.squeeze = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, 2, 1), nn.ReLU(), nn.Conv2d(2, wide, 1), nn.Hardsigmoid()
-        )
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, 2, 1), nn.ReLU(), nn.Conv2d(2, wide, 1), gate())
         self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -134,7 +132,9 @@ class UNet(nn.Module):
     def __init__(self, width: int = 4, classes: int = 3):
         super().__init__()
         self.down = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-        self.inner = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(2, 2 * width), nn.SiLU())
+        self.inner = nn.Sequential(
+            nn.MaxPool2d(2), nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(2, 2 * width), nn.SiLU()
+        )
         self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
         self.head = nn.Conv2d(2 * width, classes, 1)
 
@@ -165,11 +165,13 @@ class ModuleCase:
         build: makes it with weights of PyTorch's generator.
         inputs: makes a batch of a size: what ``forward`` takes.
         by_name: whether they are given by their names.
+        relative: the error in float64 that the digits of its constants in ONNX allow: a sixth, of HardSwish, is float32 there.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], dict[str, torch.Tensor]]
     by_name: bool = False
+    relative: float = 1e-9
 
 
 def _images(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -192,8 +194,8 @@ def _structured(batch: int, generator: torch.Generator) -> dict[str, torch.Tenso
 MODULES: dict[str, ModuleCase] = {
     "perceptron": ModuleCase(lambda: nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5)), _vectors),
     "residual": ModuleCase(lambda: image_network(Residual(4, 6, 2), outputs=6), _images),
-    "mobile": ModuleCase(lambda: image_network(InvertedResidual(4, nn.Hardswish)), _images),
-    "efficient": ModuleCase(lambda: image_network(InvertedResidual(4, nn.SiLU)), _images),
+    "mobile": ModuleCase(lambda: image_network(InvertedResidual(4, nn.Hardswish, nn.Hardsigmoid)), _images, relative=1e-7),
+    "efficient": ModuleCase(lambda: image_network(InvertedResidual(4, nn.SiLU, nn.Sigmoid)), _images),
     "dense": ModuleCase(lambda: image_network(DenseBlock(4), outputs=8), _images),
     "vision_transformer": ModuleCase(Transformer, _images),
     "language_model": ModuleCase(LanguageModel, _tokens),

@@ -129,7 +129,7 @@ class DifferentiableGraph:
                 del outputs[: joint.results]
                 separate_outputs(model.graph)
                 lower_what_has_no_gradient(model)
-                graph = DifferentiableGraph(model, self._engine, f"gradient of {self.name}", written=self._names_written)
+                graph = DifferentiableGraph(model, self._engine, f"gradient of {self.name}", self._held_rows, self._names_written)
                 self._gradients[wanted] = _Gradients(graph, joint.reached)
             return self._gradients[wanted]
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
 from burnish.engines.torch.engine import TorchEngine
 from burnish.errors import ConfigurationError
+from burnish.importer import load
+from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.pytorch import ExportedModule, Structure, export_module
 from burnish.norms import RunningVariance
 from burnish.norms import get as policy_of
@@ -66,10 +70,10 @@ class ModuleGraphs:
                 with _modes_set(module, key.modes):
                     args, kwargs = pytree.tree_map(lambda leaf: _converted(leaf, key.dtype), (self.args, self.kwargs))
                     exported = export_module(module, args, kwargs, self.dynamic_shapes)
-                for model in (exported.model, exported.inference):
-                    if model is not None:
-                        forget_values(model.graph, (*exported.parameters, *exported.buffers))
-                self._exports[key] = exported
+                state = (*exported.parameters, *exported.buffers)
+                model, inference = (_without_values(model, state) for model in (exported.model, exported.inference))
+                assert model is not None
+                self._exports[key] = replace(exported, model=model, inference=inference)
             return self._exports[key]
 
     def graph(self, key: GraphKey, module: torch.nn.Module) -> BoundGraph:
@@ -259,6 +263,15 @@ class Calls:
         by_name = {name: given.arguments[name] for name in self.graphs.kwargs if name in given.arguments}
         by_position = [given.arguments[name] for name in list(given.arguments)[: len(self.graphs.args)]]
         return (tuple(by_position), by_name) if len(by_position) + len(by_name) == len(args) + len(kwargs) else (args, kwargs)
+
+
+def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | None:
+    if model is None:
+        return None
+    model.graph.metadata_props.pop(SIGNATURE, None)  # It lists a shared parameter under each of its names.
+    loaded = load(model)
+    forget_values(loaded.graph, state)
+    return loaded
 
 
 def _parts(module: torch.nn.Module) -> list[tuple[Mapping[str, Any], str, torch.nn.Module]]:
