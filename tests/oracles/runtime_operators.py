@@ -96,7 +96,7 @@ class Case:
 def cases() -> list[Case]:
     """Every case, from one seed."""
     rng = np.random.default_rng(7)
-    makers = (_activations, _normalization, _products, _attention, _multi_head, _rotary, _grouped, _quantized)
+    makers = (_activations, _normalization, _products, _attention, _multi_head, _rotary, _grouped, _quantized, _early)
     return [case for maker in makers for case in maker(rng)]
 
 
@@ -304,3 +304,22 @@ def _quantized(rng: np.random.Generator) -> Iterator[Case]:
     yield Case("GatherBlockQuantized", "rows", [table, indices, scales], by_row, held=(0, 2), batched=(1,))
     zeros = rng.integers(0, 256, (9, 1)).astype(np.uint8)
     yield Case("GatherBlockQuantized", "zeros", [table, indices, scales, zeros], by_row, held=(0, 2, 3), batched=(1,))
+
+
+def _early(rng: np.random.Generator) -> Iterator[Case]:
+    """Operators that the standard lacks, or got later."""
+    yield Case("Inverse", "matrices", [rng.normal(size=(B, 4, 4))])
+    yield Case("Inverse", "axes", [rng.normal(size=(B, 2, 3, 3))])
+    yield Case("Inverse", "exchanges", [np.array([[0.0, 2.0], [0.5, 0.0]]) + np.eye(2) * 1e-3], batched=())
+    rows = [rng.normal(size=(B, 3)), rng.normal(size=(5, 3))]
+    yield Case("CDist", "squared", rows, {"metric": "sqeuclidean"})
+    yield Case("CDist", "euclidean", rows, {"metric": "euclidean"})
+    x = rng.normal(size=(B, S))
+    yield Case("ExpandDims", "inside", [x, np.array(-2, np.int32)], held=(1,))
+    yield Case("Pad", "edge", [x, np.array([0, 1, 0, 2])], {"mode": "edge"}, held=(1,))
+    yield Case("GatherND", "rows", [x, np.array([[0, 1], [1, 3], [0, 1]])], held=(1,), batched=())
+    packed, scales = rng.integers(0, 256, 120).astype(np.uint8), rng.uniform(0.1, 1, 15)
+    sizes = {"N": 6, "K": 40, "block_size": 16}
+    for kind in (0, 1):
+        inputs = [rng.normal(size=(B, 40)), packed, scales]
+        yield Case("MatMulBnb4", f"kind_{kind}", inputs, {**sizes, "quant_type": kind}, held=(1, 2))

@@ -111,3 +111,61 @@ def test_the_bias_of_a_dropout_trains_with_it() -> None:
     without_dropout = 2 * (x + bias).sum(0) / x.size
     assert not np.allclose(gradient, without_dropout, rtol=1e-2)
     assert np.corrcoef(gradient, without_dropout)[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_group_normalization(is_last: bool) -> None:
+    x, skip, (scale, bias, more) = RNG.normal(size=(B, 6, 3, 4)), RNG.normal(size=(B, 6, 3, 4)), RNG.normal(size=(3, 6))
+
+    def placed(y: np.ndarray) -> np.ndarray:
+        return np.moveaxis(y, 1, -1) if is_last else y
+
+    def normalized(y: np.ndarray) -> torch.Tensor:
+        return torch.nn.functional.group_norm(torch.tensor(y), 3, torch.tensor(scale), torch.tensor(bias), 1e-3)
+
+    attributes = {"groups": 3, "epsilon": 1e-3, "channels_last": int(is_last)}
+    activated = computed("GroupNorm", [placed(x), scale, bias], {**attributes, "activation": 1})
+    close(activated, placed(torch.nn.functional.silu(normalized(x)).numpy()))
+    skipping = computed(
+        "SkipGroupNorm", [placed(x), scale, bias, placed(skip), more], {**attributes, "activation": 0}, outputs=(0, 1)
+    )
+    close(skipping, placed(normalized(x + skip + more[:, None, None]).numpy()))
+    by_channel = computed("SkipGroupNorm", [placed(x), scale, bias, skip[:, :, 0, 0]], attributes)
+    close(by_channel, placed(normalized(x + skip[:, :, :1, :1]).numpy()))
+
+
+def test_a_softmax_after_a_bias() -> None:
+    x, bias = RNG.normal(size=(B, 3, 4, 5)), RNG.normal(size=(B, 1, 1, 5))
+    expected = torch.softmax(torch.tensor(x + bias), -1).numpy()
+    close(computed("BiasSoftmax", [x, bias], {"axis": 3, "is_inner_broadcast": 0}), expected)
+    flat = torch.softmax(torch.tensor(x + bias).reshape(B, 3, 20), -1).numpy().reshape(x.shape)
+    close(computed("BiasSoftmax", [x, bias], {"axis": 2, "is_inner_broadcast": 0}), flat)
+
+
+@pytest.mark.parametrize("is_both", [False, True])
+def test_distances_of_places(is_both: bool) -> None:
+    """The buckets of T5, as transformers computes them."""
+    table = RNG.normal(size=(16, N))
+    distance = torch.arange(30)[None, :] - torch.arange(30)[:, None]
+    buckets, first = (8, (distance > 0) * 8) if is_both else (16, 0)
+    distance = distance.abs() if is_both else -distance.clamp(max=0)
+    exact = buckets // 2
+    far = exact + (torch.log(distance.float() / exact) / np.log(20 / exact) * (buckets - exact)).clamp(min=-exact).long()
+    bucket = first + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
+    lengths = [np.array(30), np.array(30)]
+    attributes = {"max_distance": 20, "is_bidirectional": int(is_both)}
+    close(computed("RelativePositionBias", [table, *lengths], attributes), table[bucket.numpy()].transpose(2, 0, 1)[None])
+
+
+def test_gated_distances_of_places() -> None:
+    query, bias, weight, added = RNG.normal(size=(B, S, H)), RNG.normal(size=H), RNG.normal(size=(D, 8)), RNG.normal(size=8)
+    distances, factor = RNG.normal(size=(1, N, S, S)), RNG.normal(size=(1, N, 1, 1))
+    heads = (query + bias).reshape(B, S, N, D).transpose(0, 2, 1, 3)
+    first, second = np.split(1 / (1 + np.exp(-(heads @ weight + added).reshape(B, N, S, 2, 4).sum(-1))), 2, -1)
+    expected = (first * (second * factor - 1) + 2) * distances
+    close(computed("GatedRelativePositionBias", [query, bias, distances, weight, added, factor], HEADS), expected)
+
+
+def test_matrices_that_are_too_large_to_write_out_stay() -> None:
+    case = Case("Inverse", "large", [np.eye(40)[None]])
+    assert [node.op_type for node in burnish.load(case.model()).graph] == ["Inverse"]

@@ -68,6 +68,7 @@ CASES: list[tuple[str, list[Any], dict[str, Any], list[int]]] = [
     ("com.microsoft.QLinearAveragePool", [unsigned(2, 8, 8, 3), *X, *X], {"kernel_shape": [2, 2], "channels_last": 1}, [0]),
     ("com.microsoft.QLinearGlobalAveragePool", [unsigned(2, 3, 8, 8), *X, *at(0.01, 128)], {}, [0]),
     ("com.microsoft.QLinearGlobalAveragePool", [unsigned(2, 8, 8, 3), *X, *at(0.01, 128)], {"channels_last": 1}, [0]),
+    ("com.microsoft.NhwcMaxPool", [unsigned(2, 8, 8, 3)], {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2]}, [0]),
     ("com.microsoft.QLinearConcat", [*Y, ROWS, *X, unsigned(2, 3), *OTHER], {"axis": 1}, [2, 5]),
     ("com.microsoft.QLinearConcat", [*at(0.1, 1, np.int8), signed(2, 5), *at(0.05, 2, np.int8)], {"axis": 1}, [2]),
     ("com.microsoft.QLinearWhere", [RNG.random((2, 5)) > 0.5, ROWS, *X, unsigned(2, 5), *OTHER, *Y], {}, [0, 1, 4]),
@@ -213,3 +214,33 @@ def test_scales_that_no_standard_operator_takes_stay() -> None:
 def test_a_node_without_what_it_needs_is_named() -> None:
     with pytest.raises(ModelError, match=r"com\.microsoft\.QLinearSigmoid 'node'.* lacks an input or an attribute"):
         burnish.load(model_of("com.microsoft.QLinearSigmoid", [ROWS, *X], {}, [0], TensorProto.UINT8))
+
+
+@pytest.mark.parametrize("by_gate", [False, True])
+def test_a_recurrent_layer_of_integers(by_gate: bool) -> None:
+    """The kernel rounds what it reads too, to one part in 255 of its range."""
+    scale = np.full((1, 16) if by_gate else (1,), 0.01, np.float32)
+    x, weights = RNG.normal(size=(5, 2, 3)).astype(np.float32), (signed(1, 3, 16), signed(1, 4, 16))
+    bias, zero = RNG.normal(size=(1, 32)).astype(np.float32), np.zeros(scale.shape, np.int8)
+    inputs = [x, *weights, bias, None, None, None, None, scale, zero, scale, zero]
+    file = model_of("com.microsoft.DynamicQuantizeLSTM", inputs, {"hidden_size": 4}, [0], TensorProto.FLOAT)
+    expected, actual = (onnxruntime_outputs(model, {"input0": x})["y"] for model in (file, burnish.load(file)))
+    np.testing.assert_allclose(actual, expected, atol=0.02)
+    assert np.ptp(expected) > 0.5
+    weights = burnish.importer.classify_initializers(burnish.load(file))
+    assert [name for name, kind in weights.items() if kind == "weight"] == ["input3"]
+
+
+def test_embeddings_in_integers() -> None:
+    words, segments = (RNG.integers(0, count, (2, 4)).astype(np.int32) for count in (9, 2))
+    tables = [unsigned(9, 8), unsigned(6, 8), unsigned(2, 8), unsigned(8), unsigned(8)]
+    scales = [np.float32(scale) for scale in (0.02, 0.03, 0.01, 0.02, 0.01)]
+    zeros = [np.uint8(zero) for zero in (128, 120, 130, 100, 128)]
+    numbers = [(table - float(zero)) * scale for table, scale, zero in zip(tables, scales, zeros, strict=True)]
+    file = model_of(
+        "com.microsoft.QEmbedLayerNormalization", [words, segments, *tables, None, *scales, *zeros], {}, [0, 1], TensorProto.FLOAT
+    )
+    total = torch.tensor(numbers[0][words] + numbers[1][:4] + numbers[2][segments])
+    expected = torch.nn.functional.layer_norm(total, (8,), *map(torch.tensor, numbers[3:]), 1e-12)
+    actual = onnxruntime_outputs(burnish.load(file), {"input0": words, "input1": segments})["y"]
+    np.testing.assert_allclose(actual, expected.numpy(), rtol=2e-5, atol=2e-5)

@@ -91,3 +91,37 @@ def _zero_points(zeros: Tensor | None, rows: int, bits: int) -> Tensor | None:
         return None
     by_row = zeros.builder.op("Reshape", held(zeros), zeros.builder.integers([rows, -1]))
     return _unpacked(by_row, bits) if zeros.dtype == _BYTE else by_row
+
+
+_FOUR_BIT_FLOATS = (
+    (0.0, 0.0052083333, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25),
+    (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+        *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+)
+"""The numbers of bitsandbytes' formats FP4, whose other half is negative, and NF4 (Dettmers et al. 2023, appendix E)."""
+
+
+@rewrites("MatMulBnb4")
+def matmul_of_four_bit_floats(op: Operation) -> Results:
+    """``A Wᵀ`` of a matrix in bitsandbytes' four bits, whose blocks run over the rows one after another."""
+    builder, a, kind = op.builder, op.input, op.attribute("quant_type")
+    rows, columns, block = op.attribute("N"), op.attribute("K"), op.attribute("block_size")
+    if kind not in (0, 1) or op.attribute("training_mode", 0) or not op.attribute("transB", 1):
+        return None
+    numbers = _FOUR_BIT_FLOATS[kind] if kind else (*_FOUR_BIT_FLOATS[0], *(-number for number in _FOUR_BIT_FLOATS[0]))
+    table = builder.constant(np.array(numbers, np.float32))
+    shifts = builder.constant(np.array([4, 0], np.uint8))
+    packed = builder.op("Reshape", op.required(1), builder.integers([-1, 1]))
+    codes = builder.op(
+        "BitwiseAnd", builder.op("BitShift", packed, shifts, direction="RIGHT"), builder.constant(np.array(15, np.uint8))
+    )
+    codes = builder.op("Reshape", codes, builder.integers([-1]))
+    codes = builder.op("Slice", codes, builder.integers([0]), builder.integers([rows * columns]), builder.integers([0]))
+    values = builder.op("Gather", table, builder.cast(codes, ir.DataType.INT64), axis=0)
+    order = builder.constant(np.arange(rows * columns) // block)
+    scales = builder.op("Gather", builder.op("Reshape", held(op.required(2)), builder.integers([-1])), order, axis=0)
+    weight = builder.op("Reshape", builder.cast(values, scales.dtype) * scales, builder.integers([rows, columns]))
+    return builder.op("MatMul", a, builder.op("Transpose", builder.cast(weight, a.dtype), perm=[1, 0]))

@@ -13,7 +13,7 @@ import numpy as np
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.attention import attended
 from burnish.importer.runtime_operators.layouts import channels_first, channels_last
-from burnish.importer.runtime_operators.registry import Results, rewrites
+from burnish.importer.runtime_operators.registry import Results, held, rewrites
 from burnish.ops import Operation
 from burnish.ops.positions import known_rank
 
@@ -200,3 +200,24 @@ def concat(op: Operation) -> Results:
 @rewrites("QLinearWhere")
 def where(op: Operation) -> Results:
     return _result(op, op.builder.op("Where", op.input, _operand(op, 1), _operand(op, 4)), 7, like=1)
+
+
+@rewrites("DynamicQuantizeLSTM")
+def lstm(op: Operation) -> Results:
+    """The standard's layer of weights in integers, which lie with inputs first; what it reads is not rounded."""
+    builder = op.builder
+    weights = (_transposed(op, index, index + 7 + place) for place, index in enumerate((1, 2)))
+    names = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget")
+    attributes = {name: op.attribute(name) for name in names}
+    rest = (op.optional(index) for index in range(3, 8))
+    return builder.op("LSTM", op.input, *weights, *rest, outputs=3, **attributes)
+
+
+def _transposed(op: Operation, index: int, scale_index: int) -> Tensor:
+    """``[directions, inputs, gates]`` in integers to ``[directions, gates, inputs]``, with a scale for each or each gate."""
+    builder, scale, zero = op.builder, held(op.required(scale_index)), op.optional(scale_index + 1)
+    axes = builder.integers([1, 2] if scale.rank == 1 else [1])
+    numbers = builder.cast(op.required(index), scale.dtype)
+    if zero is not None:
+        numbers = numbers - builder.op("Unsqueeze", builder.cast(zero, scale.dtype), axes)
+    return builder.op("Transpose", numbers * builder.op("Unsqueeze", scale, axes), perm=[0, 2, 1])

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Tensor
-from burnish.importer.runtime_operators.registry import is_read, rewrites
+from burnish.importer.runtime_operators.layouts import channels_first, channels_last
+from burnish.importer.runtime_operators.registry import Results, is_read, rewrites
 from burnish.ops import Operation
 from burnish.ops.attention_pieces import places
 from burnish.ops.positions import extent, known_rank
@@ -79,15 +80,38 @@ def skip_simplified_layer_normalization(op: Operation) -> tuple[Tensor | None, .
 @rewrites("EmbedLayerNormalization")
 def embed_layer_normalization(op: Operation) -> tuple[Tensor | None, ...]:
     """Of the sum of the embeddings of words, positions and segments; with how many tokens each row has, and the sum."""
-    builder, words, segments, positions = op.builder, op.input, op.optional(1), op.optional(8)
-    total = builder.op("Gather", op.required(2), words, axis=0)
+    operands = (op.required(2), op.required(3), op.optional(4), op.required(5), op.required(6))
+    return _embedded(op, operands, op.optional(8))
+
+
+@rewrites("QEmbedLayerNormalization")
+def embed_layer_normalization_of_integers(op: Operation) -> tuple[Tensor | None, ...]:
+    """The same of tables, scale and bias in integers, whose scales and zero points come last."""
+
+    def numbers(index: int) -> Tensor | None:
+        x = op.optional(index)
+        return None if x is None else op.builder.op("DequantizeLinear", x, op.required(index + 6), op.optional(index + 11))
+
+    words, positions, segments, scale, bias = map(numbers, range(2, 7))
+    assert words is not None
+    assert positions is not None
+    assert scale is not None
+    assert bias is not None
+    return _embedded(op, (words, positions, segments, scale, bias), None)[:2]
+
+
+def _embedded(
+    op: Operation, operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], positions: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Of tables of words, positions and segments, a scale and a bias; positions count up where none are given."""
+    builder, words, segments = op.builder, op.input, op.optional(1)
+    total = builder.op("Gather", operands[0], words, axis=0)
     if positions is None:
         positions = places(builder, extent(words, 1))
-    total = total + builder.op("Gather", op.required(3), positions, axis=0)
-    table = op.optional(4)
-    if segments is not None and table is not None:
-        total = total + builder.op("Gather", table, segments, axis=0)
-    (y,) = _layer(op, total, op.required(5), op.required(6), op.attribute("epsilon", _SKIP_EPSILON))
+    total = total + builder.op("Gather", operands[1], positions, axis=0)
+    if segments is not None and operands[2] is not None:
+        total = total + builder.op("Gather", operands[2], segments, axis=0)
+    (y,) = _layer(op, total, operands[3], operands[4], op.attribute("epsilon", _SKIP_EPSILON))
     return y, _tokens(op, words) if is_read(op, 1) else None, total
 
 
@@ -99,3 +123,38 @@ def _tokens(op: Operation, words: Tensor) -> Tensor:
         return builder.op("ConstantOfShape", extent(words, 0), value=zero, dtype=ir.DataType.INT32)
     marked = builder.op("Equal", mask, builder.scalar(1, mask))
     return builder.op("ReduceSum", builder.cast(marked, ir.DataType.INT32), builder.integers([1]), keepdims=0)
+
+
+@rewrites("GroupNorm")
+def group_norm(op: Operation) -> Results:
+    """With a scale and a bias for each channel, channels last unless said otherwise, and the activation SiLU where wanted."""
+    return _grouped(op, op.input)
+
+
+@rewrites("SkipGroupNorm")
+def skip_group_norm(op: Operation) -> Results:
+    """Of a sum, which is the second output; what skips may have one number for each channel of a sample."""
+    builder, x, skip, bias = op.builder, op.input, op.required(3), op.optional(4)
+    is_last = bool(op.attribute("channels_last", 1))
+    if known_rank(op, skip) == 2:
+        skip = builder.op("Unsqueeze", skip, builder.integers([1, 2] if is_last else [2, 3]))
+    total = x + skip
+    if bias is not None:
+        total = total + (bias if is_last else builder.op("Unsqueeze", bias, builder.integers([1, 2])))
+    return _grouped(op, total), total
+
+
+def _grouped(op: Operation, x: Tensor) -> Tensor:
+    builder, groups = op.builder, op.attribute("groups")
+    is_last = bool(op.attribute("channels_last", 1))
+    x = channels_first(op, x) if is_last else x
+    scale, bias = (builder.cast(op.required(index), x.dtype) for index in (1, 2))
+    rows = builder.op("Reshape", x, builder.integers([0, groups, -1]))
+    ones = builder.cast(builder.constant(np.ones(groups)), x.dtype)
+    zeros = builder.cast(builder.constant(np.zeros(groups)), x.dtype)
+    normal = builder.op("InstanceNormalization", rows, ones, zeros, epsilon=op.attribute("epsilon", 1e-5))
+    y = builder.op("Reshape", normal, builder.op("Shape", x))
+    after = builder.integers(range(1, known_rank(op, x) - 1))
+    y = y * builder.op("Unsqueeze", scale, after) + builder.op("Unsqueeze", bias, after)
+    y = y * builder.op("Sigmoid", y) if op.attribute("activation") else y
+    return channels_last(op, y) if is_last else y

@@ -25,7 +25,8 @@ STANDARD_INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul"})
 """Operators of the standard that compute with the integers of a quantization, which are rewritten as a runtime's are."""
 
 FAMILIES = tuple(
-    "activations attention block_quantization grouped_query_attention integers normalization products quantization".split()
+    "activations attention block_quantization early_forms grouped_query_attention integers linear_algebra normalization products "
+    "quantization relative_positions".split()
 )
 """The modules beside this one that register rewrites."""
 
