@@ -9,6 +9,7 @@ import torch
 
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 from burnish.ops.indexing import GATHER_GRAD
+from burnish.ops.row_gradients import COALESCE_ROWS
 
 
 def wrapped(indices: Any, extent: Any, known: Any) -> Any:
@@ -24,7 +25,10 @@ def gather(op: Call) -> Any:
     known = op.known(1)
     if known is not None and known.ndim == 0:
         return torch.select(data, axis, int(known))
-    indices = wrapped(op.tensor(1).to(torch.int64), op.extents()[axis], known)
+    indices = op.tensor(1)
+    source = op.node.inputs[1]
+    if source is None or not COALESCE_ROWS.is_of(source.producer()):  # whose indices count from the start
+        indices = wrapped(indices.to(torch.int64), op.extents()[axis], known)
     if op.rank(1) == 1:
         return torch.index_select(data, axis, indices)
     rows = torch.index_select(data, axis, torch.reshape(indices, [-1]))
@@ -166,3 +170,12 @@ def unique(op: Call) -> Any:
         return values, first, inverse, counts
     order = torch.argsort(first)
     return torch.index_select(values, axis, order), first[order], torch.argsort(order)[inverse], counts[order]
+
+
+@translates(COALESCE_ROWS)
+def coalesce_rows(op: Call) -> Any:
+    """The rows of an index are added in the order in which they come: on the CPU, ``index_add_`` does."""
+    distinct, places = torch.unique(op.tensor(0), sorted=True, return_inverse=True)
+    extents = op.extents(1)
+    sums = torch.zeros([distinct.shape[0], *extents[1:]], dtype=op.tensor(1).dtype, device=op.device)
+    return distinct, sums.index_add_(0, places, op.tensor(1))
