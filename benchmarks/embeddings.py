@@ -1,7 +1,7 @@
-"""The time and memory of a training step over an embedding table, from 10^4 to 10^7 rows, beside PyTorch's dense and sparse gradients.
+"""The time and memory of a training step over an embedding table, from 10^4 to 10^7 rows, beside PyTorch's gradients of both kinds.
 
-One table of 16 columns is looked up 128 times a step, with indices of a Zipf law, and a small network reads the rows. Each contender
-runs in a process of its own, on one thread::
+One table of 16 columns is looked up 128 times a step, with indices of a Zipf law, and a small network reads the rows. Each
+contender runs in a process of its own, on one thread::
 
     python benchmarks/embeddings.py --rows 10000 200000 1000000 --steps 200
 """
@@ -19,7 +19,14 @@ from collections.abc import Callable
 import numpy as np
 
 WIDTH, LOOKUPS, HIDDEN = 16, 128, 32
-CONTENDERS = ("torch dense", "torch sparse", "onnxruntime dense", "onnxruntime sparse", "engine torch dense", "engine torch sparse")
+CONTENDERS = (
+    "torch dense",
+    "torch sparse",
+    "onnxruntime dense",
+    "onnxruntime sparse",
+    "engine torch dense",
+    "engine torch sparse",
+)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "sparse_adam")
 
 

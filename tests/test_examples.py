@@ -54,6 +54,13 @@ def test_fine_tuning_raises_accuracy_on_the_new_data(digits_model, tmp_path):
     np.testing.assert_array_equal(tuned["stem.convolution.weight"], original["stem.convolution.weight"])
 
 
+def test_a_recommendation_model_is_as_good_as_that_of_pytorch(tmp_path):
+    printed = run(tmp_path, "train_dlrm.py", "--samples", "20000")
+    ours, theirs = (float(number) for number in re.findall(r"^AUC of \w+: ([\d.]+)", printed, re.MULTILINE))
+    assert ours > 0.75
+    assert abs(ours - theirs) <= 0.002
+
+
 def test_gradients_agree_with_differences(tmp_path):
     printed = run(tmp_path, "gradients_of_any_graph.py")
     assert "cotangent:y" in printed

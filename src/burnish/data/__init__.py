@@ -4,6 +4,7 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 """
 
 from burnish.data.augment import shift_images
+from burnish.data.clicks import CriteoFile, synthetic_clicks
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.loader import Loader
@@ -14,6 +15,7 @@ from burnish.data.sources import FORMATS, DataSource, as_dataset, open_dataset
 __all__ = [
     "FORMATS",
     "ArrayDataset",
+    "CriteoFile",
     "DataDescription",
     "DataSource",
     "DataSpec",
@@ -23,4 +25,5 @@ __all__ = [
     "as_dataset",
     "open_dataset",
     "shift_images",
+    "synthetic_clicks",
 ]

@@ -3,6 +3,7 @@
 A model here is an inference graph with weights, as a user would bring one. How it is trained lives elsewhere.
 """
 
+from burnish.models.dlrm import dlrm
 from burnish.models.residual import residual_network
 
-__all__ = ["residual_network"]
+__all__ = ["dlrm", "residual_network"]

@@ -1,0 +1,111 @@
+"""A recommendation model of embedding tables and dot products, after Naumov et al. 2019, "Deep learning recommendation model"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.settings import is_whole
+
+OPSET = 18
+IR_VERSION = 8
+
+
+def dlrm(
+    rows: Sequence[int],
+    numbers: int = 13,
+    width: int = 16,
+    bottom: Sequence[int] = (64, 32),
+    top: Sequence[int] = (64, 32),
+    seed: int = 0,
+) -> ir.Model:
+    """Build a recommendation model in standard ONNX, in inference form, with initial weights.
+
+    Dense layers with ReLU turn the numbers of a sample into a vector of ``width`` (the bottom). Each category looks up such a
+    vector in a table of its own. The dot product of every pair of these vectors, and the bottom's vector before them, go through
+    dense layers (the top) to one logit: how likely a click is.
+
+    Args:
+        rows: of each embedding table.
+        numbers: of a sample.
+        width: of a row, and of what the bottom gives.
+        bottom: widths of the bottom's hidden layers.
+        top: widths of the top's hidden layers.
+        seed: seed of the initial weights, as in the reference implementation: tables uniform in ±1 / sqrt(rows), matrices
+            normal with variance 2 / (inputs + outputs), biases normal with variance 1 / outputs.
+
+    Returns:
+        A model with the inputs ``numbers`` (float32, [batch, numbers]) and ``category_<i>`` (int64, [batch], rows of table i,
+        which counts from 1), the tables ``table_<i>`` and the output ``logits`` (float32, [batch, 1]).
+
+    Raises:
+        ConfigurationError: a size that is no whole number of at least 1, or no table.
+    """
+    if not rows or not all(is_whole(size) and size >= 1 for size in (*rows, numbers, width, *bottom, *top)):
+        raise ConfigurationError(
+            f"dlrm: rows={tuple(rows)}, numbers={numbers}, width={width}, bottom={tuple(bottom)}, top={tuple(top)}: every number "
+            "has to be whole and 1 or more, and there has to be a table"
+        )
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="dlrm")
+    network = _Network(Builder(graph), np.random.default_rng(seed))
+    x = network.input("numbers", ir.DataType.FLOAT, numbers)
+    for place, size in enumerate((*bottom, width), 1):
+        x = network.dense(f"bottom_{place}", x, size, is_hidden=True)
+    vectors = [x]
+    for place, count in enumerate(rows, 1):
+        category = network.input(f"category_{place}", ir.DataType.INT64)
+        bound = 1 / np.sqrt(count)
+        table = network.weight(f"table_{place}", network.generator.uniform(-bound, bound, (count, width)))
+        vectors.append(network.builder.op("Gather", table, category, axis=0))
+    y = network.interaction(vectors, width)
+    for place, size in enumerate(top, 1):
+        y = network.dense(f"top_{place}", y, size, is_hidden=True)
+    logits = network.dense(f"top_{len(top) + 1}", y, 1, is_hidden=False)
+    logits.value.name = "logits"
+    logits.value.shape = ir.Shape(["batch", 1])
+    graph.outputs.append(logits.value)
+    return ir.Model(graph, ir_version=IR_VERSION, producer_name="burnish")
+
+
+class _Network:
+    """Emits layers and registers their weights as initializers, drawn in the order of emission."""
+
+    def __init__(self, builder: Builder, generator: np.random.Generator):
+        self.builder = builder
+        self.generator = generator
+
+    def input(self, name: str, dtype: ir.DataType, *extents: int) -> Tensor:
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(["batch", *extents]))
+        self.builder.graph.inputs.append(value)
+        return self.builder.tensor(value)
+
+    def weight(self, name: str, array: np.ndarray) -> Tensor:
+        tensor = ir.tensor(np.ascontiguousarray(array, dtype=np.float32), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        self.builder.graph.register_initializer(value)
+        return self.builder.tensor(value)
+
+    def dense(self, name: str, x: Tensor, outputs: int, is_hidden: bool) -> Tensor:
+        inputs = x.dimension(1)
+        assert inputs is not None
+        matrix = self.generator.normal(0.0, np.sqrt(2 / (inputs + outputs)), (outputs, inputs))
+        bias = self.weight(f"{name}.bias", self.generator.normal(0.0, np.sqrt(1 / outputs), outputs))
+        y = self.builder.op("Gemm", x, self.weight(f"{name}.weight", matrix), bias, transB=1)
+        return self.builder.op("Relu", y) if is_hidden else y
+
+    def interaction(self, vectors: Sequence[Tensor], width: int) -> Tensor:
+        """The first vector, and the dot product of each pair of different vectors, row by row below the diagonal."""
+        builder, count = self.builder, len(vectors)
+        rows = [builder.op("Unsqueeze", vector, builder.integers([1])) for vector in vectors]
+        stacked = builder.op("Concat", *rows, axis=1)
+        products = builder.op("MatMul", stacked, builder.op("Transpose", stacked, perm=[0, 2, 1]))
+        flat = builder.op("Reshape", products, builder.integers([-1, count * count]))
+        pairs = [row * count + column for row in range(count) for column in range(row)]
+        chosen = builder.op("Gather", flat, builder.integers(pairs), axis=1)
+        joined = builder.op("Concat", vectors[0], chosen, axis=1)
+        joined.value.shape = ir.Shape(["batch", width + len(pairs)])
+        return joined
