@@ -15,33 +15,22 @@ from onnx import helper
 from torch.nn import functional
 
 import burnish
-from burnish.data import open_dataset
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
-from burnish.errors import CheckpointError, ModelError
-from burnish.training.trained_model import open_model
+from burnish.errors import ModelError
 from oracles import small_networks
-from oracles.sixteen_bit_files import array_in, converted
+from oracles.sixteen_bit_files import BLOCKED, NETWORKS, UNIT, array_in, classifier, converted, single, weights_of
 
 HALF = onnx.TensorProto.FLOAT16
 GENERATOR = np.random.default_rng(0)
 ROWS = np.array([[0, 1, 1], [4, 1, 0], [0, 0, 0], [2, 3, 0]])
 
 
-def model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], input_shape: list[int | str]) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "classifier",
-        [helper.make_tensor_value_info("x", HALF, input_shape)],
-        [helper.make_tensor_value_info("y", HALF, ["batch", 3])],
-        [onnx.numpy_helper.from_array(array.astype(np.float16), name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-
-
 def dense() -> tuple[onnx.ModelProto, np.ndarray]:
     weights = {"weight": GENERATOR.standard_normal((4, 3)), "bias": np.zeros(3)}
-    return model([helper.make_node("Gemm", ["x", *weights], ["y"])], weights, ["batch", 4]), GENERATOR.standard_normal((8, 4))
+    return classifier([helper.make_node("Gemm", ["x", *weights], ["y"])], weights, ["batch", 4]), GENERATOR.standard_normal(
+        (8, 4)
+    )
 
 
 def max_pooled() -> tuple[onnx.ModelProto, np.ndarray]:
@@ -53,7 +42,7 @@ def max_pooled() -> tuple[onnx.ModelProto, np.ndarray]:
         helper.make_node("Gemm", ["flat", "weight"], ["y"]),
     ]
     weights = {"scale": GENERATOR.uniform(0.5, 1.5, (2, 1, 1)), "weight": GENERATOR.standard_normal((8, 3))}
-    return model(nodes, weights, ["batch", 2, 4, 4]), GENERATOR.standard_normal((8, 2, 4, 4))
+    return classifier(nodes, weights, ["batch", 2, 4, 4]), GENERATOR.standard_normal((8, 2, 4, 4))
 
 
 def gathered() -> tuple[onnx.ModelProto, np.ndarray]:
@@ -62,7 +51,7 @@ def gathered() -> tuple[onnx.ModelProto, np.ndarray]:
         helper.make_node("GatherElements", ["table", "indices"], ["rows"], axis=0),
         helper.make_node("Gemm", ["x", "rows"], ["y"]),
     ]
-    proto = model(nodes, {"table": GENERATOR.standard_normal((5, 3))}, ["batch", 4])
+    proto = classifier(nodes, {"table": GENERATOR.standard_normal((5, 3))}, ["batch", 4])
     proto.graph.initializer.append(onnx.numpy_helper.from_array(ROWS, "indices"))
     return proto, GENERATOR.standard_normal((8, 4))
 
@@ -92,29 +81,6 @@ def test_a_float16_classifier_takes_the_step_of_pytorch(build):
 
 ENGINES = ("onnxruntime", "torch")
 DTYPES = ("float16", "bfloat16")
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-NETWORKS = {"perceptron": small_networks.perceptron, "transformer": small_networks.transformer, "mobile": small_networks.mobile}
-# What converters leave in float32, for its range or for want of kernels.
-BLOCKED = {"perceptron": ("Tanh",), "transformer": ("Softmax", "LayerNormalization"), "mobile": ("BatchNormalization", "Clip")}
-
-
-def single(network: str, dtype: str) -> onnx.ModelProto:
-    """A file in float32 whose weights a dtype of sixteen bits holds."""
-    proto = ir.to_proto(NETWORKS[network]())
-    for tensor in proto.graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array_in(dtype, array).astype(np.float32), tensor.name))
-    return proto
-
-
-def weights_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {name: value.const_value.numpy() for name, value in ir.from_proto(proto).graph.initializers.items()}
-
-
-def operators(proto: onnx.ModelProto, form: str) -> list[str]:
-    """In order; without what is merged where a value is cast, or a constant held, several times."""
-    names = [node.op_type for node in proto.graph.node]
-    return names if form != "blocked" else [name for name in names if name not in ("Cast", "Constant")]
 
 
 def trained(proto: onnx.ModelProto, engine: str, batch: dict[str, np.ndarray], steps: int, **options: Any) -> list[float]:
@@ -165,45 +131,6 @@ def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: s
         )
     state = session.state()
     assert {array.dtype for name, array in state.items() if name.startswith(("param/", "stat/"))} == {np.dtype(np.float32)}
-
-
-@pytest.mark.parametrize("fold_norm", [False, True])
-@pytest.mark.parametrize("form", ["own_io", "float32_io", "blocked"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("network", ["perceptron", "mobile"])
-@pytest.mark.each_value
-def test_the_export_has_the_dtypes_of_the_file(network: str, dtype: str, form: str, fold_norm: bool, tmp_path: Path) -> None:
-    source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
-    file = converted(source, dtype, form != "own_io", BLOCKED[network] if form == "blocked" else ())
-    session = burnish.Session(burnish.compile(file, optimizer=burnish.optim.sgd(lr=0.01)), "onnxruntime")
-    for _ in range(3):
-        session.step(batch)
-    path = session.export(tmp_path / "tuned.onnx", fold_norm=fold_norm)
-    exported = onnx.load(path)
-    # Exporters write convolutions of bfloat16 at opsets that do not have them yet, and the file keeps its opset.
-    onnx.checker.check_model(exported, full_check=dtype == "float16" or network == "perceptron")
-    for direction in ("input", "output"):
-        before, after = (getattr(proto.graph, direction) for proto in (file, exported))
-        assert [(v.name, v.type.tensor_type.elem_type) for v in before] == [(v.name, v.type.tensor_type.elem_type) for v in after]
-    weights, given = weights_of(exported), weights_of(file)
-    if not fold_norm:
-        assert operators(exported, form) == operators(file, form)
-        assert {name: (array.dtype, array.shape) for name, array in weights.items()} == {
-            name: (array.dtype, array.shape) for name, array in given.items()
-        }
-        state = session.state()
-        for name, array in weights.items():
-            master = state[f"param/{name}"] if f"param/{name}" in state else state[f"stat/{name}"]
-            np.testing.assert_array_equal(array, array_in(dtype, master))
-    else:
-        assert {array.dtype for array in weights.values()} == {array_in(dtype, np.zeros(1)).dtype}
-    x = batch["x"]
-    if dtype == "float16":
-        fed = x.astype(np.float16) if form == "own_io" else x
-        (found,) = onnxruntime.InferenceSession(path).run(None, {"x": fed})
-        expected = session.predict({"x": x})["logits"]
-        assert found.dtype == expected.dtype
-        np.testing.assert_allclose(found, expected, rtol=0, atol=10 * UNIT[dtype] * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -271,22 +198,13 @@ def test_running_statistics_move_by_less_than_sixteen_bits_hold() -> None:
     np.testing.assert_allclose(states[1], states[0], rtol=1e-6)
 
 
-def test_a_statistic_beyond_the_dtype_is_an_error_of_the_export_that_names_it(tmp_path: Path) -> None:
-    session = burnish.Session(burnish.compile(converted(single("mobile", "float16"), "float16")), "onnxruntime")
-    state = session.state()
-    state["stat/last.normalization.variance"][3] = 70000.0
-    session.load_state(state)
-    with pytest.raises(CheckpointError, match=r"'last\.normalization\.variance' holds 70000, too large for float16"):
-        session.export(tmp_path / "tuned.onnx")
-
-
 def test_gradients_below_the_smallest_float16_still_move_weights() -> None:
     """The scale of 1e-6 makes gradients of the weight that float16 has no number for."""
     nodes = [
         helper.make_node("MatMul", ["x", "weight"], ["product"]),
         helper.make_node("Mul", ["product", "small"], ["y"]),
     ]
-    source = model(nodes, {"weight": np.zeros((4, 3)), "small": np.full(1, 1e-6)}, ["batch", 4])
+    source = classifier(nodes, {"weight": np.zeros((4, 3)), "small": np.full(1, 1e-6)}, ["batch", 4])
     session = burnish.Session(
         burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=1e6), trainable=["weight"]), "onnxruntime"
     )
@@ -385,7 +303,7 @@ def test_gradients_have_the_dtype_of_the_file_and_are_computed_in_float32(dtype:
 
 
 def test_gradients_of_gradients_have_the_dtype_of_the_file() -> None:
-    source = model(
+    source = classifier(
         [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])], {"w": np.eye(3)}, [1, 3]
     )
     first = burnish.grad(source, ["x"])
@@ -426,30 +344,6 @@ def test_a_rounding_in_a_float32_file_stays_and_casts_that_a_converter_left_do_n
     assert not any(value.dtype == ir.DataType.FLOAT16 for node in half.grad.graph for value in node.outputs)
 
 
-def test_what_a_float32_file_computes_in_float16_is_trained_in_float32(tmp_path: Path) -> None:
-    """As an export of a module under autocast has it: weights in float32, and products between casts."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["x16"], to=HALF),
-        helper.make_node("Cast", ["weight"], ["w16"], to=HALF),
-        helper.make_node("MatMul", ["x16", "w16"], ["y16"]),
-        helper.make_node("Cast", ["y16"], ["y"], to=onnx.TensorProto.FLOAT),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "autocast",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 3])],
-        [onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "weight")],
-    )
-    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    session = burnish.Session(burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=1.0)), "onnxruntime")
-    assert not any(value.dtype == ir.DataType.FLOAT16 for node in session.program.grad.graph for value in node.outputs)
-    session.step({"x": np.full((2, 3), 1e-4, np.float32), "targets": np.zeros((2, 3), np.float32)})
-    exported = onnx.load(session.export(tmp_path / "tuned.onnx"))
-    assert [node.op_type for node in exported.graph.node] == [node.op_type for node in nodes]
-    assert weights_of(exported)["weight"].dtype == np.float32
-
-
 def test_the_loss_that_a_model_computes_itself_and_integer_outputs() -> None:
     proto = converted(single("perceptron", "float16"), "float16")
     proto.graph.node.extend(
@@ -485,43 +379,6 @@ def test_statistics_of_a_bfloat16_file_are_recalibrated(engine: str) -> None:
         results.append(burnish.surgery.recalibrate(session, [{"x": batch["x"]}]))
     for name, array in results[0].items():
         np.testing.assert_allclose(results[1][name], array, rtol=0.05, atol=0.02)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.each_value
-def test_an_exported_file_is_evaluated_as_the_session_that_it_came_from(dtype: str, engine: str, tmp_path: Path) -> None:
-    file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
-    session = burnish.Session(burnish.compile(file), engine)
-    session.step(batch)
-    np.savez(tmp_path / "data.npz", **batch)
-    exported = open_model(session.export(tmp_path / "tuned.onnx", fold_norm=False), engine=engine)
-    predicted = exported.predict(open_dataset(tmp_path / "data.npz", exported.to_predict))["logits"]
-    expected = session.predict({"x": batch["x"]})["logits"]
-    assert predicted.dtype == expected.dtype
-    predicted, expected = predicted.astype(np.float32), expected.astype(np.float32)
-    np.testing.assert_allclose(predicted, expected, rtol=0, atol=10 * UNIT[dtype] * np.abs(expected).max())
-    figures = exported.evaluate(open_dataset(tmp_path / "data.npz", exported.to_evaluate))
-    assert figures["loss"] == pytest.approx(session.evaluate(batch)["loss"], rel=10 * UNIT[dtype])
-
-
-def test_recurrent_layers_stay_in_the_export(tmp_path: Path) -> None:
-    """Written out, ONNX Runtime ends the process when it loads them in float16."""
-    weights = {"w": GENERATOR.standard_normal((1, 12, 4)) / 2, "r": GENERATOR.standard_normal((1, 12, 3)) / 2}
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["frames"], perm=[1, 0, 2]),
-        helper.make_node("LSTM", ["frames", "w", "r"], ["", "last"], hidden_size=3),
-        helper.make_node("Squeeze", ["last", "axes"], ["y"]),
-    ]
-    proto = model(nodes, weights, ["batch", 5, 4])
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axes"))
-    session = burnish.Session(burnish.compile(proto), "onnxruntime")
-    x = GENERATOR.standard_normal((6, 5, 4)).astype(np.float16)
-    session.step({"x": x, "labels": np.arange(6) % 3})
-    path = session.export(tmp_path / "tuned.onnx")
-    assert [node.op_type for node in onnx.load(path).graph.node] == ["Transpose", "LSTM", "Squeeze"]
-    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    np.testing.assert_allclose(found, session.predict({"x": x})["y"], rtol=0, atol=4 * UNIT["float16"])
 
 
 def test_an_operand_of_bfloat16_that_no_version_of_an_operator_takes_is_refused() -> None:

@@ -167,12 +167,14 @@ def test_saved_statistics_of_a_value_of_unknown_rank_are_a_named_error() -> None
         load(source)
 
 
-@pytest.mark.parametrize("opset", [7, 10, 11])
-def test_dropout_stays_dropout_with_its_ratio(opset: int) -> None:
+@pytest.mark.parametrize(
+    ("opset", "attributes", "ratio"), [(7, {"ratio": 0.25}, 0.25), (10, {"ratio": 0.75}, 0.75), (11, {}, 0.5)]
+)
+def test_dropout_stays_dropout_with_its_ratio(opset: int, attributes: dict[str, float], ratio: float) -> None:
     d = Draft(opset)
-    model = load(d.model(["batch", 3], [(d.node("Dropout", "x", ratio=0.25), TensorProto.FLOAT)]))
+    model = load(d.model(["batch", 3], [(d.node("Dropout", "x", **attributes), TensorProto.FLOAT)]))
     node = next(node for node in model.graph if node.op_type == "Dropout")
-    assert ir.convenience.get_const_tensor(node.inputs[1]).numpy() == np.float32(0.25)  # type: ignore[union-attr]
+    assert ir.convenience.get_const_tensor(node.inputs[1]).numpy() == np.float32(ratio)  # type: ignore[union-attr]
     assert len(node.inputs) == 2
 
 

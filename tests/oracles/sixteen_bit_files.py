@@ -9,8 +9,14 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
+from oracles import small_networks
+
 SINGLE = onnx.TensorProto.FLOAT
 CODES = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+NETWORKS = {"perceptron": small_networks.perceptron, "transformer": small_networks.transformer, "mobile": small_networks.mobile}
+# What converters leave in float32, for its range or for want of kernels.
+BLOCKED = {"perceptron": ("Tanh",), "transformer": ("Softmax", "LayerNormalization"), "mobile": ("BatchNormalization", "Clip")}
 
 
 def array_in(dtype: str, array: np.ndarray) -> np.ndarray:
@@ -91,3 +97,28 @@ def converted(
     for index, node in enumerate(graph.node):
         node.name = node.name or f"node_{index}"
     return result
+
+
+def classifier(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], input_shape: list[int | str]) -> onnx.ModelProto:
+    """A file in float16 from ``x`` to three logits ``y``."""
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info("x", CODES["float16"], input_shape)],
+        [helper.make_tensor_value_info("y", CODES["float16"], ["batch", 3])],
+        [numpy_helper.from_array(array.astype(np.float16), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def single(network: str, dtype: str) -> onnx.ModelProto:
+    """A file in float32 whose weights a dtype of sixteen bits holds."""
+    proto = ir.to_proto(NETWORKS[network]())
+    for tensor in proto.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(array_in(dtype, array).astype(np.float32), tensor.name))
+    return proto
+
+
+def weights_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {name: value.const_value.numpy() for name, value in ir.from_proto(proto).graph.initializers.items()}
