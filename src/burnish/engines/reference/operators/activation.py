@@ -20,14 +20,14 @@ def erf(x: np.ndarray) -> np.ndarray:
 class Erf(Operator):
     """The evaluator's own gives values of float32."""
 
-    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         return (erf(x),)
 
 
 class Gelu(Operator):
     """The evaluator runs the standard's function body, whose constants are of float32."""
 
-    def _run(self, x: np.ndarray, approximate: str = "none", **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, approximate: str = "none", **attributes: Any) -> tuple[np.ndarray, ...]:
         data = wide(x)
         if approximate == "tanh":
             cube = data + 0.044715 * data**3
@@ -38,7 +38,7 @@ class Gelu(Operator):
 class HardSwish(Operator):
     """The evaluator runs the standard's function body, whose sixth is of float32."""
 
-    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         data = wide(x)
         return ((data * np.clip(data / 6 + 0.5, 0, 1)).astype(x.dtype),)
 
@@ -46,7 +46,7 @@ class HardSwish(Operator):
 class Mean(Operator):
     """The evaluator's own adds up in the shape of the first operand."""
 
-    def _run(self, *operands: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, *operands: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         total = functools.reduce(np.add, map(wide, operands))
         return (np.asarray(total / total.dtype.type(len(operands))).astype(operands[0].dtype),)
 
@@ -54,7 +54,7 @@ class Mean(Operator):
 class LogSoftmax(Operator):
     """Without the logarithm of a probability, which may be too small for its dtype."""
 
-    def _run(self, x: np.ndarray, axis: int = -1, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, axis: int = -1, **attributes: Any) -> tuple[np.ndarray, ...]:
         if x.size == 0:
             return (x,)
         below = x - x.max(axis=axis, keepdims=True)

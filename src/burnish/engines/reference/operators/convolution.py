@@ -14,7 +14,7 @@ from burnish.graph import split_padding
 class Conv(Operator):
     """Products of the weight with the data seen through windows."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, group: int = 1, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         windows = Windows.of(x.shape[2:], w.shape[2:], attributes)
@@ -33,7 +33,7 @@ class Conv(Operator):
 class ConvTranspose(Operator):
     """Each element of the data times the weight, added where the windows of the convolution lie that this one transposes."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, group: int = 1, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         kernel, (images, channels), sizes = w.shape[2:], x.shape[:2], x.shape[2:]

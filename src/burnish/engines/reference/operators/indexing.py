@@ -13,7 +13,7 @@ from burnish.engines.reference.operators.operator import Operator
 class GatherElements(Operator):
     """With indices of fewer rows or columns than the data, too, and any number of them along the axis."""
 
-    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
         along = axis % data.ndim
         seen = tuple(slice(None) if place == along else slice(extent) for place, extent in enumerate(indices.shape))
         return (np.take_along_axis(data[seen], indices, axis=along),)
@@ -22,7 +22,7 @@ class GatherElements(Operator):
 class Unique(Operator):
     """In the order of their first occurrence along any axis, too, however many outputs the node has."""
 
-    def _run(self, x: np.ndarray, axis: int | None = None, sorted: int = 1, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, axis: int | None = None, sorted: int = 1, **attributes: Any) -> tuple[np.ndarray, ...]:
         y, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
         inverse = inverse.reshape(-1)
         if not sorted:

@@ -12,7 +12,7 @@ from burnish.engines.reference.operators.operator import Operator, per_channel, 
 class GroupNormalization(Operator):
     """Of each sample's groups of channels; scale and bias for each channel, or before opset 21 for each group."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray, num_groups: int, epsilon: float = 1e-5, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         grouped = wide(x).reshape(x.shape[0], num_groups, -1)
@@ -26,7 +26,7 @@ class GroupNormalization(Operator):
 class LRN(Operator):
     """Each element over a power of the squares of its neighbours among the channels."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         data, channels = wide(x), x.shape[1]
@@ -38,7 +38,7 @@ class LRN(Operator):
 class LayerNormalization(Operator):
     """Along the last axes; the statistics come in float32 where ``stash_type`` says so, whatever the operands."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self,
         x: np.ndarray,
         scale: np.ndarray,
@@ -59,7 +59,7 @@ class LayerNormalization(Operator):
 class LpNormalization(Operator):
     """Over the norm along an axis; what has a norm of zero stays zero."""
 
-    def _run(self, x: np.ndarray, axis: int = -1, p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, axis: int = -1, p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:
         data = wide(x)
         norm = np.abs(data).sum(axis=axis, keepdims=True) if p == 1 else np.sqrt((data**2).sum(axis=axis, keepdims=True))
         return (np.divide(data, norm, out=np.zeros_like(data), where=norm != 0).astype(x.dtype),)
@@ -68,7 +68,7 @@ class LpNormalization(Operator):
 class MeanVarianceNormalization(Operator):
     """Over the deviation and 1e-9 more, as the standard's function body says."""
 
-    def _run(self, x: np.ndarray, axes: tuple[int, ...] = (0, 2, 3), **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, axes: tuple[int, ...] = (0, 2, 3), **attributes: Any) -> tuple[np.ndarray, ...]:
         data, along = wide(x), tuple(axes)
         centered = data - data.mean(axis=along, keepdims=True)
         return ((centered / (np.sqrt((centered**2).mean(axis=along, keepdims=True)) + 1e-9)).astype(x.dtype),)

@@ -14,7 +14,7 @@ class Operator(OpRun):
 
     op_domain = ""
 
-    def _run(self, *operands: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
+    def _run(self, *operands: Any, **attributes: Any) -> tuple[np.ndarray, ...]:
         """Return the outputs, in the dtype of the first operand where the standard says nothing else."""
         raise NotImplementedError
 

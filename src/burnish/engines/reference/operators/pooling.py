@@ -14,9 +14,7 @@ from burnish.engines.reference.operators.windows import Windows
 class MaxPool(Operator):
     """The first largest element of each window, and where it lies in the whole of the data."""
 
-    def _run(  # type: ignore[override]
-        self, x: np.ndarray, kernel_shape: list[int], storage_order: int = 0, **attributes: Any
-    ) -> tuple[np.ndarray, ...]:
+    def _run(self, x: np.ndarray, kernel_shape: list[int], storage_order: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
         windows = Windows.of(x.shape[2:], kernel_shape, attributes)
         lowest = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
         seen = windows.view(x, lowest)
@@ -32,7 +30,7 @@ class MaxPool(Operator):
 class AveragePool(Operator):
     """The mean of what each window counts: elements inside the data, or also inside its pads, but none beyond those."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, kernel_shape: list[int], count_include_pad: int = 0, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         windows = Windows.of(x.shape[2:], kernel_shape, attributes)
@@ -44,7 +42,7 @@ class AveragePool(Operator):
 class LpPool(Operator):
     """The p-norm of each window."""
 
-    def _run(self, x: np.ndarray, kernel_shape: list[int], p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, kernel_shape: list[int], p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:
         windows = Windows.of(x.shape[2:], kernel_shape, attributes)
         powers = windows.view(np.abs(wide(x)) ** p, 0).sum(axis=tuple(range(-windows.rank, 0)))
         return (_root(powers, p).astype(x.dtype),)
@@ -53,7 +51,7 @@ class LpPool(Operator):
 class GlobalLpPool(Operator):
     """The p-norm of each channel; the evaluator has none."""
 
-    def _run(self, x: np.ndarray, p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:
         powers = (np.abs(wide(x)) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True)
         return (_root(powers, p).astype(x.dtype),)
 
@@ -61,14 +59,14 @@ class GlobalLpPool(Operator):
 class GlobalMaxPool(Operator):
     """The largest element of each channel; the evaluator has it for images only."""
 
-    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
 class MaxUnpool(Operator):
     """Elements at the flat positions that their indices count in the output, as the importer writes it; zero elsewhere."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, indices: np.ndarray, output_shape: np.ndarray | None = None, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         kernel = attributes["kernel_shape"]

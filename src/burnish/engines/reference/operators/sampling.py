@@ -24,7 +24,7 @@ Taps = list[tuple[np.ndarray, np.ndarray]]
 class GridSample(Operator):
     """Interpolation at the points of a grid, in any number of dimensions."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self,
         x: np.ndarray,
         grid: np.ndarray,
@@ -44,7 +44,7 @@ class GridSample(Operator):
 class AffineGrid(Operator):
     """Where an affine map takes the places of an image, each counted from -1 to 1."""
 
-    def _run(self, theta: np.ndarray, size: np.ndarray, align_corners: int = 0) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, theta: np.ndarray, size: np.ndarray, align_corners: int = 0) -> tuple[np.ndarray, ...]:
         spatial = [int(extent) for extent in size[2:]]
         dtype = wide(theta).dtype
         axes = []
@@ -61,7 +61,7 @@ class AffineGrid(Operator):
 class DeformConv(Operator):
     """A convolution over points that are moved by offsets and weighed by a mask; zeros outside of the data."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self,
         x: np.ndarray,
         w: np.ndarray,
@@ -102,7 +102,7 @@ class DeformConv(Operator):
 class MaxRoiPool(Operator):
     """The largest element of each bin of each region, whose corners are rounded to whole elements; zero of an empty bin."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, rois: np.ndarray, pooled_shape: Sequence[int], spatial_scale: float = 1.0
     ) -> tuple[np.ndarray, ...]:
         y = np.zeros((len(rois), x.shape[1], *pooled_shape), x.dtype)
