@@ -9,6 +9,7 @@ from burnish.engines.torch.families.linear import translation as linear
 from burnish.engines.torch.families.normalization import translation as normalization
 from burnish.engines.torch.families.pooling import translation as pooling
 from burnish.engines.torch.families.precision import translation as precision
+from burnish.engines.torch.families.recurrent import translation as recurrent
 from burnish.engines.torch.families.resize import translation as resize
 from burnish.engines.torch.families.softmax import translation as softmax
 from burnish.engines.torch.translate import operators as plain
@@ -25,6 +26,7 @@ __all__ = [
     "plain",
     "pooling",
     "precision",
+    "recurrent",
     "resize",
     "softmax",
     "splitting",

@@ -27,7 +27,7 @@ from burnish.ops.registry import Operation, gradient, training_form
 from burnish.ops.semantic import Inference, Operands, OutputType, SemanticOperator
 from burnish.ops.time_loop import Tensors, scan
 
-GRU = Recurrence(3, (5,), None, ("sigmoid", "tanh"), (("sigmoid",), ("tanh",)))
+GRU = Recurrence(3, (5,), None, ("sigmoid", "tanh"), (("sigmoid",), ("tanh",)), keeps_biases_apart=True)
 
 
 def _last_if_linear(infer: Inference) -> Inference:

@@ -24,9 +24,9 @@ class Direction:
     """One direction of a layer; T frames, N sequences, I features, G gates, H hidden units.
 
     Attributes:
-        z: what frames and the biases of the input give to the gates, ``[T, N, G * H]``.
+        z: what frames and biases give to the gates, ``[T, N, G * H]``.
         r: recurrent weight, ``[G * H, H]``.
-        recurrent_bias: ``[G * H]``, not in ``z`` yet; None where the layer has none.
+        recurrent_bias: ``[G * H]``, where it is kept apart and so not in ``z``; else None.
         initial: the initial states, ``[N, H]`` each; zeros where the model has none.
         peepholes: ``[3 * H]``, or None.
         live: ``[T, N, 1]``, bool: whether frame t belongs to sequence n; None where all do.
@@ -56,6 +56,7 @@ class Recurrence:
         peepholes: position of the input that holds them, or None.
         default: its activations where the model names none.
         known: for each activation, in lower case, those that have a gradient here.
+        keeps_biases_apart: whether the recurrent bias is more than a term beside that of the input.
     """
 
     gates: int
@@ -63,6 +64,7 @@ class Recurrence:
     peepholes: int | None
     default: tuple[str, ...]
     known: tuple[tuple[str, ...], ...]
+    keeps_biases_apart: bool = False
 
 
 def unsupported(op: Operation, kind: Recurrence) -> str | None:
@@ -200,6 +202,9 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
         recurrent_bias = None
         if bias is not None:
             of_input, recurrent_bias = builder.op("Split", bias, builder.integers([kind.gates * hidden] * 2), axis=0, outputs=2)
+            if not kind.keeps_biases_apart:
+                # One addition to all frames, and one sum over them in the gradient.
+                of_input, recurrent_bias = of_input + recurrent_bias, None
             z = z + of_input
         z.value.shape = _shape(x, kind.gates * hidden)
         initial = tuple(_zeros(x, hidden) if (given := state[index]) is None else given for state in states)

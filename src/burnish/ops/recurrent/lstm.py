@@ -47,8 +47,6 @@ LSTM_STEPS_GRAD = SemanticOperator(
 def lstm(op: Operation) -> tuple[Tensor | None, ...] | None:
     def run(direction: Direction) -> tuple[Tensor, ...]:
         z, h, c = direction.z, *direction.initial
-        if direction.recurrent_bias is not None:
-            z = z + direction.recurrent_bias
         hidden = direction.hidden
         operands = (z, direction.r, h, c, direction.live, direction.peepholes)
         return LSTM_STEPS.emit(*operands, reverse=int(direction.reverse), hidden_size=hidden)[:3]

@@ -37,8 +37,6 @@ RNN_STEPS_GRAD = SemanticOperator(
 def rnn(op: Operation) -> tuple[Tensor | None, ...] | None:
     def run(direction: Direction) -> tuple[Tensor, ...]:
         z, (h,), hidden = direction.z, direction.initial, direction.hidden
-        if direction.recurrent_bias is not None:
-            z = z + direction.recurrent_bias
         attributes: dict[str, Any] = {
             "reverse": int(direction.reverse),
             "hidden_size": hidden,

@@ -118,3 +118,11 @@ class Chains:
     FEWEST_ELEMENTS = 1024
     FEWEST_SMALL_NODES = 3
     """Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own."""
+
+
+class Recurrent:
+    """Recurrent layers. Benchmark: ``benchmarks/compare_architectures.py lstm``."""
+
+    MOST_UNITS = 512
+    """Hidden units of a layer up to which its kernel was measured to be faster; with more, every thread reads a large weight for
+    each frame."""
