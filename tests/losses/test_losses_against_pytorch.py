@@ -143,3 +143,34 @@ def test_labels_are_named_and_shaped(case: LossCase) -> None:
 def test_every_loss_of_one_prediction_set_has_a_case() -> None:
     built_otherwise = {"ctc"}
     assert {losses.get(name).name for name in losses.LOSSES} - built_otherwise == {case.loss.name for case in CASES}
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "labels"),
+    [
+        (losses.focal(gamma=0.5), (2, 3), {"labels": np.array([0, 2])}),
+        (losses.binary_focal(gamma=0.5), (2, 1), {"targets": np.array([[1.0], [0.0]])}),
+    ],
+    ids=["focal", "binary"],
+)
+def test_a_root_of_no_error_has_a_finite_gradient(
+    loss: losses.Loss, shape: tuple[int, ...], labels: dict[str, np.ndarray]
+) -> None:
+    """A sample that is classified beyond the digits of its dtype: the factor is a power below 1 of zero."""
+    x = np.array([[1e3, 0, 0], [0, 0, 1e3]]) if shape == (2, 3) else np.array([[1e3], [-1e3]])
+    results = loss_graph(loss, shape).run(x=x, **labels, dy=np.float64(1))
+    assert results["loss"] == 0
+    np.testing.assert_array_equal(results["dx"], np.zeros(shape))
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0])
+def test_a_distance_of_zero_has_a_finite_gradient(p: float) -> None:
+    arrays = {"anchor": np.ones((2, 3)), "positive": np.ones((2, 3)), "negative": np.array([[1.0, 1, 1], [1, 1, 1.5]])}
+    tensors = [torch.from_numpy(array.copy()).requires_grad_() for array in arrays.values()]
+    loss = torch.nn.functional.triplet_margin_loss(*tensors, p=p, eps=0.0)
+    loss.backward()
+    shapes = {name: array.shape for name, array in arrays.items()}
+    results = loss_graph(losses.triplet(p=p, eps=0.0), shapes).run(**arrays, dy=np.float64(1))
+    assert results["loss"] == pytest.approx(loss.item())
+    for name, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_allclose(results[f"d{name}"], tensor.grad, rtol=1e-12, err_msg=name)
