@@ -50,7 +50,7 @@ test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and qu
 # PyTorch is left out where its version for tests has no build without CUDA: beyond Python 3.11.
 test-lowest-%: .venv-lowest-%/.set-up
 	.venv-lowest-$*/bin/burnish demo --epochs 2 --output runs/lowest-$*
-	OMP_NUM_THREADS=1 .venv-lowest-$*/bin/python -m pytest -q --numprocesses auto $(LOWEST_TESTS) $(LOWEST_TESTS_$*)
+	OMP_NUM_THREADS=1 .venv-lowest-$*/bin/python -m pytest -q -m "not slow" --numprocesses auto $(LOWEST_TESTS) $(LOWEST_TESTS_$*)
 
 .PRECIOUS: .venv-lowest-%/.set-up
 .venv-lowest-%/.set-up: pyproject.toml
