@@ -164,7 +164,7 @@ def in_pytorch(name: str, module: nn.Module, given: Sequence[tuple[Tensors, Tens
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, SCHEDULED["every"], SCHEDULED["gamma"])
     losses, gradients = [], {}
     for batch in given:
-        inputs, labels = ({key: _as(tensor, dtype) for key, tensor in part.items()} for part in batch)
+        inputs, labels = ({key: as_dtype(tensor, dtype) for key, tensor in part.items()} for part in batch)
         optimizer.zero_grad()
         loss = architecture.loss_of(module, inputs, labels)
         loss.backward()
@@ -178,7 +178,7 @@ def in_pytorch(name: str, module: nn.Module, given: Sequence[tuple[Tensors, Tens
     return Trained(np.array(losses), gradients, state)
 
 
-def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 

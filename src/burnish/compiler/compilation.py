@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.compiler.draft import Draft, entry_of, finish
+from burnish.compiler.evaluation import Evaluation
 from burnish.compiler.executable import check_extents
 from burnish.compiler.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
 from burnish.compiler.predictions import Prediction
@@ -82,6 +83,8 @@ class Compilation:
         sparse: the parameters that are asked to keep gradients of the rows that a batch reads alone.
         batch, bind: as the model was loaded.
         rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
+        evaluation: the form in which a module is evaluated, where it is another.
+        counted_batches: what counts of batches of a module started from, by its name for them.
         coefficients: of each figure that the loss is added up from; known once a graph has been built.
         untrained: weights that were to train and that no gradient reaches, with the reason; known once they are differentiated.
         dense: parameters that ``sparse`` asks for and whose gradients are of all rows, with the reason; known then too.
@@ -109,6 +112,8 @@ class Compilation:
     batch: str | None = None
     bind: dict[str, Any] = field(default_factory=dict)
     rounded: dict[str, str] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    counted_batches: dict[str, int] = field(default_factory=dict)
     coefficients: dict[str, float] = field(default_factory=dict)
     untrained: dict[str, str] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
@@ -142,6 +147,7 @@ class Compilation:
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
             **({ROUNDED: self.rounded} if self.rounded else {}),
+            **({"counted_batches": self.counted_batches} if self.counted_batches else {}),
             "running_variance": self.running_variance.value,
             "recompute": None if self.recompute is None else self.recompute.options(),
             "target": self.target.name if TARGETS.get(self.target.name) == self.target else target_to_dict(self.target),
@@ -164,8 +170,9 @@ class Compilation:
         return draft
 
     def predict(self) -> Draft:
-        draft = self.source(self.in_file)
-        names = [value.name or "" for value in self.in_file.graph.outputs]
+        in_file = (self.evaluation or self).in_file
+        draft = self.source(in_file)
+        names = [value.name or "" for value in in_file.graph.outputs]
         values = draft.values()
         draft.model.graph.outputs.extend(values[name] for name in names)
         bind_inference(draft.model.graph)
@@ -177,14 +184,15 @@ class Compilation:
         return draft
 
     def evaluate(self) -> Draft:
-        draft = self.source()
+        form = self.evaluation or self
+        draft = self.source(form.folded)
 
         def bind(bound: ir.Graph) -> None:
             self._narrow(draft)
             bind_inference(bound)
             recognize_attention(draft.model)
 
-        terms, read = self._add_loss(draft, bind)
+        terms, read = self._add_loss(draft, bind, form.predictions)
         self.coefficients = {_figure(term): term.coefficient for term in terms}
         totals = self._add_figures(draft, terms, read)[1]
         for name, parts in totals.items():
@@ -220,7 +228,7 @@ class Compilation:
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
             recognize_attention(draft.model)
 
-        terms, read = self._add_loss(draft, bind)
+        terms, read = self._add_loss(draft, bind, self.predictions)
         with builder.attributed("the loss"):
             terms = terms_of_shard(terms, draft.model.graph, self.data)
         loss, _ = self._add_figures(draft, terms, read, over_all)
@@ -297,9 +305,11 @@ class Compilation:
             weights = [entry.name for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
             self.precision.narrow(draft.model, [values[name] for name in weights])
 
-    def _add_loss(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
+    def _add_loss(
+        self, draft: Draft, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction]
+    ) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
         """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read."""
-        predictions = self._bound_predictions(draft, bind)
+        predictions = _bound_predictions(draft, bind, reads)
         labels = tuple(draft.add_input(_label_entry(spec)) for spec in self.loss.label_specs(predictions))
         with draft.builder.attributed("the loss"):
             terms = self.loss.terms(predictions, labels)
@@ -341,16 +351,17 @@ class Compilation:
                 draft.add_output(metric.figure(read, totals[metric.name], loss.dtype), metric.name, Role.METRIC)
         return loss, totals
 
-    def _bound_predictions(self, draft: Draft, bind: Callable[[ir.Graph], Any]) -> tuple[Tensor, ...]:
-        """The predictions after the graph was bound to a mode; binding may put other values in their place."""
-        outputs = draft.model.graph.outputs
-        values = draft.values()
-        names = list(dict.fromkeys(prediction.name for prediction in self.predictions))
-        outputs.extend(values[name] for name in names)
-        bind(draft.model.graph)
-        bound = {name: draft.builder.tensor(value) for name, value in zip(names, outputs, strict=True)}
-        outputs.clear()
-        return tuple(bound[prediction.name] for prediction in self.predictions)
+
+def _bound_predictions(draft: Draft, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction]) -> tuple[Tensor, ...]:
+    """The predictions after the graph was bound to a mode; binding may put other values in their place."""
+    outputs = draft.model.graph.outputs
+    values = draft.values()
+    names = list(dict.fromkeys(prediction.name for prediction in reads))
+    outputs.extend(values[name] for name in names)
+    bind(draft.model.graph)
+    bound = {name: draft.builder.tensor(value) for name, value in zip(names, outputs, strict=True)}
+    outputs.clear()
+    return tuple(bound[prediction.name] for prediction in reads)
 
 
 def _label_entry(spec: losses.LabelSpec) -> Entry:

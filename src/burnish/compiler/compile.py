@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -13,13 +14,14 @@ from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.compilation import OPTIONS, Compilation
 from burnish.compiler.doubts import find_doubts
 from burnish.compiler.draft import finish
+from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state_within
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
+from burnish.compiler.modules import Norm, held_rows_of, take_module
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
     HoldRows,
     ModelState,
     Trainable,
-    check_frozen,
     find_held_rows,
     find_state,
     hold_frozen,
@@ -56,6 +58,9 @@ from burnish.program.program import Program
 from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights
 
+if TYPE_CHECKING:
+    from burnish.importer.pytorch import ExportedModule
+
 DEFAULT_LOSS = "cross_entropy"
 
 
@@ -63,6 +68,8 @@ DEFAULT_LOSS = "cross_entropy"
 def compile(
     source: Source,
     *,
+    example_inputs: Any = None,
+    dynamic_shapes: Any = None,
     loss: losses.LossLike = DEFAULT_LOSS,
     optimizer: str | optim.Optimizer = "sgd",
     trainable: Trainable = None,
@@ -82,7 +89,10 @@ def compile(
     """Compile a model into a training program of standard ONNX graphs.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        source: path, bytes, ``onnx.ModelProto``, ``onnx_ir.Model`` or ``torch.nn.Module``; left as it is.
+        example_inputs, dynamic_shapes: of a module: what it is called with, and which axes are open (``burnish.load``). A module
+            also says what trains (``requires_grad``), which rows are held (``padding_idx``) and what each batch normalization
+            does (``train()``, ``eval()``, ``momentum``): ``trainable``, ``hold_rows`` and ``norm`` may say otherwise.
         loss: a name out of ``burnish.losses.LOSSES``, with settings behind a colon (``huber:delta=0.5``); an object of
             ``burnish.losses``; or an ONNX graph (path, ``ModelProto`` or ``onnx_ir.Model``) whose inputs are named as the model's
             outputs, or else are labels.
@@ -140,18 +150,15 @@ def compile(
             batch is to be opened.
     """
     runtime = target_of(target)
+    module, source, trainable, norm = take_module(source, example_inputs, dynamic_shapes, trainable, norm)
     in_file, model = _opened(source, "burnish.compile", batch, bind)
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
-    layers = batch_normalizations(model.graph)
-    names = layer_names(layers)
-    in_bodies = batch_normalizations_in_bodies(model.graph)
+    layers, in_bodies = batch_normalizations(model.graph), batch_normalizations_in_bodies(model.graph)
     asked_for = resolve_policies(norm, [*layers, *in_bodies])
     state = hold_frozen(find_state(model, trainable), asked_for)
-    updater = optim.get(optimizer)
-    frozen = frozen_by_pattern(updater, state.trainable)
+    frozen = frozen_by_pattern(updater := optim.get(optimizer), state.trainable)
     _warn_of_objective(predictions, objective, _doubts(in_file, {*state.trainable} - {*frozen}, norm, trainable))
-    policies = settle_policies(asked_for, state, frozen)
-    check_frozen(in_bodies, policies)
+    policies = settle_policies(asked_for, state, frozen, in_bodies)
     compilation = Compilation(
         model=model,
         in_file=in_file,
@@ -159,22 +166,24 @@ def compile(
         loss=objective,
         metrics=_resolve_metrics(metrics, objective),
         data=_names(model.graph.inputs),  # those of the file: what is lifted becomes inputs too
-        layers=names,
+        layers=layer_names(layers),
         policies=tuple(policies[node] for node in layers),
         running_variance=_resolve_running_variance(running_variance, model),
         target=runtime,
         state=state,
-        held_rows=find_held_rows(model, state, hold_rows),
+        held_rows=find_held_rows(model, state, held_rows_of(module, state, hold_rows)),
         sparse=SparseRequest.of(sparse, state.trainable),
         rounded=rounded_weights(in_file, state),  # before these become inputs
         weights=_lifted(in_file, model, state),
         optimizer=updater,
         precision=get_precision(precision),
-        norm=str(norm) if isinstance(norm, str | NormPolicy) else {pattern: str(policy) for pattern, policy in norm.items()},
-        auto_frozen=tuple(compress(names, (_is_frozen_by_auto(asked_for[node], policies[node]) for node in layers))),
+        norm=_norm_option(norm),
+        auto_frozen=_auto_frozen(layers, asked_for, policies),
         recompute=recompute_request(recompute),
         batch=batch,
         bind=described_bindings(bind or {}),
+        evaluation=_evaluation(module, objective, outputs, state),
+        counted_batches={} if module is None else dict(module.counted_batches),
     )
     program = compilation.program()
     _warn_of_result(compilation.dense, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
@@ -269,6 +278,19 @@ def _lifted(in_file: ir.Model, model: ir.Model, state: ModelState) -> Weights:
     return weights
 
 
+def _evaluation(
+    module: ExportedModule | None, objective: losses.Loss, outputs: str | Sequence[str] | None, state: ModelState
+) -> Evaluation | None:
+    """Return the form of a module in which it is evaluated, where that differs from the one in which it trains."""
+    if module is None or module.inference is None:
+        return None
+    in_file, model = _opened(module.inference, "burnish.compile")
+    predictions = evaluated_predictions(model, outputs, objective)
+    present = state_within(state, model)
+    _lifted(in_file, model, present)
+    return Evaluation(in_file, model, predictions)
+
+
 def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(value.name or "" for value in values)
 
@@ -278,8 +300,16 @@ def _doubts(model: ir.Model, trained: Collection[str], norm: object, trainable: 
     return find_doubts(model, trained, is_frozen, takes_all=trainable is None)
 
 
-def _is_frozen_by_auto(asked_for: NormPolicy, policy: NormPolicy) -> bool:
-    return isinstance(asked_for, Auto) and isinstance(policy, Frozen)
+def _auto_frozen(
+    layers: Sequence[ir.Node], asked_for: Mapping[ir.Node, NormPolicy], policies: Mapping[ir.Node, NormPolicy]
+) -> tuple[str, ...]:
+    """Return the names of the layers that ``auto`` froze."""
+    frozen = (isinstance(asked_for[node], Auto) and isinstance(policies[node], Frozen) for node in layers)
+    return tuple(compress(layer_names(layers), frozen))
+
+
+def _norm_option(norm: Norm) -> str | dict[str, str]:
+    return str(norm) if isinstance(norm, str | NormPolicy) else {pattern: str(policy) for pattern, policy in norm.items()}
 
 
 def _warn_of_objective(predictions: Iterable[Prediction], loss: losses.Loss, doubts: Iterable[str] = ()) -> None:

@@ -133,7 +133,7 @@ def _passed_on(value: ir.Value | None) -> ir.Value | None:
 
 
 def settle_policies(
-    policies: Mapping[ir.Node, NormPolicy], state: ModelState, frozen: Collection[str]
+    policies: Mapping[ir.Node, NormPolicy], state: ModelState, frozen: Collection[str], in_bodies: Iterable[ir.Node] = ()
 ) -> dict[ir.Node, NormPolicy]:
     """Return the policies with ``train`` or ``frozen`` in place of each ``auto``.
 
@@ -141,9 +141,11 @@ def settle_policies(
         policies: of the batch normalization layers.
         state: what of the model is to train.
         frozen: those of its trainable weights that the optimizer freezes.
+        in_bodies: those of the layers that are in branches and loop bodies.
 
     Raises:
-        ConfigurationError: a layer is to train, and a running statistic of it is no initializer, so that no step could move it.
+        ConfigurationError: a layer is to train that is in a body, or of which a running statistic is no initializer, so that no
+            step could move it.
     """
     trained = set(state.trainable).difference(frozen)
     everything_trains = len(trained) == len(state.parameters)
@@ -157,10 +159,11 @@ def settle_policies(
     for node, policy in result.items():
         if not isinstance(policy, Frozen):
             _check_statistics(node, state.statistics)
+    _check_frozen(in_bodies, result)
     return result
 
 
-def check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPolicy]) -> None:
+def _check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPolicy]) -> None:
     """Check that batch normalization in branches and loop bodies is frozen.
 
     Raises:

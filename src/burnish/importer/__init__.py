@@ -19,6 +19,7 @@ from burnish.importer.file_tensors import FileTensor
 from burnish.importer.folded_normalization import folded_layers
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.load import Source, load
+from burnish.importer.modules import exported_module
 from burnish.importer.ownership import external_tensors, own_tensors
 from burnish.importer.reading import read_proto
 from burnish.importer.shape_constants import shape_reader
@@ -31,6 +32,7 @@ __all__ = [
     "Source",
     "classify_initializers",
     "described_bindings",
+    "exported_module",
     "external_tensors",
     "folded_layers",
     "load",

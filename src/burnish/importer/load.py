@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Union
 
 import onnx
 import onnx_ir as ir
@@ -28,6 +29,7 @@ from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.max_unpool import place_unpooled
+from burnish.importer.modules import exported_module
 from burnish.importer.names import name_everything
 from burnish.importer.nodes import check_nodes, check_operands, check_references
 from burnish.importer.open_batch import open_batch
@@ -47,6 +49,9 @@ from burnish.importer.stripped_weights import hold_stripped_weights
 from burnish.importer.transposed_matrices import join_transpositions
 from burnish.importer.untie import untie_parameters
 
+if TYPE_CHECKING:
+    import torch
+
 FOLDING_ROUNDS = 4
 """A folded shape makes more shapes known; chains of chains deeper than this are not written by exporters."""
 
@@ -55,15 +60,23 @@ ROUNDS_BEFORE_OPENING = 64
 
 BATCHES = (None, "open")
 
-Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+Source = Union[str, os.PathLike[str], bytes, onnx.ModelProto, ir.Model, "torch.nn.Module"]
 
 
 @garbage_kept()
-def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.Model:
+def load(
+    source: Source,
+    *,
+    batch: str | None = None,
+    bind: Bind = None,
+    example_inputs: Any = None,
+    dynamic_shapes: Any = None,
+) -> ir.Model:
     """Return the canonical form of a model.
 
     Args:
-        source: the path of an ONNX file, its bytes, a ``ModelProto`` or an ``onnx_ir.Model``. Objects are left as they are.
+        source: the path of an ONNX file, its bytes, a ``ModelProto``, an ``onnx_ir.Model``, or a ``torch.nn.Module`` in training
+            mode, with ``example_inputs``. Objects are left as they are.
             Large tensors of a file with external data stay there, and are read when they are asked for; large weights in the file
             itself are read again after a session took them over (``Program.release_weights``). These files stay open: they may be
             moved, replaced or removed, and are refused once they have been written to in place.
@@ -76,13 +89,23 @@ def load(source: Source, *, batch: str | None = None, bind: Bind = None) -> ir.M
             that they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run
             time. An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
 
+        example_inputs: of a module, what it is called with: a tuple of arguments, or a dictionary of those that are given by
+            name. What is no tensor in them is fixed.
+        dynamic_shapes: of a module, which axes are open, as ``torch.export.export`` takes it. None: the first, of all inputs that
+            have as many samples there as the first input.
+
     Raises:
-        ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; or ``bind`` does not fit the inputs.
+        ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; ``bind`` does not fit the inputs; or a
+            module comes without examples.
         ModelError: the source is missing, corrupt, not valid ONNX, of an opset before 7 or newer than the installed ``onnx``
             knows, or its external data is missing, too short or outside the model's folder.
         UnsupportedOperatorError: an operator in an old form that has no equivalent today (batch normalization with
-            ``spatial=0``, Scan of opset 8); or, where the batch is to be opened, one that cannot take several samples.
+            ``spatial=0``, Scan of opset 8); or, where the batch is to be opened, one that cannot take several samples; or a
+            module that cannot be exported: its line and its part are named.
     """
+    module = exported_module(source, example_inputs, dynamic_shapes)
+    if module is not None:
+        source = module.model
     if batch not in BATCHES:
         raise ConfigurationError(f"batch must be None or 'open', not {batch!r}")
     model = read_model(source)

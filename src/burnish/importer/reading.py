@@ -75,11 +75,9 @@ def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
         read = _Read(_parse(content, f"'{path}'"), path.parent, f"'{path}'")
         del content
     else:
-        is_module = any(base.__module__.startswith("torch.nn") for base in type(source).__mro__)
-        exported = "; torch.onnx.export(module, inputs, path, dynamo=True, optimize=False) writes such a file of a module"
         raise ModelError(
             f"a model cannot be loaded from {type(source).__name__}: give the path of an ONNX file, its bytes, "
-            f"an onnx.ModelProto or an onnx_ir.Model{exported if is_module else ''}"
+            "an onnx.ModelProto, an onnx_ir.Model or a torch.nn.Module"
         )
     read = _checked(read)
     return read.proto, read.folder, read.name

@@ -1,10 +1,11 @@
-"""The front towards PyTorch: ONNX models and modules that train inside of a PyTorch program.
+"""The front towards PyTorch: ONNX models and modules that train inside of a PyTorch program, and weights back in modules.
 
 What runs the graphs is the PyTorch engine (``burnish.engines.torch``); how a module becomes a graph is in
 ``burnish.importer.pytorch``.
 """
 
 from burnish.torch.layer import Layer
+from burnish.torch.weights import load_into
 from burnish.torch.wrapped import unwrap, wrap
 
-__all__ = ["Layer", "unwrap", "wrap"]
+__all__ = ["Layer", "load_into", "unwrap", "wrap"]

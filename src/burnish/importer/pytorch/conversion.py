@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from burnish.errors import UnsupportedOperatorError
+from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.pytorch.capture import Captured
 from burnish.importer.pytorch.exported import Structure
 from burnish.importer.pytorch.layers import is_user_input
@@ -44,6 +45,8 @@ def convert(program: torch.export.ExportedProgram) -> ir.Model:
     assert exported.exported_program is not None
     _refuse_changed_buffers(exported.exported_program.graph_signature.buffers_to_mutate.values())
     model: ir.Model = exported.model
+    # It lists a parameter under each of its names, and what it lists is restored where it is not there.
+    model.graph.metadata_props.pop(SIGNATURE, None)
     tensors = {**program.state_dict, **program.constants}
     for name, value in model.graph.initializers.items():
         value.const_value = ir.Tensor(_copied(tensors[name]), name=name)

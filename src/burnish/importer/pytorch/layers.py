@@ -58,6 +58,19 @@ def write_out_channel_dropout(program: torch.export.ExportedProgram) -> None:
         graph.erase_node(node)
 
 
+def loosen_views(program: torch.export.ExportedProgram) -> None:
+    """Let views be reshapes, in place: attention that is written out gives its elements in another layout than its kernel."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        if node.target == aten.view.default:
+            node.target = aten.reshape.default
+        elif node.target == aten.scaled_dot_product_attention.default:
+            with graph.inserting_after(node):
+                plain = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+            plain.meta.update(node.meta)
+            node.replace_all_uses_with(plain, delete_user_cb=lambda user, plain=plain: user is not plain)
+
+
 def held_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str]) -> dict[str, list[int]]:
     """Return the rows of embeddings that get no gradient, ``padding_idx``: parameter -> rows."""
     parameters = program.graph_signature.inputs_to_parameters

@@ -5,13 +5,14 @@ Each function is traced by ``torch.onnx.export`` with the values of an ATen call
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset20
+from onnxscript.onnx_types import TensorType
 
 aten = torch.ops.aten
 
@@ -19,6 +20,9 @@ op: Any = opset20
 
 OPSET = 20
 """The version of the operators that are emitted here, and that the exporter is asked for."""
+
+DEFAULT = ir.DataType.FLOAT
+"""The dtype of numbers where none is asked for."""
 
 
 def batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float) -> Any:
@@ -42,10 +46,109 @@ def batch_norm_without_statistics(x: Any, weight: Any, bias: Any, training: bool
     return (y if bias is None else op.Add(y, op.Reshape(bias, per_channel))), mean, variance
 
 
+def scalar_tensor(s: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
+    """A number, with all digits of its dtype: the exporter's own form goes through float32. An extent may stand for one."""
+    if isinstance(s, ir.Value):
+        return s if dtype == -1 else op.Cast(s, to=dtype)
+    return op.Constant(value=ir.tensor(np.asarray(s, ir.DataType(DEFAULT if dtype == -1 else dtype).numpy())))
+
+
+def full(
+    size: Any, fill_value: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False
+) -> TensorType:
+    """A number at every place of a shape, with all digits of its dtype."""
+    value = scalar_tensor(fill_value, dtype)
+    if isinstance(size, ir.Value):
+        return op.Expand(value, op.Cast(size, to=ir.DataType.INT64))
+    if not size:
+        return value
+    each = [op.Reshape(extent, _integers([1])) if isinstance(extent, ir.Value) else _integers([extent]) for extent in size]
+    return op.Expand(value, op.Concat(*each, axis=0))
+
+
+def new_full(
+    x: TensorType,
+    size: Any,
+    fill_value: float,
+    dtype: int = -1,
+    layout: str = "",
+    device: str = "",
+    pin_memory: bool = False,
+) -> TensorType:
+    """A number at every place of a shape, in the dtype of x where none is asked for."""
+    return full(size, fill_value, x.dtype if dtype == -1 else dtype)
+
+
+def full_like(
+    x: TensorType,
+    fill_value: float,
+    dtype: int = -1,
+    layout: str = "",
+    device: str = "",
+    pin_memory: bool = False,
+    memory_format: str = "",
+) -> TensorType:
+    """A number at every place of the shape of x."""
+    return op.Expand(scalar_tensor(fill_value, x.dtype if dtype == -1 else dtype), op.Shape(x))
+
+
+def convolution(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    """A convolution over any number of axes, without a bias where there is none; x may be one sample without a batch."""
+    rank = len(weight.shape) - 2
+    strides, dilations = _each_axis(stride, rank), _each_axis(dilation, rank)
+    attributes: dict[str, Any] = {"group": groups, "strides": strides, "dilations": dilations}
+    if isinstance(padding, str):
+        attributes["auto_pad"] = "SAME_UPPER" if padding == "same" else "VALID"
+    else:
+        attributes["pads"] = _each_axis(padding, rank) * 2
+    operands = [weight] if bias is None else [weight, bias]
+    if len(x.shape) == rank + 2:
+        return op.Conv(x, *operands, **attributes)
+    first = _integers([0])
+    return op.Squeeze(op.Conv(op.Unsqueeze(x, first), *operands, **attributes), first)
+
+
+def convolve(
+    x: TensorType,
+    weight: TensorType,
+    bias: Optional[TensorType] = None,  # noqa: UP045
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> TensorType:
+    """``aten.conv1d``, ``conv2d`` and ``conv3d``."""
+    return convolution(x, weight, bias, stride, padding, dilation, groups)
+
+
+def convolve_padded(
+    x: TensorType,
+    weight: TensorType,
+    bias: Optional[TensorType] = None,  # noqa: UP045
+    stride: Sequence[int] = (1,),
+    padding: str = "valid",
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> TensorType:
+    """The same with ``padding`` as ``same`` or ``valid``."""
+    return convolution(x, weight, bias, stride, padding, dilation, groups)
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.new_full.default: new_full,
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), convolve),
+    **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), convolve_padded),
 }
+
+
+def _each_axis(setting: Any, rank: int) -> list[int]:
+    numbers = [setting] if isinstance(setting, int) else list(setting)
+    return numbers * rank if len(numbers) == 1 else numbers
 
 
 def _integers(values: list[int]) -> Any:

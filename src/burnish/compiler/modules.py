@@ -1,0 +1,59 @@
+"""What a PyTorch module says of its own training, as options of ``burnish.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from burnish.compiler.selection import HoldRows, ModelState, Trainable
+from burnish.importer import Source, exported_module
+from burnish.norms import Auto, NormPolicy
+
+if TYPE_CHECKING:
+    from burnish.importer.pytorch import ExportedModule
+
+Norm = str | NormPolicy | Mapping[str, str | NormPolicy]
+
+
+def take_module(
+    source: Source, example_inputs: Any, dynamic_shapes: Any, trainable: Trainable, norm: Norm
+) -> tuple[ExportedModule | None, Source, Trainable, Norm]:
+    """Export a module; return that, what is compiled of it, what of it trains and how it normalizes.
+
+    The user's selection comes before ``requires_grad``, and the user's policies before the modes of the layers. Without a module
+    all is as it was given.
+
+    Raises:
+        ConfigurationError, UnsupportedOperatorError: see ``exported_module``.
+    """
+    module = exported_module(source, example_inputs, dynamic_shapes)
+    if module is None:
+        return None, source, trainable, norm
+    return module, module.model, _trainable_of(module, trainable), _norm_of(module, norm)
+
+
+def _trainable_of(module: ExportedModule, trainable: Trainable) -> Trainable:
+    if trainable is not None:
+        return trainable
+
+    def requires_gradient(name: str, array: np.ndarray) -> bool:
+        return module.parameters.get(name, False)
+
+    return requires_gradient
+
+
+def _norm_of(module: ExportedModule, norm: Norm) -> Norm:
+    if isinstance(norm, Mapping):
+        return {**module.norm_policies, **norm}
+    is_default = norm == Auto.name or isinstance(norm, Auto)
+    return dict(module.norm_policies) if is_default and module.norm_policies else norm
+
+
+def held_rows_of(module: ExportedModule | None, state: ModelState, hold_rows: HoldRows) -> HoldRows:
+    """Return the rows that are held: ``padding_idx`` of embeddings that train, and those of the user."""
+    if module is None:
+        return hold_rows
+    held = {name: rows for name, rows in module.held_rows.items() if name in state.trainable}
+    return {**held, **hold_rows} if isinstance(hold_rows, Mapping) else held if hold_rows is None else hold_rows

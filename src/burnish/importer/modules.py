@@ -1,0 +1,55 @@
+"""PyTorch modules among what is loaded; PyTorch is imported where there is one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from burnish.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from burnish.importer.pytorch import ExportedModule
+
+
+def is_module(source: object) -> bool:
+    """Whether this is a ``torch.nn.Module``; nothing is imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(source, torch.nn.Module)
+
+
+def exported_module(source: object, example_inputs: Any, dynamic_shapes: Any) -> ExportedModule | None:
+    """Return the export of a module, and None for any other source.
+
+    Args:
+        source: what is to be loaded.
+        example_inputs, dynamic_shapes: as ``burnish.load`` takes them.
+
+    Raises:
+        ConfigurationError: a module without examples, or examples without a module.
+        UnsupportedOperatorError: the module cannot be exported.
+    """
+    if not is_module(source):
+        if example_inputs is not None or dynamic_shapes is not None:
+            raise ConfigurationError(
+                "example_inputs and dynamic_shapes are for a torch.nn.Module: leave them out, a model of ONNX has its inputs"
+            )
+        return None
+    if example_inputs is None:
+        raise ConfigurationError(
+            f"example_inputs: what does {type(source).__name__} take? Give inputs to call it with once, "
+            "example_inputs=(torch.zeros(2, 3),), or by name, example_inputs={'x': torch.zeros(2, 3)}"
+        )
+    from burnish.importer.pytorch import export_module
+
+    args, kwargs = _arguments(example_inputs)
+    return export_module(source, args, kwargs, dynamic_shapes)  # type: ignore[arg-type]
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional arguments and those by name: a tuple or list is the first, a dictionary the second."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, tuple | list):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
