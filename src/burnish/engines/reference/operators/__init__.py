@@ -6,7 +6,7 @@ standard, in the dtype of its operands, or in float32 where those have sixteen b
 
 from onnx.reference.op_run import OpRun
 
-from burnish.engines.reference.operators.activation import Erf, Gelu, HardSwish, LogSoftmax, Mean
+from burnish.engines.reference.operators.activation import Erf, Gelu, HardSwish, LogSoftmax, Mean, Softsign
 from burnish.engines.reference.operators.attention import Attention
 from burnish.engines.reference.operators.control import Loop, Scan
 from burnish.engines.reference.operators.convolution import Conv, ConvTranspose
@@ -26,6 +26,7 @@ from burnish.engines.reference.operators.pooling import (
     MaxPool,
     MaxUnpool,
 )
+from burnish.engines.reference.operators.reduction import ReduceLogSumExp
 from burnish.engines.reference.operators.resize import Resize
 from burnish.engines.reference.operators.sampling import AffineGrid, DeformConv, GridSample, MaxRoiPool
 
@@ -56,8 +57,10 @@ OPERATORS: list[type[OpRun]] = [
     Mean,
     MeanVarianceNormalization,
     Pad,
+    ReduceLogSumExp,
     Resize,
     Scan,
+    Softsign,
     Unique,
 ]
 

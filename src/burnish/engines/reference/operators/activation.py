@@ -43,6 +43,13 @@ class HardSwish(Operator):
         return ((data * np.clip(data / 6 + 0.5, 0, 1)).astype(x.dtype),)
 
 
+class Softsign(Operator):
+    """The evaluator's own writes into the result, which a number has no place for."""
+
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+        return (np.asarray(x / (1 + np.abs(x))),)
+
+
 class Mean(Operator):
     """The evaluator's own adds up in the shape of the first operand."""
 
