@@ -5,9 +5,6 @@ The second half mutates the rules, one line at a time, and demands that the comp
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeRunner
 from burnish.norms import training
 from burnish.ops import registry
 from burnish.ops.normalization import batch, standardize
+from oracles.mutant_functions import mutant_of
 from oracles.normalization_layers import Configuration, check, check_that_evaluation_leaves_the_state
 
 TRAINED = [("scale", "bias"), ("scale",), ("bias",), ()]
@@ -79,18 +77,6 @@ def check_all() -> None:
 
 def test_the_cases_that_mutants_are_tried_on_pass() -> None:
     check_all()
-
-
-def mutant_of(rule: Callable[..., Any], original: str, replacement: str) -> Callable[..., Any]:
-    """The same function with one piece of its source replaced."""
-    source = textwrap.dedent(inspect.getsource(rule))
-    assert original in source, f"{rule.__name__} has no '{original}' any more: write the mutation anew"
-    lines = source.replace(original, replacement).splitlines()
-    while not lines[0].startswith("def "):
-        lines.pop(0)
-    namespace = dict(rule.__globals__)
-    exec("from __future__ import annotations\n" + "\n".join(lines), namespace)
-    return namespace[rule.__name__]
 
 
 LOWERINGS = {

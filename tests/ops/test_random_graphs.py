@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, find, given, settings
 
 import burnish
-from burnish import engines
+from burnish import autodiff, engines
+from burnish.errors import EngineError
 from burnish.lowering import TARGETS, check_allowed
+from burnish.ops.control import recursion
 from oracles.model_differences import Feeds, Function, evaluators, gradient_problem, quietly
+from oracles.mutant_functions import mutant_of
 from oracles.random_graphs import RandomGraph, random_graphs
 
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
-quick = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=CALM)
+quick = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=CALM)
+searching = settings(max_examples=400, deadline=None, database=None, suppress_health_check=CALM)
 long = settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=CALM)
+AGREEMENT = {"torch": 1e-9, "onnxruntime": 2e-7}
+"""What engines may differ by in float64; ONNX Runtime takes functions from the standard, whose constants are of float32."""
 
 
 def forward_function(model: ir.Model, feeds: Feeds, of: str) -> tuple[Function, np.ndarray]:
@@ -37,18 +46,77 @@ def problem_of(graph: RandomGraph) -> str:
     gradients = burnish.grad(graph.model, graph.wrt, graph.of)
     check_allowed(gradients, TARGETS["onnxruntime"])
     onnx.checker.check_model(ir.to_proto(gradients), full_check=True)
-    rng = np.random.default_rng(0)
     loaded = engines.get("reference").load(gradients)
     model = graph.with_weights_as_inputs
     for batch in graph.batches:
         feeds = {**batch, **graph.weights}
         function, expected = forward_function(model, feeds, graph.of)
-        cotangent = np.asarray(rng.standard_normal(expected.shape)) if expected.ndim else np.ones(())
-        results = loaded({**batch, f"cotangent:{graph.of}": cotangent})
-        for name in graph.wrt:
-            problem = gradient_problem(function, feeds, graph.of, cotangent, name, results[f"grad:{name}"], rng)
-            if problem:
-                return f"d {graph.of} / d {name}: {problem}"
+        cotangent = cotangent_of(expected)
+        results = quietly(loaded, {**batch, f"cotangent:{graph.of}": cotangent})
+        problem = problem_beside(function, feeds, graph.of, cotangent, {name: results[f"grad:{name}"] for name in graph.wrt})
+        if problem:
+            return problem
+    return ""
+
+
+def problem_beside(function: Function, feeds: Feeds, of: str, cotangent: np.ndarray, gradients: Mapping[str, np.ndarray]) -> str:
+    """Where gradients part from differences of a function."""
+    rng = np.random.default_rng(1)
+    for name, gradient in gradients.items():
+        problem = gradient_problem(function, feeds, of, cotangent, name, gradient, rng)
+        if problem:
+            return f"d {of} / d {name}: {problem}"
+    return ""
+
+
+def cotangent_of(output: np.ndarray) -> np.ndarray:
+    """Random and signed; of a number, 1."""
+    return np.asarray(np.random.default_rng(0).standard_normal(output.shape)) if output.ndim else np.ones(())
+
+
+def second_problem_of(graph: RandomGraph) -> str:
+    """What is wrong with the gradients of the first gradient, by all that it depends on."""
+    model, first = graph.with_weights_as_inputs, graph.wrt[0]
+    once = burnish.grad(model, first, graph.of)
+    of, flowing = f"grad:{first}", f"cotangent:{graph.of}"
+    is_number = flowing not in {value.name for value in once.graph.inputs}
+    wrt = [*graph.wrt, *([] if is_number else [flowing])]
+    twice = burnish.grad(once, wrt, of)
+    loaded = engines.get("reference").load(twice)
+    outputs = {value.name for value in twice.graph.outputs}
+    for batch in graph.batches:
+        feeds = {**batch, **graph.weights}
+        feeds[flowing] = cotangent_of(quietly(engines.get("reference").load(model), feeds)[graph.of])
+        function, expected = forward_function(once, feeds, of)
+        cotangent = cotangent_of(expected)
+        results = quietly(loaded, {**feeds, f"cotangent:{of}": cotangent})
+        names = {name: next(n for n in (f"{of}:{name}", f"{of}:{name}:of:{of}") if n in outputs) for name in wrt}
+        problem = problem_beside(function, feeds, of, cotangent, {name: results[full] for name, full in names.items()})
+        if problem:
+            return problem
+    return ""
+
+
+def unlike_engines(graph: RandomGraph) -> str:
+    """Where the outputs and gradients of another engine part from those of the reference engine."""
+    gradients = burnish.grad(graph.model, graph.wrt, graph.of)
+    forward, reference = engines.get("reference").load(graph.model), engines.get("reference").load(gradients)
+    others = {"torch": engines.get("torch").load(gradients)}
+    try:
+        others["onnxruntime"] = engines.get("onnxruntime").load(gradients)
+    except EngineError as error:
+        if "Could not find an implementation" not in str(error):  # it lacks some kernels for float64
+            raise
+    inputs = {value.name for value in gradients.graph.inputs}
+    for batch in graph.batches:
+        feeds = {**batch, f"cotangent:{graph.of}": cotangent_of(quietly(forward, batch)[graph.of])}
+        feeds = {name: array for name, array in feeds.items() if name in inputs}
+        expected = quietly(reference, feeds)
+        for engine, run in others.items():
+            for name, array in quietly(run, feeds).items():
+                allowed = AGREEMENT[engine] * max(1.0, float(np.abs(expected[name]).max(initial=0.0)))
+                if array.shape != expected[name].shape or not np.allclose(array, expected[name], 0, allowed, equal_nan=True):
+                    return f"{engine}: {name} is {array}, on the reference engine {expected[name]}"
     return ""
 
 
@@ -63,3 +131,57 @@ def test_gradients(graph: RandomGraph) -> None:
 @given(random_graphs())
 def test_gradients_of_many(graph: RandomGraph) -> None:
     assert problem_of(graph) == ""
+
+
+@quick
+@given(random_graphs())
+def test_engines(graph: RandomGraph) -> None:
+    assert unlike_engines(graph) == ""
+
+
+@pytest.mark.slow
+@long
+@given(random_graphs())
+def test_engines_on_many(graph: RandomGraph) -> None:
+    assert unlike_engines(graph) == ""
+
+
+@quick
+@given(random_graphs(control=False))
+def test_second_gradients(graph: RandomGraph) -> None:
+    assert second_problem_of(graph) == ""
+
+
+@pytest.mark.slow
+@long
+@given(random_graphs())
+def test_second_gradients_of_many(graph: RandomGraph) -> None:
+    assert second_problem_of(graph) == ""
+
+
+MUTANTS = {
+    "a captured value keeps the last iteration alone": (recursion, "reverse", "inner.tensor(total) + _there(", "_there("),
+    "iterations are read in the order of the backward pass": (
+        recursion,
+        "_read_forward",
+        'front.op("Sub", front.op("Sub", front.tensor(count.value), 1), front.tensor(number))',
+        "front.tensor(number)",
+    ),
+    "an operand that was repeated gets the mean": (
+        autodiff,
+        "unbroadcast",
+        'builder.op("ReduceSum", cotangent, builder.integers(repeated)',
+        'builder.op("ReduceMean", cotangent, builder.integers(repeated)',
+    ),
+    "what is read twice keeps one gradient": (autodiff, "_accumulate", "if earlier is None", "if True"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTANTS)
+def test_mutants_are_caught(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And shrunk to a few nodes."""
+    owner, name, original, replacement = MUTANTS[mutation]
+    monkeypatch.setattr(owner, name, mutant_of(getattr(owner, name), original, replacement))
+    graph = find(random_graphs(), lambda graph: problem_of(graph) != "", settings=searching, random=random.Random(0))
+    assert len([node for node in graph.model.graph.all_nodes() if node.op_type != "Constant"]) <= 16, graph
