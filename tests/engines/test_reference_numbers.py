@@ -23,7 +23,7 @@ def run(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], **feeds:
 @pytest.mark.parametrize(("op_type", "expected"), [("Softsign", -2 / 3), ("ReduceLogSumExp", -2.0)])
 def test_an_operator_on_a_number(op_type: str, expected: float) -> None:
     y = run([helper.make_node(op_type, ["x"], ["y"])], [NUMBER], x=np.array(-2.0))
-    assert y.shape == () and y.dtype == np.float64
+    assert (y.shape, y.dtype) == ((), np.float64)
     np.testing.assert_allclose(y, expected, rtol=1e-15)
 
 

@@ -11,8 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.graph import Builder
+from burnish.graph.names import separate_names
 from burnish.passes import complete_axes
 from burnish.passes.complete_axes import names_axes
+
+BODY_INPUTS = [("x", ir.DataType.DOUBLE), ("condition", ir.DataType.BOOL)]
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
 
@@ -89,6 +93,27 @@ def test_axes_that_are_computed_are_scattered_to(dtype, shape):
 def test_constant_axes_of_an_unknown_rank_are_scattered_to():
     changed, _ = completed(model_of([PAD], {"axes": AXES, "amounts": AMOUNTS}, {}, None))
     assert operators(changed)[-2:] == ["ScatterElements", "Pad"]
+
+
+def test_constants_are_named_apart_from_values_of_bodies():
+    """What burnish emits into a body is named without a look at the graph around it, and the other way round."""
+    inputs = [ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape([])) for name, kind in BODY_INPUTS]
+    graph = ir.Graph(inputs, [], nodes=[], name="g", opset_imports={"": 18})
+    builder = Builder(graph)
+    body = ir.Graph([], [], nodes=[], name="body", opset_imports={"": 18})
+    inner = Builder(body)
+    rows = builder.op("Unsqueeze", builder.tensor(inputs[0]), builder.integers([0, 1]))
+    padded = builder.op("Pad", rows, builder.integers([1, 1]), None, builder.integers([1]))
+    hidden = inner.tensor(padded.value)
+    for _ in range(20):
+        hidden = inner.op("Tanh", hidden)
+    body.outputs.append(hidden.value)
+    other = body.clone(allow_outer_scope_values=True)
+    chosen = builder.op("If", builder.tensor(inputs[1]), then_branch=body, else_branch=other, like=padded)
+    graph.outputs.append(chosen.value)
+    separate_names(graph)
+    complete_axes(model := ir.Model(graph, ir_version=10))
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
 
 def test_padding_in_bodies_is_completed_too():

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, static_shape
+from burnish.graph.names import separate_names
 
 
 def complete_axes(model: ir.Model) -> ir.Model:
@@ -24,13 +25,14 @@ def complete_axes(model: ir.Model) -> ir.Model:
     Returns:
         The same model, for the same inputs and outputs.
     """
-    for node in [node for node in model.graph.all_nodes() if names_axes(node)]:
+    incomplete = [node for node in model.graph.all_nodes() if names_axes(node)]
+    for node in incomplete:
         graph = node.graph
         assert isinstance(graph, ir.Graph)
-        if graph is model.graph:
-            _complete(node, graph)
-        else:
-            _complete_in_body(node, graph, model.opset_imports[""])
+        graph.opset_imports.setdefault("", model.opset_imports[""])
+        _complete(node, graph)
+    if incomplete:
+        separate_names(model.graph)
     return model
 
 
@@ -41,15 +43,6 @@ def names_axes(node: ir.Node) -> bool:
     if node.op_type == "Pad":
         return len(node.inputs) > 3 and node.inputs[3] is not None
     return node.op_type == "Resize" and "axes" in node.attributes
-
-
-def _complete_in_body(node: ir.Node, body: ir.Graph, opset: int) -> None:
-    """The same in a body, which declares no opset, and whose names have to differ from those of the graph around it."""
-    body.opset_imports.setdefault("", opset)
-    earlier = set(body)
-    _complete(node, body)
-    for number, emitted in enumerate(item for item in body if item not in earlier):
-        emitted.name = emitted.outputs[0].name = f"{node.outputs[0].name}/axes{number}"
 
 
 def _complete(node: ir.Node, graph: ir.Graph) -> None:

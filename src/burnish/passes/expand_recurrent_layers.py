@@ -13,9 +13,9 @@ def expand_recurrent_layers(model: ir.Model) -> ir.Model:
     """Return a copy with standard operators in the place of the recurrent layers; the model itself where it has none.
 
     Args:
-        model: a model whose values have dtypes. Layers without a gradient here stay, and those in bodies of control operators.
+        model: a model whose values have dtypes. Layers without a gradient here stay.
     """
-    if not any(map(is_recurrent, model.graph)):
+    if not any(map(is_recurrent, model.graph.all_nodes())):
         return model
     copy = model.clone()
     put_training_forms(copy.graph, is_recurrent)
