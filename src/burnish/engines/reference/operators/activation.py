@@ -46,7 +46,7 @@ class HardSwish(Operator):
 class Softsign(Operator):
     """The evaluator's own writes into the result, which a number has no place for."""
 
-    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:  # type: ignore[override]
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         return (np.asarray(x / (1 + np.abs(x))),)
 
 

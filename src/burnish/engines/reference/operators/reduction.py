@@ -12,7 +12,7 @@ from burnish.engines.reference.operators.operator import Operator, wide
 class ReduceLogSumExp(Operator):
     """The evaluator's own writes into the result, which a number has no place for."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: np.ndarray, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0, **attributes: Any
     ) -> tuple[np.ndarray, ...]:
         named = [] if axes is None else np.asarray(axes).tolist()
