@@ -235,3 +235,21 @@ def test_fills_of_the_init_graph_are_the_standards(value):
     assert found.dtype == expected.dtype
     assert found.tobytes() == expected.tobytes()
     assert found.shape == expected.shape == (3, 4)
+
+
+def test_a_weight_that_is_arranged_first_is_drawn_for_the_shape_that_it_is_applied_in():
+    """A convolution of a matrix, a part of a joined projection, and a matrix in blocks."""
+
+    def layers(b, v):
+        image = b.op("ConstantOfShape", b.integers([1, 200, 2, 2]), shape=[1, 200, 2, 2], dtype=F32)
+        b.op("Conv", image, b.op("Reshape", v["param/point"], b.integers([100, 200, 1, 1])))
+        rows = b.op("ConstantOfShape", b.integers([2, 50]), shape=[2, 50], dtype=F32)
+        first, second = b.op("Split", b.op("Transpose", v["param/joined"]), axis=1, num_outputs=2, outputs=2)
+        b.op("MatMul", rows, first)
+        b.op("MatMul", rows, second)
+        b.op("MatMul", rows, b.op("Reshape", b.op("Identity", v["param/blocks"]), b.integers([50, 600])))
+
+    shapes = {"param/point": (100, 200), "param/joined": (600, 50), "param/blocks": (5, 10, 600)}
+    state = program_of(shapes, layers).initial_state(3, "kaiming")
+    for name, fan_in in (("param/point", 200), ("param/joined", 50), ("param/blocks", 50)):
+        assert state[name].std() == pytest.approx(np.sqrt(2 / fan_in), rel=0.03)

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError
-from burnish.graph import describe_node, model_proto
+from burnish.graph import describe_node, model_proto, static_shape
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.state import Kind, kind_of
 from burnish.program.weights import Weights
@@ -24,8 +24,8 @@ from burnish.transfers import Transfer
 EMBEDDING_DEVIATION = 0.02
 """Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""
 
-SHAPE_A_VECTOR = ("Expand", "Reshape", "Unsqueeze")
-"""What gives one number per channel the shape it is applied in."""
+SHAPES = frozenset({"Flatten", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
+"""What gives a weight, or each part of it, the shape that it is applied in."""
 
 Scheme = Callable[[np.random.Generator, tuple[int, ...], int, int], np.ndarray]
 
@@ -147,11 +147,11 @@ def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a parameter enters an operator, and the order of its axes there."""
+    """Where a parameter enters an operator, and the shape that it has there; None where that is not known."""
 
     node: ir.Node
     operand: int
-    permutation: tuple[int, ...]
+    seen: tuple[int, ...] | None
 
 
 def _reinitialized(
@@ -169,7 +169,7 @@ def _reinitialized(
         for value in model.graph.inputs:
             name = value.name or ""
             if name in weights and not uses.get(name):
-                uses[name] = _uses(value, tuple(range(weights[name].ndim)))
+                uses[name] = _uses(value, weights[name].shape)
     redrawn = {}
     for name, array in weights.items():
         floating = array.dtype.kind == "f" or array.dtype.isbuiltin != 1
@@ -184,19 +184,21 @@ def _reinitialized(
     return redrawn
 
 
-def _uses(value: ir.Value, permutation: tuple[int, ...]) -> list[_Use]:
-    """Return the operators that compute with a value, seen through operators that only pass it on."""
+def _uses(value: ir.Value, seen: tuple[int, ...] | None) -> list[_Use]:
+    """Return the operators that compute with a value, looking through those that only pass it on or arrange it."""
     uses = []
     for node, operand in value.uses():
-        is_vector = len(permutation) == 1
-        if node.op_type in ("Identity", "Cast") or (is_vector and operand == 0 and node.op_type in SHAPE_A_VECTOR):
-            uses += _uses(node.outputs[0], permutation)
-        elif node.op_type == "Transpose":
+        if node.op_type in ("Identity", "Cast"):
+            uses += _uses(node.outputs[0], seen)
+        elif node.op_type == "Transpose" and seen is not None:
             given = node.attributes.get("perm")
-            order = range(len(permutation))[::-1] if given is None else given.as_ints()
-            uses += _uses(node.outputs[0], tuple(permutation[axis] for axis in order))
+            order = range(len(seen))[::-1] if given is None else given.as_ints()
+            uses += _uses(node.outputs[0], tuple(seen[axis] for axis in order))
+        elif operand == 0 and (node.op_type in SHAPES or (node.op_type == "Expand" and seen is not None and len(seen) == 1)):
+            for output in node.outputs:
+                uses += _uses(output, static_shape(output))
         else:
-            uses.append(_Use(node, operand, permutation))
+            uses.append(_Use(node, operand, seen))
     return uses
 
 
@@ -204,7 +206,7 @@ def _draw(
     name: str, array: np.ndarray, uses: Sequence[_Use], scheme: Scheme, scheme_name: str, generator: np.random.Generator
 ) -> np.ndarray:
     for use in uses:
-        fans = _fans(array.shape, use)
+        fans = _fans(use)
         if fans is not None:
             return scheme(generator, array.shape, *fans)
     for use in uses:
@@ -220,11 +222,11 @@ def _draw(
     )
 
 
-def _fans(shape: tuple[int, ...], use: _Use) -> tuple[int, int] | None:
+def _fans(use: _Use) -> tuple[int, int] | None:
     """Return how many inputs reach one output of a weight, and how many outputs one input reaches; None if it is no weight."""
     node, operand = use.node, use.operand
-    seen = tuple(shape[axis] for axis in use.permutation)
-    if len(seen) < 2:
+    seen = use.seen
+    if seen is None or len(seen) < 2:
         return None
     receptive = int(np.prod(seen[2:], dtype=np.int64))
     match node.op_type, operand:
