@@ -245,3 +245,11 @@ def test_a_batch_of_several_for_a_model_of_one_sample_says_what_to_do(extents, s
         "or export it again with an open batch (dynamic axes)"
     )
     assert str(caught.value).endswith(remedy) is says_how
+
+
+def test_an_empty_cache_is_to_be_left_out():
+    cache = Entry("past", Role.DATA, ir.DataType.FLOAT, ("batch", "past_length", 4))
+    with pytest.raises(
+        InputError, match=r"'past' is empty along axis 1 .*always empty, compile without it: bind=\{'past_length': 0\}"
+    ):
+        check_batch(GraphSignature((cache,), ()), {"past": np.zeros((2, 0, 4), np.float32)})

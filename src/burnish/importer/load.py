@@ -36,6 +36,7 @@ from burnish.importer.open_batch import open_batch
 from burnish.importer.opset import OLDEST_CANONICAL, check_opset, declare_opset, upgrade_opset
 from burnish.importer.optionals import resolve_optionals
 from burnish.importer.range_scalars import make_bounds_scalars
+from burnish.importer.range_shapes import settle_range_shapes
 from burnish.importer.reading import read_model
 from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
@@ -209,6 +210,7 @@ def _settle_shapes(model: ir.Model) -> None:
             raise
         infer_shapes(model)
     settle_loop_shapes(model)
+    settle_range_shapes(model)
 
 
 def _make_fit(model: ir.Model) -> bool:

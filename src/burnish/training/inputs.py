@@ -262,9 +262,10 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
                 f"{_expected(entry, array)}{_how_to_open(entry, axis)}"
             )
         if not isinstance(expected, int) and extent == 0 and not (part and axis == 0):
-            raise InputError(
-                f"The input '{entry.name}' is empty along axis {axis} (got [{_extents(array.shape)}]): leave empty batches out"
-            )
+            remedy = "leave empty batches out"
+            if axis and isinstance(expected, str):
+                remedy += f". Where this is a cache that is always empty, compile without it: bind={{'{expected}': 0}}"
+            raise InputError(f"The input '{entry.name}' is empty along axis {axis} (got [{_extents(array.shape)}]): {remedy}")
         if isinstance(expected, str):
             earlier, other = extents.setdefault(expected, (extent, entry.name))
             if earlier != extent:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import Tensor
+from burnish.graph import Tensor, same_dimension
 from burnish.ops import Operation
 from burnish.ops.attention_pieces import as_bias, places, total, visible
 from burnish.ops.positions import extent, known_rank
@@ -31,7 +31,7 @@ def attention_bias(
     """
     parts: list[Tensor] = []
     if mask is not None:
-        allowed = _allowed(op, mask, extent(q, 0), extent(q, 2), extent(k, 2), past)
+        allowed = _allowed(op, mask, q, k, past)
         parts.append(as_bias(allowed, q.dtype, op.attribute("mask_filter_value", _LOWEST_FILTER)))
     if op.attribute("unidirectional", 0):
         seen = visible(extent(q, 2), extent(k, 2), past, after=0)
@@ -41,15 +41,16 @@ def attention_bias(
     return total(parts)
 
 
-def _allowed(op: Operation, mask: Tensor, batch: Tensor, queries: Tensor, keys: Tensor, past: Tensor | None) -> Tensor:
+def _allowed(op: Operation, mask: Tensor, q: Tensor, k: Tensor, past: Tensor | None) -> Tensor:
     """A mask as booleans that broadcast to ``[batch, heads, queries, keys]``.
 
     One axis: where the keys of each sample end, then, if there are more numbers, where they begin. Two: a number for each key.
     Three: for each query and key. Four: for each query and key of the longest sequence, of which the last queries are cut.
     """
     builder, rank = op.builder, known_rank(op, mask)
+    queries, keys = extent(q, 2), extent(k, 2)
     if rank == 1:
-        return _between_ends(mask, batch, keys)
+        return _between_ends(mask, q, keys)
     marked = builder.op("Greater", mask, builder.scalar(0, mask)) if mask.dtype != ir.DataType.BOOL else mask
     if rank == 4:
         start = builder.integers([0]) if past is None else past
@@ -62,16 +63,14 @@ def _new_axes(rank: int) -> Sequence[int]:
     return (1, 2) if rank == 2 else (1,)
 
 
-def _between_ends(mask: Tensor, batch: Tensor, keys: Tensor) -> Tensor:
-    builder = mask.builder
-    column = builder.integers([-1, 1, 1, 1])
-    place = places(builder, keys)
-    numbers = builder.cast(mask, _INDEX)
+def _between_ends(mask: Tensor, q: Tensor, keys: Tensor) -> Tensor:
+    builder, batch = mask.builder, extent(q, 0)
+    place, numbers, inner = places(builder, keys), builder.cast(mask, _INDEX), builder.integers([1, 2, 3])
+    if mask.shape is not None and q.shape is not None and same_dimension(mask.shape[0], q.shape[0]):
+        return builder.op("Less", place, builder.op("Unsqueeze", numbers, inner))
     ends = builder.op("Slice", numbers, builder.integers([0]), batch, builder.integers([0]))
-    before_end = builder.op("Less", place, builder.op("Reshape", ends, column))
-    if mask.shape is not None and batch.array is not None and mask.dimension(0) == int(batch.array.item()):
-        return before_end
+    before_end = builder.op("Less", place, builder.op("Unsqueeze", ends, inner))
     # Without second numbers, zeros stand where they would.
     zeros = builder.op("ConstantOfShape", batch, value=ir.tensor([0], dtype=_INDEX), dtype=_INDEX)
     begins = builder.op("Slice", builder.op("Concat", numbers, zeros, axis=0), batch, batch + batch, builder.integers([0]))
-    return builder.op("And", before_end, builder.op("GreaterOrEqual", place, builder.op("Reshape", begins, column)))
+    return builder.op("And", before_end, builder.op("GreaterOrEqual", place, builder.op("Unsqueeze", begins, inner)))
