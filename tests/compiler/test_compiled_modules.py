@@ -166,3 +166,37 @@ def test_examples_without_a_module_are_refused(tmp_path):
 def test_what_is_no_model_is_refused_with_what_can_be():
     with pytest.raises(ModelError, match=r"from int: give the path .* or a torch\.nn\.Module"):
         burnish.load(3)
+
+
+class Detached(nn.Module):
+    """Values that pass no gradient on, and a table with padding whose other reader trains the padding's row, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 4, padding_idx=0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.words.weight
+        nn.init.normal_(self.words.weight)
+
+    def forward(self, word: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.words(word))
+        with torch.no_grad():
+            gate = torch.tanh(x)
+        return self.head(self.second(x) * gate + x.detach())
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_what_is_detached_passes_no_gradient(engine):
+    torch.manual_seed(0)
+    module, word, labels = Detached(), torch.tensor([1, 0, 3, 5]), torch.tensor([0, 2, 1, 0])
+    program = burnish.compile(module, example_inputs=(word,))
+    nn.functional.cross_entropy(module(word), labels).backward()
+    values = program.initial_state() | {"word": word.numpy(), "labels": labels.numpy()}
+    outputs = burnish.engines.get(engine).run(
+        program.grad, {entry.name: values[entry.name] for entry in program.signature["grad"].inputs}
+    )
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(outputs[f"grad:{name}"], parameter.grad, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert "hold_rows" not in program.options
+    assert module.words.weight.grad[0].abs().max() > 0.01

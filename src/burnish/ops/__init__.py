@@ -36,6 +36,7 @@ from burnish.ops import (  # noqa: F401  # registers the rules
     scatter,
     shape,
     spectrum,
+    stop_gradient,
     training,
 )
 from burnish.ops.registry import (

@@ -12,7 +12,7 @@ from burnish.importer.pytorch.capture import Captured, capture, open_batch, with
 from burnish.importer.pytorch.conversion import convert, name_dimensions, name_inputs, name_layers, name_outputs
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
-from burnish.importer.pytorch.layers import held_rows, loosen_views, neutralize, write_out_channel_dropout
+from burnish.importer.pytorch.layers import hold_rows, loosen_views, neutralize, stop_gradients, write_out_channel_dropout
 from burnish.importer.pytorch.symbols import symbol_names
 
 
@@ -47,6 +47,7 @@ def export_module(
     shared = shared_names(module)
     canonical = {other: name for name, others in shared.items() for other in others}
     is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
+    held_rows = hold_rows(training.program, canonical)
     model, inputs, outputs, norm_policies = _converted(training, args, named, policies, canonical, shapes)
     inference = None if is_neutral else _converted(evaluation, args, named, policies, canonical, shapes)[0]
     return ExportedModule(
@@ -58,7 +59,7 @@ def export_module(
         buffers=_buffers(module),
         shared=shared,
         norm_policies=norm_policies,
-        held_rows=held_rows(training.program, canonical),
+        held_rows=held_rows,
         counted_batches=_counted_batches(module, policies),
     )
 
@@ -71,6 +72,7 @@ def _converted(
     canonical: Mapping[str, str],
     shapes: Any,
 ) -> tuple[ir.Model, Structure, Structure, dict[str, str]]:
+    stop_gradients(captured.program)
     write_out_channel_dropout(captured.program)
     loosen_views(captured.program)
     model = convert(captured.program)

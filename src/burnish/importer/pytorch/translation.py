@@ -14,6 +14,9 @@ import torch
 from onnxscript import opset20
 from onnxscript.onnx_types import TensorType
 
+from burnish.importer.pytorch.layers import stop_gradient
+from burnish.ops.stop_gradient import STOP_GRADIENT
+
 aten = torch.ops.aten
 
 op: Any = opset20
@@ -134,9 +137,19 @@ def convolve_padded(
     return convolution(x, weight, bias, stride, padding, dilation, groups)
 
 
+def constant_in_the_backward(x: TensorType) -> TensorType:
+    """x, which the backward pass takes for a constant."""
+    y = op.Identity(x)
+    node = y.producer()
+    # The exporter emits those operators alone of which ONNX has a schema.
+    (node.domain, node.op_type), node.version = STOP_GRADIENT.key, 1
+    return y
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
+    stop_gradient._opoverload: constant_in_the_backward,
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.full_like.default: full_like,
