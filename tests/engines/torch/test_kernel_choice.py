@@ -240,6 +240,15 @@ def test_what_takes_no_time_is_not_measured_further(monkeypatch):
     assert clock.runs["other"] == 2
 
 
+def test_the_usual_way_stays_without_all_runs_where_no_other_is_much_quicker(monkeypatch):
+    clock = Clock(monkeypatch, usual=0.010, other=0.009)
+    assert kernel_choice.quickest(clock.ways) == "usual"
+    assert clock.runs == {"usual": 1 + kernel_choice.ENOUGH, "other": 1 + kernel_choice.ENOUGH}
+    clock = Clock(monkeypatch, usual=0.010, other=0.007)
+    assert kernel_choice.quickest(clock.ways) == "other"
+    assert clock.runs == {"usual": 1 + kernel_choice.ROUNDS, "other": 1 + kernel_choice.ROUNDS}
+
+
 def test_a_way_far_behind_runs_once(monkeypatch):
     clock = Clock(monkeypatch, usual=0.010, other=5.0)
     assert kernel_choice.quickest(clock.ways) == "usual"

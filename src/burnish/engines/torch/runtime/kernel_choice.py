@@ -52,6 +52,9 @@ core for a while."""
 ROUNDS, LONG = 8, 0.4
 """Further runs of those that are near the best, and seconds after which there are no more."""
 
+ENOUGH = 3
+"""Further runs after which the usual way stays where no other is quicker by as much as ``GAIN``."""
+
 _log = logging.getLogger("burnish")
 _measuring = threading.Lock()
 _remembered: dict[tuple[Path, str], dict[str, str]] = {}
@@ -112,11 +115,12 @@ def quickest(ways: Mapping[str, Callable[[], object]], trials: Mapping[str, Call
         left = {name: ways[name] for name in _near(_again(_first_runs(trials), trials), HOPELESS)}
     start = _clock()
     best = _first_runs(left)
-    for _ in range(ROUNDS):
+    for number in range(1, ROUNDS + 1):
         best = _again(best, left)
         if best.get(usual, math.inf) <= FAST_ENOUGH:
             return usual
-        if len(_near(best, SLOWER)) == 1 or _clock() - start > LONG:
+        settled = number >= ENOUGH and best.get(usual, math.inf) * GAIN < min(best.values())
+        if settled or len(_near(best, SLOWER)) == 1 or _clock() - start > LONG:
             break
     winner = min(best, key=best.__getitem__)
     return usual if best.get(usual, math.inf) * GAIN < best[winner] else winner
