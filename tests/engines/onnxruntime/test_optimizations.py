@@ -379,3 +379,58 @@ def test_workers_that_step_alone_come_to_one_graph():
     assert [warning.category for warning in warned] == [OptimizationWarning]
     for name, array in state.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+PADDING = """<ir_version: 10, opset_import: ["": 21]> g (float[3, 3, 3] x) => (float[4, 4, 4] y)
+<int64[6] amounts = {1, 0, 0, 0, 1, 1}, int64[3] axes = {1, 2, 0}> {
+    turned = Transpose <perm = [0, 2, 1]> (x)
+    padded = Pad (turned, amounts, , axes)
+    back = Transpose <perm = [0, 2, 1]> (padded)
+    y = Mul (back, w)
+}"""
+
+
+@pytest.mark.usefixtures("unaware")
+def test_numbers_that_are_wrong_without_an_error_are_found_where_it_is_asked_for():
+    """Verified, the first step is compared with one without optimizations; the state moves on once, by the right numbers."""
+    model = onnx.parser.parse_model(PADDING)
+    rng = np.random.default_rng(0)
+    model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=(1, 4, 4)).astype(np.float32), "w"))
+    program = burnish.compile(model, loss="mean_squared_error", optimizer="sgd:lr=0.1")
+    batch = {"x": PADDED, "targets": rng.normal(size=(4, 4, 4)).astype(np.float32)}
+    states = {}
+    for name, engine in {"none": OnnxRuntimeEngine("none"), "all": OnnxRuntimeEngine()}.items():
+        session = burnish.Session(program, engine)
+        states[name] = [session.step(batch), session.state()["param/w"]][1]
+    assert not np.allclose(states["all"], states["none"]), "ONNX Runtime has mended it: find another case"
+    session = burnish.Session(program, OnnxRuntimeEngine(verify=True))
+    with pytest.warns(
+        OptimizationWarning, match=r"The step graph computes another '.*without TransposeOptimizer.* is right so"
+    ) as warned:
+        session.step(batch)
+    assert len(warned) == 1
+    np.testing.assert_allclose(session.state()["param/w"], states["none"], rtol=1e-5)
+    model_engine = OnnxRuntimeEngine(verify=True)
+    with pytest.warns(OptimizationWarning, match=r"The model graph computes another 'y'"):
+        found = model_engine.run(burnish.load(model), {"x": batch["x"]})["y"]
+    np.testing.assert_allclose(found, OnnxRuntimeEngine("none").run(burnish.load(model), {"x": batch["x"]})["y"], rtol=1e-5)
+
+
+def test_nothing_is_said_of_a_graph_that_is_right(loads):
+    program = burnish.compile(classifier(), optimizer="adam")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OptimizationWarning)
+        session = burnish.Session(program, OnnxRuntimeEngine(verify=True))
+        for _ in range(3):
+            session.step(batch_of(4))
+    assert [(graph, level) for graph, level, _ in loads] == [("step", "all"), ("step", "none")]
+
+
+def test_outputs_part_by_more_than_rounding():
+    exact = {"a": np.float32([1, np.nan, np.inf]), "b": np.float32([0, 0]), "c": np.float32([100.0])}
+    assert optimizations.first_that_parts(exact, exact) is None
+    assert optimizations.first_that_parts(exact | {"b": np.float32([1e-4, 0])}, exact) is None
+    assert optimizations.first_that_parts(exact | {"b": np.float32([1e-2, 0])}, exact) == "b"
+    assert optimizations.first_that_parts(exact | {"a": np.float32([1, 0, np.inf])}, exact) == "a"
+    assert optimizations.first_that_parts(exact | {"c": np.float32([90])}, exact) == "c"
+    assert optimizations.first_that_parts(exact | {"c": np.float32([[100]])}, exact) == "c"

@@ -74,6 +74,8 @@ class OnnxRuntimeEngine(RunsModels):
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
+        verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
+            something else (``OptimizationWarning``). Each graph is then loaded and run twice, once.
 
     Raises:
         EngineError: an option is none of those it may be, this ONNX Runtime was built without a provider, or the library cannot
@@ -97,6 +99,7 @@ class OnnxRuntimeEngine(RunsModels):
         config: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (CPU_PROVIDER,),
         custom_op_library: str | Path | None = None,
+        verify: bool = False,
     ):
         for option, value, choices in (
             ("optimization", optimization, [*_LEVELS]),
@@ -110,6 +113,7 @@ class OnnxRuntimeEngine(RunsModels):
         self.memory_pattern = memory_pattern
         self.execution_order = execution_order
         self.spinning = spinning
+        self.verify = verify
         self.config = dict(config or {})
         self.providers = _checked_providers(providers)
         self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
@@ -164,6 +168,7 @@ class OnnxRuntimeEngine(RunsModels):
                     for name, array in feeds.items()
                 }
             try:
+                opened.verify(lambda session: dict(zip(names, session.run(names, feeds), strict=True)))
                 results = opened.run(lambda session: session.run(names, feeds))
             except Exception as error:  # ONNX Runtime's errors share no base class of their own
                 raise run_failure("model", error) from error
@@ -189,7 +194,7 @@ class OnnxRuntimeEngine(RunsModels):
                 return self.inference_session(model, graph, threads)
             return self.inference_session(model, graph, threads, optimizations)
 
-        return OpenedGraph(graph, Optimizations.of(self.optimization, model), load)
+        return OpenedGraph(graph, Optimizations.of(self.optimization, model), load, self.verify)
 
     @garbage_kept()
     def inference_session(

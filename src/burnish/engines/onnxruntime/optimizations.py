@@ -3,16 +3,18 @@
 An optimizer of ONNX Runtime that takes one graph for another makes it fail, at loading or where a shape leads there, or makes it
 compute something else. Against the first, a graph that fails is run once without any optimization. Where it runs then, it is
 opened again with less, down to none, for good; where it fails again, the fault is not ONNX Runtime's, and the graph stays as it
-is. Against the second, which nothing reports, the optimizers that are known for it are left out from the start.
+is. Against the second, which nothing reports, the optimizers that are known for it are left out from the start, and
+``OnnxRuntimeEngine(verify=True)`` compares the first run of each graph with one without optimizations.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
@@ -24,6 +26,11 @@ Result = TypeVar("Result")
 
 TRANSPOSE_OPTIMIZERS = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
 """Under one name from the level ``basic`` on, under the other one once more from ``extended`` on."""
+
+ROUNDING = 1e-2
+"""How far two orders of computing in float32 may part, relative to an output's norm."""
+NOTHING_BESIDE = 1e-5
+"""What is nothing but rounding, relative to the largest norm of all outputs."""
 
 
 class OptimizationWarning(UserWarning):
@@ -74,6 +81,32 @@ def _quantizes_in_blocks(node: ir.Node) -> bool:
     return node.op_type in ("QuantizeLinear", "DequantizeLinear") and "block_size" in node.attributes
 
 
+def first_that_parts(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> str | None:
+    """Return the first output of floating-point numbers that differs by more than rounding; None where all agree.
+
+    Rounding is a hundredth of an output's norm, or what is nothing beside the largest norm of all: a gradient that is zero in
+    exact arithmetic is nothing but rounding.
+    """
+    norms = {name: _norm(array) for name, array in expected.items() if array.dtype.kind == "f"}
+    nothing = NOTHING_BESIDE * max((norm for norm in norms.values() if np.isfinite(norm)), default=0.0)
+    for name, norm in norms.items():
+        if actual[name].shape != expected[name].shape:
+            return name
+        with np.errstate(invalid="ignore"):
+            apart = np.where(_same(actual[name], expected[name]), 0, actual[name].astype(np.float64) - expected[name])
+        if not _norm(apart) <= ROUNDING * (norm if np.isfinite(norm) else 0.0) + nothing:
+            return name
+    return None
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (one == other) | (np.isnan(one) & np.isnan(other))
+
+
+def _norm(array: np.ndarray) -> float:
+    return float(np.linalg.norm(array.astype(np.float64)))
+
+
 class OpenedGraph:
     """A graph in an ONNX Runtime session with as many optimizations as it runs with.
 
@@ -81,6 +114,7 @@ class OpenedGraph:
         name: of the graph, for messages.
         optimizations: what it is opened with first.
         load: makes the session; None stands for the first.
+        verifies: whether ``verify`` is to look at what the session computes.
 
     Attributes:
         session: the session.
@@ -95,10 +129,12 @@ class OpenedGraph:
         name: str,
         optimizations: Optimizations,
         load: Callable[[Optimizations | None], onnxruntime.InferenceSession],
+        verifies: bool = False,
     ):
         self._name = name
         self._load = load
         self._fewer = optimizations.fewer()
+        self._is_unverified = verifies
         self.reopened = 0
         try:
             self.session = load(None)
@@ -119,6 +155,38 @@ class OpenedGraph:
         except Exception as error:
             return self._try_fewer(attempt, error)
 
+    def verify(self, results: Callable[[onnxruntime.InferenceSession], Mapping[str, np.ndarray]]) -> None:
+        """Compare, once, what the session computes with what it computes without optimizations; open it anew where they part.
+
+        Args:
+            results: runs the graph and returns its outputs by name; changes nothing.
+        """
+        if not self._is_unverified:
+            return
+        try:
+            actual = results(self.session)
+        except Exception:  # ``run`` meets it too, and deals with it
+            return
+        self._is_unverified = False
+        remaining = self._fewer[self.reopened :]
+        expected = results(self._load(remaining[-1])) if remaining else actual
+        parting = first_that_parts(actual, expected)
+        for optimizations in remaining if parting is not None else ():
+            session = self._load(optimizations)
+            if first_that_parts(results(session), expected) is None:
+                self._take(session, optimizations)
+                warnings.warn(
+                    f"The {self._name} graph computes another '{parting}' as ONNX Runtime {onnxruntime.__version__} rewrites it. "
+                    f"It was opened again {optimizations}, and is right so; only speed may be lost",
+                    OptimizationWarning,
+                    stacklevel=2,
+                )
+                return
+
+    def _take(self, session: onnxruntime.InferenceSession, optimizations: Optimizations) -> None:
+        self.session = session
+        self.reopened = self._fewer.index(optimizations) + 1
+
     def reopen(self, reopened: int) -> None:
         """Open the graph again with as few optimizations as another worker came to; nothing where it has no more."""
         if reopened > self.reopened:
@@ -135,8 +203,7 @@ class OpenedGraph:
                 result = attempt(session)
             except Exception:
                 continue
-            self.session = session
-            self.reopened = self._fewer.index(optimizations) + 1
+            self._take(session, optimizations)
             warnings.warn(
                 f"The {self._name} graph fails as ONNX Runtime {onnxruntime.__version__} rewrites it{description(error)}, and "
                 f"runs {optimizations}: it was opened again so. The results are right; only speed may be lost",

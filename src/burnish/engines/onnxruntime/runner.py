@@ -224,6 +224,7 @@ class _BoundGraph:
         for name, buffer in self._hyperparameters.items():
             buffer.array[...] = inputs[name]
         try:
+            self._opened.verify(lambda session: self._results(session, current, inputs))
             if self._takes_text:
                 return self._opened.run(lambda session: self._run_plainly(session, current, inputs))
             batch = {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
@@ -249,16 +250,25 @@ class _BoundGraph:
 
     def _run_plainly(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run without a binding: ONNX Runtime makes no OrtValues of text, and copies what it returns."""
-        present, following = self._sets[current], self._sets[1 - current]
-        state = (entry.name for entry in self._signature.inputs if entry.is_state)
-        feeds = {name: present[self._instead.get(name, name)].array for name in state}
-        feeds |= {name: buffer.array for name, buffer in self._hyperparameters.items()}
-        feeds |= {entry.name: inputs[entry.name] for entry in self._batch_inputs}
-        names = [entry.name for entry in self._signature.outputs]
-        results = dict(zip(names, session.run(names, feeds), strict=True))
+        results = self._results(session, current, inputs)
         for name, output in self._updates.items():
-            following[name].array[...] = results.pop(output)
+            self._sets[1 - current][name].array[...] = results.pop(output)
         return {name: np.asarray(result) for name, result in results.items()}
+
+    def _results(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """All outputs of a run that writes to no buffer."""
+        present = self._sets[current]
+        read = (entry.name for entry in self._signature.inputs if entry.is_state)
+        buffers = {name: present[self._instead.get(name, name)] for name in read} | self._hyperparameters
+        names = [entry.name for entry in self._signature.outputs]
+        if self._takes_text:
+            feeds = {name: buffer.array for name, buffer in buffers.items()}
+            feeds |= {entry.name: inputs[entry.name] for entry in self._batch_inputs}
+            return dict(zip(names, session.run(names, feeds), strict=True))
+        values = {name: buffer.value for name, buffer in buffers.items()}
+        values |= {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
+        results = session.run_with_ort_values(names, values)
+        return {entry.name: _copy(value, entry) for entry, value in zip(self._signature.outputs, results, strict=True)}
 
 
 def _ort_value(array: np.ndarray, entry: Entry) -> onnxruntime.OrtValue:
