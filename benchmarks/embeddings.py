@@ -1,4 +1,4 @@
-"""Time and memory of a training step over an embedding table, from 10^4 to 10^7 rows, beside PyTorch's gradients of both kinds.
+"""The time and memory of a step over an embedding table, from 10^4 to 10^7 rows, beside PyTorch with gradients of both kinds.
 
 One table of 16 columns is looked up 128 times a step, with indices of a Zipf law, and a small network reads the rows. Each
 contender runs in a process of its own, on one thread::

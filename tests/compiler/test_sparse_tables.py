@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 import burnish
 from burnish import optim
+from burnish.comparison import check_gradients, compare_engines
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError, DenseGradientWarning, NonFiniteLossError
 from burnish.program import Program, Signature
@@ -269,6 +270,14 @@ def test_what_stays_dense_is_warned_of_with_the_reason(model: Any, optimizer: An
 def test_options_that_do_not_fit(sparse: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         burnish.compile(classifier(), sparse=sparse)
+
+
+def test_engines_and_central_differences_agree_on_the_gradients_of_rows() -> None:
+    program = compiled(optim.adagrad(), dtype="float32")
+    assert compare_engines(program, ("reference", "onnxruntime", "torch"), batches()).agrees
+    checked = {tensor.name: tensor for tensor in check_gradients(program).tensors}
+    assert checked["param/table"].shape == (ROWS, WIDTH)
+    assert all(tensor.agrees and not tensor.is_zero for tensor in checked.values())
 
 
 def test_another_optimizer_has_to_go_on_from_rows() -> None:

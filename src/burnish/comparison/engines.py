@@ -185,7 +185,7 @@ class _Run:
         self.graphs = {name: semantic.copy_of(name) for name in ("grad", "step")}
         self.first = next(iter(engines))
         self.signature = program.signature["step"]
-        self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT))
+        self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT, Role.ROWS))
         threads = locator.threads
         self.runners = {
             name: engine.open(lower(program, engine.target), state, device=None, threads=threads)

@@ -102,10 +102,15 @@ def check_gradients(
         raise ConfigurationError(f"rtol={rtol}: give a number above 0")
     model = _graph_of(program)
     signature = program.signature["grad"]
-    named = {f"param/{entry.name.removeprefix(PREFIX)}": entry.name for entry in signature.outputs_of(Role.GRADIENT)}
+    named = {f"param/{entry.name.partition(':')[2]}": entry.name for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS)}
     wrt = {entry.name: named[entry.name] for entry in signature.inputs_of(Role.PARAMETER) if entry.name in named}
     point = _point(program, next(random_batches(program, batch_size, seed, extents)), list(wrt), seed)
-    gradients = _function(model, [LOSS, *wrt.values()])(point)
+    indices = {f"param/{entry.name.partition(':')[2]}": entry.name for entry in signature.outputs_of(Role.INDICES)}
+    gradients = _function(model, [LOSS, *wrt.values(), *indices.values()])(point)
+    for name, places in indices.items():
+        whole = np.zeros_like(point[name])
+        whole[gradients[places]] = gradients[wrt[name]]
+        gradients[wrt[name]] = whole
     forward = _function(model, [LOSS])
     differences = Differences(lambda arrays: float(forward(arrays)[LOSS]), point, rtol, seed)
     check = GradientCheck([])

@@ -81,5 +81,6 @@ def _written(tensor: Tensor, indices: Tensor | None, rows: Tensor) -> Tensor:
     if indices is None:
         return rows
     builder = tensor.builder
-    places = builder.op("Unsqueeze", indices, builder.integers([1]))
+    key = ("places of rows", indices.value)
+    places = builder.once(key, lambda: builder.op("Unsqueeze", indices, builder.integers([1])))
     return builder.op("ScatterND", tensor, places, rows, like=tensor)
