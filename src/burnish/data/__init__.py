@@ -7,6 +7,7 @@ from burnish.data.augment import shift_images
 from burnish.data.clicks import CriteoFile, synthetic_clicks
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
+from burnish.data.idx import read_idx
 from burnish.data.loader import Loader
 from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import Preprocessing
@@ -24,6 +25,7 @@ __all__ = [
     "Preprocessing",
     "as_dataset",
     "open_dataset",
+    "read_idx",
     "shift_images",
     "synthetic_clicks",
 ]

@@ -14,6 +14,8 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
+from burnish.importer.pytorch.refusals import OwnBackwardError
+
 DEFAULT_MOMENTUM = 0.1
 """Stands for the momentum None of a layer while it is traced; what the layer does is its policy."""
 
@@ -50,6 +52,7 @@ def capture(
         _mode(module, training),
         _countless(module) as cumulative,
         _returns_tensors(module, returned),
+        _no_own_backward(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -111,6 +114,23 @@ def _returns_tensors(module: torch.nn.Module, returned: list[Any]) -> Iterator[N
             del module.__dict__["forward"]
         else:
             module.__dict__["forward"] = own
+
+
+@contextlib.contextmanager
+def _no_own_backward() -> Iterator[None]:
+    """Refuse functions with a backward of their own, which a trace of their forward loses; those of PyTorch lose nothing."""
+    own = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):
+            raise OwnBackwardError(f"the torch.autograd.Function {cls.__name__} has a backward of its own, and a graph would not")
+        return own.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = own  # type: ignore[method-assign]
 
 
 def register_dataclasses(value: Any) -> None:

@@ -13,6 +13,7 @@ from burnish.importer.pytorch.conversion import convert, name_dimensions, name_i
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
 from burnish.importer.pytorch.layers import hold_rows, loosen_views, neutralize, stop_gradients, write_out_channel_dropout
+from burnish.importer.pytorch.refusals import named_refusal
 from burnish.importer.pytorch.symbols import symbol_names
 
 
@@ -40,16 +41,18 @@ def export_module(
         shapes: Any = open_batch(module, args, named)
     else:
         shapes = dynamic_shapes
-    training = capture(module, args, named, shapes, training=True)
-    evaluation = capture(module, args, named, shapes, training=False)
+    with named_refusal(module):
+        training = capture(module, args, named, shapes, training=True)
+        evaluation = capture(module, args, named, shapes, training=False)
     policies = neutralize(training.program, module, training.cumulative)
     neutralize(evaluation.program, module, evaluation.cumulative)
     shared = shared_names(module)
     canonical = {other: name for name, others in shared.items() for other in others}
     is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
     held_rows = hold_rows(training.program, canonical)
-    model, inputs, outputs, norm_policies = _converted(training, args, named, policies, canonical, shapes)
-    inference = None if is_neutral else _converted(evaluation, args, named, policies, canonical, shapes)[0]
+    with named_refusal(module):
+        model, inputs, outputs, norm_policies = _converted(training, args, named, policies, canonical, shapes)
+        inference = None if is_neutral else _converted(evaluation, args, named, policies, canonical, shapes)[0]
     return ExportedModule(
         model=model,
         inference=inference,

@@ -1,0 +1,70 @@
+"""IDX files, the format of MNIST: one array, whose dtype and extents stand before its elements.
+
+Two zero bytes, a byte for the dtype, one for the number of axes, then each extent as a big-endian integer of 32 bits, and the
+elements in row-major order, big-endian too (Yann LeCun, "The MNIST database of handwritten digits").
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+
+from burnish.errors import DataError
+
+DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+"""The byte in the file -> the dtype of its elements."""
+GZIP = b"\x1f\x8b"
+"""How a compressed file begins."""
+
+
+def read_idx(path: str | Path) -> np.ndarray:
+    """Return the array of an IDX file, in the byte order of this machine; a file that gzip compressed is read as well.
+
+    Args:
+        path: ``train-images-idx3-ubyte``, ``t10k-labels-idx1-ubyte.gz``, or another.
+
+    Raises:
+        DataError: the file is missing, no IDX file, truncated, or longer than it says.
+    """
+    source = Path(path)
+    try:
+        with source.open("rb") as raw:
+            is_compressed = raw.read(2) == GZIP
+            raw.seek(0)
+            return _read(gzip.GzipFile(fileobj=raw) if is_compressed else raw, source)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file '{source}': check the path") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"'{source}' cannot be read: {error}. Fetch it again") from error
+
+
+def _read(file: gzip.GzipFile | BufferedReader, source: Path) -> np.ndarray:
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in DTYPES:
+        raise DataError(
+            f"'{source}' is no IDX file: it begins with {head.hex(' ') or 'nothing'}, and one begins with two zero bytes and one "
+            f"for its dtype, {', '.join(f'{code:02x}' for code in DTYPES)}"
+        )
+    extents_read = file.read(4 * head[3])
+    if len(extents_read) < 4 * head[3]:
+        raise DataError(f"'{source}' is truncated: it ends before the extents of its {head[3]} axes. Fetch it again")
+    extents = struct.unpack(f">{head[3]}I", extents_read)
+    dtype = np.dtype(DTYPES[head[2]])
+    expected = math.prod(extents) * dtype.itemsize
+    # In pieces, so that a file that lies about its extents takes no more memory than it has bytes.
+    elements = bytearray()
+    while len(elements) <= expected and (piece := file.read(min(1 << 20, expected + 1 - len(elements)))):
+        elements += piece
+    if len(elements) != expected:
+        found = f"more than {expected}" if len(elements) > expected else str(len(elements))
+        raise DataError(
+            f"'{source}' holds {found} bytes of elements, and its extents {list(extents)} of {dtype.name} ask for {expected}. "
+            "Fetch it again"
+        )
+    return np.frombuffer(bytes(elements), dtype).reshape(extents).astype(dtype.newbyteorder("="))

@@ -1,0 +1,111 @@
+"""What cannot be exported: the line of the user's code, and the part of the module that it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+
+from burnish.errors import BurnishError, UnsupportedOperatorError
+
+
+class OwnBackwardError(Exception):
+    """A ``torch.autograd.Function`` of the user's, whose backward a graph would not have."""
+
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+@contextlib.contextmanager
+def named_refusal(module: torch.nn.Module) -> Iterator[None]:
+    """Turn what fails inside into an error that names the line and the part of the module.
+
+    Raises:
+        UnsupportedOperatorError: something failed.
+    """
+    try:
+        yield
+    except BurnishError:
+        raise
+    except Exception as error:
+        raise UnsupportedOperatorError(_described(error, module)) from error
+
+
+def _described(error: BaseException, module: torch.nn.Module) -> str:
+    frames = [place for cause in _causes(error) for place in traceback.walk_tb(cause.__traceback__)]
+    line, part = _place(frames, module)
+    noted = next((value for frame, _ in frames if isinstance(value := frame.f_locals.get("node"), fx.Node)), None)
+    if line is None and noted is not None:
+        line, part = _noted_place(noted)
+    where = "" if line is None else f" at {line}"
+    inside = f", in the part '{part}' ({_kind(module, part)})" if part else ""
+    remedy = (
+        f"Leave '{part}' to PyTorch and give the parts around it: burnish.torch.wrap(module.<part>, example_inputs)"
+        if part
+        else "Give a part of it that can be exported: burnish.torch.wrap(module.<part>, example_inputs)"
+    )
+    return f"{type(module).__name__} cannot be exported{where}{inside}: {_reason(error)}. {remedy}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, the first cause first."""
+    chain: list[BaseException] = []
+    while error is not None:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return iter(reversed(chain))
+
+
+def _place(frames: list[tuple[FrameType, int]], module: torch.nn.Module) -> tuple[str | None, str]:
+    """Return the last line outside of libraries that the trace went through, and the innermost submodule that it was in."""
+    names = {id(submodule): name for name, submodule in module.named_modules()}
+    inside = [names[id(owner)] for frame, _ in frames if id(owner := frame.f_locals.get("self")) in names]
+    lines = [(frame.f_code.co_filename, number) for frame, number in frames if _is_users(frame.f_code.co_filename)]
+    if not inside or not lines:
+        return None, ""
+    return _line(*lines[-1]), inside[-1]
+
+
+def _is_users(filename: str) -> bool:
+    path = Path(filename)
+    own = Path(__file__).parents[2]
+    standard = Path(sys.base_prefix) / "lib"
+    return not (set(_LIBRARIES) & set(path.parts) or own in path.parents or standard in path.parents or not path.exists())
+
+
+def _line(filename: str, number: int) -> str:
+    text = linecache.getline(filename, number).strip()
+    return f"{filename}:{number}" + (f" ({text})" if text else "")
+
+
+def _noted_place(node: fx.Node) -> tuple[str | None, str]:
+    """Return the line and the part that PyTorch noted beside a node of a trace."""
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
+    part = next((path for path, _ in reversed(list(stack.values())) if path), "")
+    for frame in reversed((node.meta.get("stack_trace") or "").splitlines()):
+        pieces = frame.strip().split('"')
+        if len(pieces) == 3 and _is_users(pieces[1]):
+            return _line(pieces[1], int(pieces[2].split("line ")[1].split(",")[0])), part
+    return None, part
+
+
+def _kind(module: torch.nn.Module, part: str) -> str:
+    try:
+        return type(module.get_submodule(part)).__name__
+    except AttributeError:
+        return "its parts"
+
+
+def _reason(error: BaseException) -> str:
+    first = next(iter(_causes(error)))
+    text = next((line.strip() for line in str(first).splitlines() if line.strip()), "")
+    text = text.rstrip(".")
+    return text if isinstance(first, OwnBackwardError) else f"{type(first).__name__}: {text}"

@@ -1,0 +1,72 @@
+"""What cannot be exported is refused with the line of the user's code and the part of the module."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import burnish
+from burnish.errors import UnsupportedOperatorError
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+class Decomposing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svd(x)[0]
+
+
+class Leaving(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(x.detach().numpy())
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class Reversing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Reversed.apply(x)
+
+
+class Network(nn.Module):
+    def __init__(self, part: nn.Module):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.blocks = nn.ModuleList([part])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](self.first(x))
+
+
+@pytest.mark.parametrize(
+    ("part", "line", "reason"),
+    [
+        (Branching, "if x.sum() > 0:", "data-dependent expression"),
+        (Decomposing, "return torch.linalg.svd(x)[0]", "No ONNX function found for .*_linalg_svd"),
+        (Leaving, "return torch.tensor(x.detach().numpy())", r"\.numpy\(\) is not supported"),
+        (Reversing, "return Reversed.apply(x)", r"the torch\.autograd\.Function Reversed has a backward of its own"),
+    ],
+)
+def test_the_line_and_the_part_are_named(part, line, reason):
+    module = Network(part())
+    message = rf"Network cannot be exported at .*test_refused_modules\.py:\d+ \({re.escape(line)}\), in the part 'blocks\.0' "
+    with pytest.raises(
+        UnsupportedOperatorError, match=message + rf"\({part.__name__}\): .*{reason}.*Leave 'blocks\.0' to PyTorch"
+    ):
+        burnish.compile(module, example_inputs=torch.randn(2, 3))
+    assert "apply" in torch.autograd.Function.__dict__
+    assert torch.equal(Reversed.apply(torch.ones(2)), torch.full((2,), 2.0))
