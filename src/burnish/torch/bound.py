@@ -120,6 +120,10 @@ class BoundGraph:
             torch._foreach_copy_([entries[name] for name in self.updated], list(results[count:]))
         return results[:count]
 
+    def check_gradients(self) -> None:
+        """Raise GradientError where a floating-point input cannot be differentiated by."""
+        self._graph.check_gradients()
+
     def __deepcopy__(self, memo: dict[int, object]) -> BoundGraph:
         return self  # which holds no state
 

@@ -133,6 +133,15 @@ class DifferentiableGraph:
                 self._gradients[wanted] = _Gradients(graph, joint.reached)
             return self._gradients[wanted]
 
+    def check_gradients(self) -> None:
+        """Differentiate by all floating-point inputs, and keep nothing of it.
+
+        Raises:
+            GradientError: an operator between one of them and an output has no gradient.
+        """
+        model = self._model.clone()
+        _Joint.of(model, [value.dtype in FLOATING for value in model.graph.inputs], self._held_rows, self._aside)
+
     @garbage_kept()
     def _made(self, wanted: tuple[bool, ...], device: torch.device) -> _Passes:
         model = self._model.clone()

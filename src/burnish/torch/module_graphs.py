@@ -152,6 +152,15 @@ class Calls:
         self._first: _Entry | None = None
         self._note_first()
 
+    def copied(self, module: torch.nn.Module) -> Calls:
+        """The same for a copy of the module."""
+        return Calls(self.graphs, module)
+
+    def made_again(self) -> tuple[Any, ...]:
+        """What ``wrap`` takes beside the module."""
+        graphs = self.graphs
+        return (graphs.args, graphs.kwargs), graphs.dynamic_shapes, graphs.engine, False
+
     def prepare(self) -> None:
         """Export the module as it is."""
         self.graphs.exported(self._key("cpu").exported, self.module)

@@ -12,6 +12,8 @@ import torch
 
 from burnish.engines.torch.engine import TorchEngine
 from burnish.errors import ConfigurationError, HooksWarning
+from burnish.torch.arguments import arguments
+from burnish.torch.compiled import PartialCalls
 from burnish.torch.differentiable import laid_out
 from burnish.torch.module_graphs import Calls, ModuleGraphs
 
@@ -26,6 +28,7 @@ def wrap(
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
     *,
     dynamic_shapes: Any = None,
+    partial: bool = False,
     engine: TorchEngine | None = None,
 ) -> torch.nn.Module:
     """Return a module that computes by burnish's graphs, and that is in all else the module.
@@ -50,6 +53,9 @@ def wrap(
             only one. Calls have arguments of the same structure; what is no tensor in them has the same value.
         dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
             that have as many samples there as the first input.
+        partial: let burnish compute what it can, and PyTorch the rest: operators of others, functions with a backward of their
+            own, control flow that depends on data. ``torch.compile(backend="burnish")`` captures the module then, when it is
+            called, and ``burnish.torch.explain`` reports what runs where. ``dynamic_shapes`` has no part in that.
         engine: what runs it; by default ``TorchEngine()``.
 
     Warns:
@@ -75,9 +81,20 @@ def wrap(
         for parameter in module.parameters():
             if parameter.dim() == 4:
                 parameter.data = laid_out(parameter.data)
-    calls = Calls(ModuleGraphs(*_arguments(example_inputs), dynamic_shapes, engine), module)
+    calls = _calls(module, arguments(example_inputs), dynamic_shapes, engine, partial)
     calls.prepare()
-    wrapped: torch.nn.Module = object.__new__(_wrapped_class(cls))
+    return _with_calls(module, calls)
+
+
+def _calls(
+    module: torch.nn.Module, examples: tuple[Any, Any], dynamic_shapes: Any, engine: TorchEngine, partial: bool
+) -> Calls | PartialCalls:
+    return PartialCalls(module, engine, examples) if partial else Calls(ModuleGraphs(*examples, dynamic_shapes, engine), module)
+
+
+def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.nn.Module:
+    """A module with the attributes of another, whose forward goes through the calls."""
+    wrapped: torch.nn.Module = object.__new__(_wrapped_class(type(module)))
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     object.__setattr__(wrapped, HELD, calls)
     return wrapped
@@ -112,47 +129,29 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         return getattr(self, HELD).call(args, kwargs)
 
     def deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-        calls: Calls = getattr(self, HELD)
-        copied: torch.nn.Module = object.__new__(type(self))
-        memo[id(self)] = copied
+        calls: Calls | PartialCalls = getattr(self, HELD)
         module = copy.deepcopy(calls.module, memo)
-        object.__setattr__(copied, "__dict__", module.__dict__)
-        object.__setattr__(copied, HELD, Calls(calls.graphs, module))
+        memo[id(self)] = copied = _with_calls(module, calls.copied(module))
         return copied
 
-    def reduce(self: torch.nn.Module) -> tuple[Any, ...]:
-        calls: Calls = getattr(self, HELD)
-        graphs = calls.graphs
-        return _wrap_again, (calls.module, (graphs.args, graphs.kwargs), graphs.dynamic_shapes, graphs.engine)
+    def reduce(self: torch.nn.Module, protocol: int) -> tuple[Any, ...]:
+        calls: Calls | PartialCalls = getattr(self, HELD)
+        return _wrap_again, (calls.module, *calls.made_again())
 
     namespace = {
         "__slots__": (HELD,),
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__deepcopy__": deep_copy,
-        "__reduce_ex__": lambda self, _: reduce(self),
+        "__reduce_ex__": reduce,
         "forward": forward,
     }
     return type(f"Wrapped{cls.__name__}", (cls,), namespace)
 
 
-def _wrap_again(module: torch.nn.Module, examples: tuple[Any, Any], dynamic_shapes: Any, engine: TorchEngine) -> torch.nn.Module:
+def _wrap_again(module: torch.nn.Module, *settings: Any) -> torch.nn.Module:
     """What a pickled module is made of again; there is nothing of a graph in a pickle."""
-    args, kwargs = examples
-    calls = Calls(ModuleGraphs(args, kwargs, dynamic_shapes, engine), module)
-    wrapped: torch.nn.Module = object.__new__(_wrapped_class(type(module)))
-    object.__setattr__(wrapped, "__dict__", module.__dict__)
-    object.__setattr__(wrapped, HELD, calls)
-    return wrapped
-
-
-def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, by position and by name."""
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, tuple | list):
-        return tuple(example_inputs), {}
-    return (example_inputs,), {}
+    return _with_calls(module, _calls(module, *settings))
 
 
 def _warn_of_hooks(module: torch.nn.Module) -> None:

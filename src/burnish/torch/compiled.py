@@ -1,0 +1,42 @@
+"""Calls of a module through ``torch.compile``: what burnish computes of it, and what PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.engine import TorchEngine
+from burnish.torch.backend import compile_graph
+
+
+class PartialCalls:
+    """Calls of one module, of which burnish computes what it can.
+
+    Args:
+        module: the module.
+        engine: what runs burnish's parts.
+        examples: arguments of a call, by position and by name.
+    """
+
+    def __init__(self, module: torch.nn.Module, engine: TorchEngine, examples: tuple[Any, Any]):
+        self.module = module
+        self._engine = engine
+        self._examples = examples
+        self._compiled: Any = torch.compile(module.forward, backend=functools.partial(compile_graph, engine=engine))
+
+    def copied(self, module: torch.nn.Module) -> PartialCalls:
+        """The same for a copy of the module."""
+        return PartialCalls(module, self._engine, self._examples)
+
+    def made_again(self) -> tuple[Any, ...]:
+        """What ``wrap`` takes beside the module."""
+        return self._examples, None, self._engine, True
+
+    def prepare(self) -> None:
+        """Nothing: a call compiles what it reaches."""
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what ``forward`` returns."""
+        return self._compiled(*args, **kwargs)
