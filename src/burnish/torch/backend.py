@@ -161,8 +161,8 @@ def _settle_numbers(graph: fx.Graph) -> None:
         if node.op == "call_method" and node.target == "item" and isinstance(example_of(node), torch.SymFloat | float):
             number = float(example_of(node))
             for user in list(node.users):
-                user.args = fx.node.map_aggregate(user.args, functools.partial(_instead, node, number))  # type: ignore[assignment]
-                user.kwargs = fx.node.map_aggregate(user.kwargs, functools.partial(_instead, node, number))  # type: ignore[assignment]
+                user.args = fx.node.map_aggregate(user.args, functools.partial(_instead, node, number))
+                user.kwargs = fx.node.map_aggregate(user.kwargs, functools.partial(_instead, node, number))
             graph.erase_node(node)
     end = next(node for node in graph.nodes if node.op == "output")
     for node in list(graph.nodes):

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from burnish.engines.torch.engine import TorchEngine
 from burnish.errors import ConfigurationError
 from burnish.importer import load
-from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.pytorch import ExportedModule, Structure, export_module
 from burnish.norms import RunningVariance
 from burnish.norms import get as policy_of
@@ -277,7 +276,6 @@ class Calls:
 def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | None:
     if model is None:
         return None
-    model.graph.metadata_props.pop(SIGNATURE, None)  # It lists a shared parameter under each of its names.
     loaded = load(model)
     forget_values(loaded.graph, state)
     return loaded
