@@ -103,6 +103,7 @@ ONE_OF_EACH = [
     metrics.mean_squared_error(),
     metrics.root_mean_squared_error(),
     metrics.perplexity(),
+    metrics.normalized_entropy(),
     metrics.precision(),
     metrics.recall("macro"),
     metrics.f1(2),

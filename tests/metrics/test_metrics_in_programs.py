@@ -30,7 +30,7 @@ CLASSES = [
     "auc:0",
     "perplexity",
 ]
-YES_OR_NO = ["accuracy", "precision", "recall:macro", "f1:macro,threshold=0.25", "auc", "mae", "mse"]
+YES_OR_NO = ["accuracy", "precision", "recall:macro", "f1:macro,threshold=0.25", "auc", "normalized_entropy", "mae", "mse"]
 VALUES = ["mean_absolute_error", "mean_squared_error", "root_mean_squared_error"]
 CASES = [("cross_entropy", CLASSES), ("bce_with_logits", YES_OR_NO), ("mse", VALUES)]
 
@@ -91,7 +91,7 @@ def test_batches_of_any_size_come_to_the_figures_of_the_whole(loss: str, names: 
     again = session.evaluate_data(batches)
     assert session.combine_totals(added) == pytest.approx(again, rel=1e-12)
     for name, array in added.items():
-        is_sum = any(word in name for word in ("loss", "sum:mean", "squares", "likelihood"))
+        is_sum = any(word in name for word in ("loss", "sum:mean", "squares", "likelihood", "entropy:targets"))
         assert array.dtype == (np.float64 if is_sum else np.int64), name
 
 

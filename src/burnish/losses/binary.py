@@ -46,10 +46,10 @@ class BinaryCrossEntropy(ElementwiseLoss):
         return "probabilities"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
-        return -(target * _bounded_log(prediction) + (1.0 - target) * _bounded_log(1.0 - prediction))
+        return -(target * bounded_log(prediction) + (1.0 - target) * bounded_log(1.0 - prediction))
 
 
-def _bounded_log(p: Tensor) -> Tensor:
+def bounded_log(p: Tensor) -> Tensor:
     """Emit ``log p``, and -100 with gradient 0 where it would be less than that; NaN where p is negative."""
     builder = p.builder
     is_least = builder.op("LessOrEqual", p, math.exp(LEAST_LOGARITHM))

@@ -10,6 +10,7 @@ from burnish.errors import ConfigurationError
 from burnish.metrics.accuracy import Accuracy, TopK, accuracy, top_k
 from burnish.metrics.auc import AreaUnderCurve, auc
 from burnish.metrics.base import COUNT, SUM, Metric, MetricBase, Quotient, output_name, total_of
+from burnish.metrics.normalized_entropy import NormalizedEntropy, normalized_entropy
 from burnish.metrics.perplexity import Perplexity, perplexity
 from burnish.metrics.retrieval import F1, Precision, Recall, f1, precision, recall
 from burnish.metrics.values import (
@@ -33,6 +34,7 @@ __all__ = [
     "MeanSquaredError",
     "Metric",
     "MetricBase",
+    "NormalizedEntropy",
     "Perplexity",
     "Precision",
     "Quotient",
@@ -49,6 +51,7 @@ __all__ = [
     "mean_absolute_error",
     "mean_squared_error",
     "mse",
+    "normalized_entropy",
     "output_name",
     "perplexity",
     "precision",
@@ -73,6 +76,7 @@ METRICS: Registry[Metric] = Registry(
         "mae": mean_absolute_error,
         "mean_squared_error": mean_squared_error,
         "mse": mean_squared_error,
+        "normalized_entropy": normalized_entropy,
         "perplexity": perplexity,
         "precision": precision,
         "recall": recall,
