@@ -61,6 +61,63 @@ def problems(source, **options) -> list[str]:
     return [str(each.message) for each in caught if isinstance(each.message, ObjectiveWarning)]
 
 
+class Computed(torch.nn.Module):
+    """A scale by its logarithm, and positions of which a part is read; a weight that is only transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.logarithm = torch.nn.Parameter(torch.randn(8))
+        self.positions = torch.nn.Embedding(20, 8)
+
+    def forward(self, x):
+        x = self.linear(x) + self.positions(torch.arange(x.shape[2]))
+        return x * self.logarithm.exp() @ self.linear.weight.T
+
+
+class Vanishing(torch.nn.Module):
+    """A layer whose scale and shift are equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+        torch.nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x):
+        return self.head(x + self.norm(x))
+
+
+def test_what_an_exporter_computed_from_parameters_is_warned_of(tmp_path):
+    path = exported(Computed(), tmp_path / "model.onnx", dynamo=True)
+    (problem,) = problems(path)
+    assert problem == (
+        "the exporter computed weights from parameters of the module, and they train in the place of these: 'embedding' of "
+        "'positions.weight', 'exp' of 'logarithm'. To train the parameters themselves, export the model again with "
+        "torch.onnx.export(..., dynamo=True, optimize=False)"
+    )
+    assert problems(path, trainable=["linear.*"]) == []
+    assert problems(exported(Computed(), tmp_path / "whole.onnx", dynamo=True, optimize=False)) == []
+
+
+def test_what_the_older_exporter_computed_is_warned_of(tmp_path):
+    path = exported(Computed(), tmp_path / "model.onnx", dynamo=False)
+    (problem,) = problems(path)
+    assert "of which the file does not say what they were" in problem
+    assert "'onnx::" in problem
+    assert "do_constant_folding=False" in problem
+    assert problems(path, trainable=["linear.*"]) == []
+    assert problems(exported(Computed(), tmp_path / "whole.onnx", dynamo=False, do_constant_folding=False)) == []
+
+
+def test_parameters_that_were_merged_within_a_layer_are_warned_of(tmp_path):
+    path = exported(Vanishing(), tmp_path / "model.onnx", dynamo=True)
+    merged, lost = problems(path)
+    assert "train as one: 'norm." in merged
+    assert "merged parameters of the module with others, or left them out, and they do not train: 'norm." in lost
+    assert "optimize=False" in lost
+    assert problems(exported(Vanishing(), tmp_path / "whole.onnx", dynamo=True, optimize=False)) == []
+
+
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 def test_batch_normalization_that_an_exporter_folded_is_warned_of(tmp_path, dynamo):
     path = exported(Network(), tmp_path / "model.onnx", dynamo=dynamo)

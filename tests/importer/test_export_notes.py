@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnxscript import opset18
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -128,19 +129,81 @@ def test_parameters_that_were_merged_or_left_out_train_as_pytorchs():
     assert {name for name in parameters - names if not name.endswith(".weight") or "dense" not in name} == set()
     assert len(names) == len(parameters)
     labels = torch.randint(0, VOCABULARY, (4,))
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
-    losses = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = cross_entropy(reference(x), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = steps_of(reference, x, labels)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ObjectiveWarning)
         session = burnish.Session(burnish.compile(model, optimizer=burnish.optim.sgd(lr=0.5)))
     steps = [session.step({"x": x.numpy(), "labels": labels.numpy()})["loss"] for _ in range(4)]
     np.testing.assert_allclose(steps, losses, rtol=2e-5)
+
+
+class Started(nn.Module):
+    """Convolutions whose biases start at zero, as those of most initializations do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up = nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2, groups=2)
+        self.line = nn.Conv1d(6, VOCABULARY, 1)
+        for layer in (self.first, self.up, self.line):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(torch.tanh(self.up(torch.tanh(self.first(x)))).flatten(2)).mean(2)
+
+
+def steps_of(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> list[float]:
+    """The losses of PyTorch's steps; the module is trained."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = cross_entropy(module(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_biases_of_convolutions_that_were_left_out_train_as_pytorchs():
+    torch.manual_seed(0)
+    module, x, labels = Started(), torch.randn(4, 3, 5, 5), torch.randint(0, VOCABULARY, (4,))
+    model = torch.onnx.export(
+        module, (x,), dynamo=True, input_names=["x"], dynamic_shapes=({0: "batch"},), opset_version=18, verbose=False
+    ).model_proto
+    assert {tensor.name for tensor in model.graph.initializer if tensor.name.endswith("bias")} == set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        session = burnish.Session(burnish.compile(model, optimizer=burnish.optim.sgd(lr=0.5)))
+    steps = [session.step({"x": x.numpy(), "labels": labels.numpy()})["loss"] for _ in range(4)]
+    np.testing.assert_allclose(steps, steps_of(module, x, labels), rtol=2e-5)
+
+
+def standardized_convolution(x, weight, bias, stride=None, padding=None, dilation=None, groups=1):
+    """A user's own translation of a convolution, which reads its weight twice."""
+    return opset18.Conv(x, opset18.Div(weight, opset18.ReduceL2(weight)), bias)
+
+
+def test_a_weight_that_its_call_reads_twice_does_not_stand_for_the_bias():
+    """The weight is larger than what the exporter computes ahead of time, and the bias of zeros is left out."""
+    module = nn.Sequential(nn.Conv2d(128, 128, 1), nn.Flatten())
+    nn.init.zeros_(module[0].bias)
+    model = torch.onnx.export(
+        module,
+        (torch.randn(2, 128, 1, 1),),
+        dynamo=True,
+        dynamic_shapes=({0: "batch"},),
+        opset_version=18,
+        verbose=False,
+        custom_translation_table={torch.ops.aten.conv2d.default: standardized_convolution},
+    ).model_proto
+    assert [node.op_type for node in model.graph.node] == ["ReduceL2", "Div", "Conv", "Reshape"]
+    assert "0.bias" not in {tensor.name for tensor in model.graph.initializer}
+    loaded = burnish.load(model)
+    names = ("0.weight", "0.bias")
+    read = [(node.op_type, value.name) for node in loaded.graph for value in node.inputs if value.name in names]
+    assert read == [("ReduceL2", "0.weight"), ("Div", "0.weight"), ("Conv", "0.bias")]
+    assert not loaded.graph.initializers["0.bias"].const_value.numpy().any()
+    assert loaded.graph.initializers["0.bias"].shape == [128]
 
 
 def test_without_notes_every_tensor_that_a_gradient_reaches_is_a_weight():

@@ -72,7 +72,7 @@ def export(
     inputs = architecture.inputs(BATCH)
     positional = 1 if len(inputs) > 2 and architecture.loss is None else len(inputs)  # of forward(x, *labels)
     write(
-        copy.deepcopy(module).train(),
+        copy.deepcopy(module) if defaults else copy.deepcopy(module).train(),
         inputs,
         architecture.outputs,
         path,
@@ -83,7 +83,7 @@ def export(
         defaults=defaults,
     )
     if exporter == "torchscript" and not defaults:
-        _restore_statistics(path, statistics)
+        restore_statistics(path, statistics)
     return path
 
 
@@ -146,7 +146,7 @@ def write(
             logging.disable(logging.NOTSET)
 
 
-def _restore_statistics(path: Path, statistics: Mapping[str, torch.Tensor]) -> None:
+def restore_statistics(path: Path, statistics: Mapping[str, torch.Tensor]) -> None:
     """Write the running statistics of before the trace, which ran the module in training mode."""
     model = onnx.load(path)
     for initializer in model.graph.initializer:

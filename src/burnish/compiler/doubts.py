@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
-from burnish.importer import folded_layers, perhaps_copied, perhaps_learned_scalars, perhaps_merged
+from burnish.importer import (
+    computed_ahead,
+    folded_layers,
+    lost_parameters,
+    of_unknown_origin,
+    perhaps_copied,
+    perhaps_learned_scalars,
+    perhaps_merged,
+)
 
 SHOWN = 3
 """How many of several weights a sentence names."""
@@ -16,7 +24,8 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
     """Give a sentence for each doubt about the weights that train.
 
     Weights train as one and were perhaps several, or as two and were one; batch normalization was folded into layers that train;
-    scalars that were perhaps parameters stay as they are.
+    scalars that were perhaps parameters stay as they are; what was computed from parameters, or from what else, trains in their
+    place; parameters are not in the model.
 
     Args:
         model: a canonical model.
@@ -45,11 +54,38 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
             "burnish export ... --no-fold), or put new layers in (burnish.surgery.insert). Where it is meant to stay fixed, say "
             "so with norm='frozen'"
         )
+    yield from _of_notes(model, trainable, takes_all)
+    if takes_all and (unknown := [repr(name) for name in of_unknown_origin(model)]):
+        yield (
+            "weights train of which the file does not say what they were: the exporter computed them from parameters or buffers, "
+            f"or they were numbers: {_first(unknown)}. Export the model again with do_constant_folding=False, or with "
+            "torch.onnx.export(..., dynamo=True, optimize=False); or say what trains (trainable=[...])"
+        )
     if takes_all and (scalars := perhaps_learned_scalars(model)):
         named = _first([f"'{name}'" for name in scalars])
         yield (
             f"scalars count as constants, and these stay as they are: {named}. Where they were parameters, train them by name: "
             f"trainable=['*', '{scalars[0]}']"
+        )
+
+
+def _of_notes(model: ir.Model, trainable: Collection[str], takes_all: bool) -> Iterator[str]:
+    """Give the doubts that follow from what PyTorch's exporter noted of the module's parameters."""
+    again = "export the model again with torch.onnx.export(..., dynamo=True, optimize=False)"
+    computed = [
+        f"'{name}' of {_first([repr(parameter) for parameter in parameters])}"
+        for name, parameters in computed_ahead(model).items()
+        if name in trainable
+    ]
+    if computed:
+        yield (
+            "the exporter computed weights from parameters of the module, and they train in the place of these: "
+            f"{_first(computed)}. To train the parameters themselves, {again}"
+        )
+    if takes_all and (lost := [f"'{name}'" for name in lost_parameters(model.graph)]):
+        yield (
+            f"the exporter merged parameters of the module with others, or left them out, and they do not train: {_first(lost)}. "
+            f"To train them, {again}"
         )
 
 

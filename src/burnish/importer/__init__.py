@@ -14,7 +14,8 @@ from burnish.importer.classify import (
     reached_by_gradients,
     untrained_scalars,
 )
-from burnish.importer.doubtful_weights import perhaps_copied, perhaps_merged
+from burnish.importer.doubtful_weights import computed_ahead, of_unknown_origin, perhaps_copied, perhaps_merged
+from burnish.importer.export_notes import lost_parameters
 from burnish.importer.file_tensors import FileTensor
 from burnish.importer.folded_normalization import folded_layers
 from burnish.importer.gradients import refuse_gradients
@@ -31,12 +32,15 @@ __all__ = [
     "InitializerKind",
     "Source",
     "classify_initializers",
+    "computed_ahead",
     "described_bindings",
     "exported_module",
     "external_tensors",
     "folded_layers",
     "load",
     "load_external_data",
+    "lost_parameters",
+    "of_unknown_origin",
     "own_tensors",
     "perhaps_copied",
     "perhaps_learned_scalars",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import constant_array
 from burnish.importer.classify import InitializerKind, classify_initializers
-from burnish.importer.export_notes import missing_parameters, noted_kinds
+from burnish.importer.export_notes import missing_parameters, noted_kinds, parameters_behind
+
+_NAMED_BY_EXPORTER = re.compile(r"onnx::(?!(MatMul|Gemm|LSTM|GRU|RNN|Conv|ConvTranspose)_)\w+_\d+")
 
 
 def perhaps_merged(model: ir.Model) -> dict[str, int]:
@@ -56,6 +60,35 @@ def perhaps_copied(model: ir.Model) -> dict[str, str]:
             ):
                 copied[value.name or ""] = table.name or ""
     return copied
+
+
+def computed_ahead(model: ir.Model) -> dict[str, list[str]]:
+    """Return the weights that PyTorch's exporter computed from parameters, and the names of these.
+
+    Its optimizer computes what depends on no input: the exponential of a learned scale, the rows of a table of positions. What
+    comes of it trains in the place of the parameters, which takes other steps.
+
+    Args:
+        model: a canonical model.
+    """
+    noted = noted_kinds(model.graph)
+    weights = [name for name, kind in classify_initializers(model).items() if kind is InitializerKind.WEIGHT]
+    computed = {name: parameters_behind(model.graph.initializers[name], noted) for name in weights}
+    return {name: parameters for name, parameters in computed.items() if parameters}
+
+
+def of_unknown_origin(model: ir.Model) -> list[str]:
+    """Return the weights to which PyTorch's older exporter gave a name of its own: it computed them, or wrote down numbers.
+
+    Left out are those of layers that read a parameter in another order, and those that ``folded_layers`` tells of.
+
+    Args:
+        model: a canonical model.
+    """
+    if model.producer_name != "pytorch" or noted_kinds(model.graph):
+        return []
+    weights = [name for name, kind in classify_initializers(model).items() if kind is InitializerKind.WEIGHT]
+    return [name for name in weights if _NAMED_BY_EXPORTER.fullmatch(name)]
 
 
 def _are_alike(table: ir.Value, value: ir.Value) -> bool:

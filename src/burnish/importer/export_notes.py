@@ -25,7 +25,13 @@ CALL = "pkg.torch.onnx.fx_node"
 COMPUTED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 PARAMETER = "PARAMETER"
+_REARRANGES = re.compile(
+    r"(val|zeros|ones|full|arange|t|numpy_t|permute|transpose|view|_unsafe_view|reshape|unsqueeze|squeeze|clone|alias|detach)(_\d+)?"
+)
+"""What the exporter calls values inside of an operator of the module, constants, and what only has elements in another order."""
 _TOKEN = re.compile(r"%(\w+)")
+_BIASED = ("Gemm", "Conv", "ConvTranspose")
+"""Operators whose third input is a bias of the second axis of what they give."""
 _ENTRY = re.compile(r"^(\S+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 
 
@@ -63,6 +69,37 @@ def missing_parameters(graph: ir.Graph) -> set[str]:
     computed = {source for value in graph.initializers.values() for source in _sources(value)}
     targets = {target for _, kind, target in _entries(graph) if kind == PARAMETER}
     return targets.difference(graph.initializers, computed)
+
+
+def lost_parameters(graph: ir.Graph) -> list[str]:
+    """Return the parameters that an operator of the exported module reads, and its nodes in the model do not.
+
+    Those of a batch normalization that was folded are left out, as ``folded_layers`` tells of them. Of a parameter that no
+    operator names nothing is known: the module may not use it, or have it by two names.
+    """
+    missing = missing_parameters(graph)
+    targets = {node: target for node, kind, target in _entries(graph) if kind == PARAMETER}
+    named = {
+        targets.get(token)
+        for node in (graph.all_nodes() if missing else ())
+        if not says_folded(node)
+        for token in _TOKEN.findall(node.metadata_props.get(CALL, ""))
+    }
+    return sorted(missing.intersection(named))
+
+
+def parameters_behind(value: ir.Value, kinds: Mapping[str, str]) -> list[str]:
+    """Return the parameters that the exporter computed an initializer from; none where it only put elements in another order.
+
+    Args:
+        value: the initializer.
+        kinds: what ``noted_kinds`` gives.
+    """
+    sources = _sources(value)
+    passed = (value.name or "", *(source for source in sources if source not in kinds))
+    if all(_REARRANGES.fullmatch(name) for name in passed):
+        return []
+    return [source for source in sources if kinds.get(source) == PARAMETER]
 
 
 def tie_copies(model: ir.Model) -> bool:
@@ -154,14 +191,14 @@ class _Operand(NamedTuple):
 
 
 def _add_bias(nodes: list[ir.Node], name: str, restored: dict[str, ir.Value]) -> None:
-    """Add zeros to the one Gemm of a call, whose bias was left out because it is zero."""
-    products = [node for node in nodes if node.op_type == "Gemm" and node.domain == "" and len(node.inputs) == 2]
+    """Add zeros to the one product or convolution of a call, whose bias was left out because it is zero."""
+    products = [node for node in nodes if node.op_type in _BIASED and node.domain == "" and len(node.inputs) == 2]
     if len(products) != 1 or products[0].outputs[0].shape is None or products[0].outputs[0].dtype is None:
         return
     output = products[0].outputs[0]
-    columns = output.shape[-1]  # type: ignore[index]
-    if isinstance(columns, int):
-        zeros = ir.Tensor(np.zeros(columns, output.dtype.numpy()))  # type: ignore[union-attr]
+    channels = output.shape[1]  # type: ignore[index]
+    if isinstance(channels, int):
+        zeros = ir.Tensor(np.zeros(channels, output.dtype.numpy()))  # type: ignore[union-attr]
         products[0].resize_inputs(3)
         products[0].replace_input_with(2, restored.setdefault(name, _initializer(name, zeros)))
 
