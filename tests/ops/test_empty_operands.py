@@ -16,6 +16,8 @@ SAMPLES = {
     "ReduceProd-all": Sample([EMPTY]),
     "CumProd": Sample([EMPTY, np.array(0)], opset=26),
     "Det": Sample([np.zeros((0, 2, 2))]),
+    "Slice-backward": Sample([EMPTY, *(np.array([number]) for number in (0, 0, 0, -2))]),
+    "Slice-backward_at_run_time": Sample([EMPTY, *(np.array([number]) for number in (0, 0, 0, -2))], constants=(3, 4)),
     "TensorScatter": Sample([np.ones((2, 4, 3)), np.ones((2, 0, 3))], opset=24),
     **{
         f"{operator}-{reduction}": Sample([DATA, indices, EMPTY], {"reduction": reduction})

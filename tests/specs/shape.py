@@ -147,7 +147,7 @@ def torch_slice(
             places = range(size)[start::step] if start < size else range(size)[::step]
         else:
             places = range(size)[start:end:step]
-        x = x.index_select(axis, torch.tensor(list(places)))
+        x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     return x
 
 

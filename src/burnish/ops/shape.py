@@ -248,7 +248,9 @@ def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
 
 
 def _first(start: int, step: int, size: int, taken: int) -> int:
-    """The lowest position that a slice takes along an axis of extent ``size``."""
+    """The lowest position that a slice takes along an axis of extent ``size``; 0 where it takes none."""
+    if taken == 0:
+        return 0
     start = start + size if start < 0 else start
     if step > 0:
         return min(max(start, 0), size)
@@ -270,7 +272,8 @@ def _pads_at_run_time(
         first = builder.op("Min", builder.op("Max", first, 0), last)
         if any(step < 0 for step in steps):
             taken = joined(builder, [extent(dy, axis) for axis in axes])
-            first = first + (taken - 1) * builder.integers([min(step, 0) for step in steps])
+            lowest = first + (taken - 1) * builder.integers([min(step, 0) for step in steps])
+            first = builder.op("Where", builder.op("Equal", taken, 0), builder.integers([0]), lowest)
     return builder.op("Concat", first, sizes - lengths - first, axis=0)
 
 
