@@ -14,6 +14,7 @@ import compare
 import compare_architectures
 import comparison_table
 import environments
+import profile_step
 from architectures.catalogue import ARCHITECTURES
 from architectures.sizes import SIZED
 from compare import Kind
@@ -228,3 +229,10 @@ def test_the_documentation_has_the_table_of_architectures():
     between = text.split(architecture_table.BEGIN)[1].split(architecture_table.END)[0]
     expected = architecture_table.table(architecture_table.latest())
     assert between.strip() == expected, "run `python benchmarks/compare_architectures.py --table`"
+
+
+@pytest.mark.slow
+def test_a_step_is_profiled_operator_by_operator():
+    text = profile_step.profiled("mlp", threads=1, rows=5)
+    assert "Input Shapes" in text
+    assert "burnish::" in text or "aten::" in text
