@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 import burnish
@@ -35,6 +36,19 @@ def layer(affine: type, statistics: type) -> onnx.ModelProto:
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def test_gradients_by_every_operand_of_a_layer_in_inference():
+    """By the statistics too, which a model may compute."""
+    program = burnish.grad(layer(np.float32, np.float32), wrt=["x", *WEIGHTS], of="y")
+    x, cotangent = X, GENERATOR.normal(0, 1, X.shape).astype(np.float16)
+    found = burnish.engines.get("reference").run(program, {"x": x, "cotangent:y": cotangent})
+    operands = [torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in (x, *WEIGHTS.values())]
+    data, scale, bias, mean, variance = operands
+    y = (data - mean) / torch.sqrt(variance + 1e-5) * scale + bias
+    expected = torch.autograd.grad(y, operands, torch.from_numpy(cotangent.astype(np.float64)))
+    for name, gradient in zip(("x", *WEIGHTS), expected, strict=True):
+        np.testing.assert_allclose(found[f"grad:{name}"], gradient, rtol=2e-3, atol=2e-3, err_msg=name)
 
 
 @pytest.mark.parametrize(("affine", "statistics"), [(np.float16, np.float16), (np.float16, np.float32), (np.float32, np.float32)])
