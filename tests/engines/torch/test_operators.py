@@ -16,13 +16,14 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.registry import differentiable_operators, semantic_operators
+from burnish.ops.row_gradients import COALESCE_ROWS
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
 from oracles.operator_cases import CASES, Case, cotangents_of, every_case, in_turn
 
 LOWERED = semantic_operators()
 # Without what the engine's own fusion makes of several nodes: that has no lowering.
-# Exchanges between workers are compared in tests/distributed.
-KEPT = (translated_operators(BURNISH_DOMAIN) & LOWERED) - COLLECTIVES
+# Exchanges between workers are compared in tests/distributed, and what updates of rows emit in tests/compiler.
+KEPT = (translated_operators(BURNISH_DOMAIN) & LOWERED) - COLLECTIVES - {COALESCE_ROWS.name}
 # ONNX Runtime computes the weights of an interpolation in float32, whatever the dtype of what they weigh.
 SINGLE = {"Resize": 1e-6}
 # Which of the largest elements comes first is open with sorted=0.
