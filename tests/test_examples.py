@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import onnx
 import pytest
 
 import burnish
+from burnish.data.digits import digits_arrays
 from burnish.models import residual_network
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -104,6 +107,31 @@ def test_bare_steps_equal_those_of_a_session(tmp_path, monkeypatch):
     assert bare.state.keys() == session.state().keys()
     for name, array in session.state().items():
         np.testing.assert_allclose(bare.state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def write_idx(folder: Path) -> None:
+    """Write scikit-learn's digits, enlarged to 28x28, as the four files of MNIST."""
+    enlarge = np.array([[max(0.0, 1 - abs((row + 0.5) / 3.5 - 0.5 - pixel)) for pixel in range(8)] for row in range(28)])
+    enlarge /= enlarge.sum(1, keepdims=True)
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        images, labels = digits_arrays(split)
+        pixels = np.rint(255 * (enlarge @ images @ enlarge.T)).astype(np.uint8)
+        head = struct.pack(">HBB3I", 0, 8, 3, *pixels.shape)
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels.tobytes()))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">HBBI", 0, 8, 1, len(labels)) + labels.astype(np.uint8).tobytes()
+        )
+
+
+@pytest.mark.slow
+def test_the_mnist_network_of_pytorch_reads_digits(tmp_path):
+    write_idx(tmp_path)
+    printed = run(tmp_path, "train_pytorch_module.py", "--data", ".", "--epochs", "10", "--batch", "32", "--weights", "w.pt")
+    accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", printed)]
+    assert len(accuracies) == 11
+    assert accuracies[-2] == pytest.approx(accuracies[-1], abs=0.003)
+    assert accuracies[-1] >= 0.98
+    assert (tmp_path / "w.pt").exists()
 
 
 def test_every_example_is_run_here():

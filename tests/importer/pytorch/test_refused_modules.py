@@ -70,3 +70,9 @@ def test_the_line_and_the_part_are_named(part, line, reason):
         burnish.compile(module, example_inputs=torch.randn(2, 3))
     assert "apply" in torch.autograd.Function.__dict__
     assert torch.equal(Reversed.apply(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_running_statistics_of_instances_are_refused():
+    module = nn.Sequential(nn.Conv1d(2, 3, 1), nn.InstanceNorm1d(3, track_running_stats=True))
+    with pytest.raises(UnsupportedOperatorError, match="the instance normalization '1' keeps running statistics"):
+        burnish.load(module, example_inputs=torch.randn(2, 2, 5))

@@ -9,7 +9,18 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
+from burnish.errors import UnsupportedOperatorError
+
 aten = torch.ops.aten
+
+
+def _refuse_running_instances(node: fx.Node, buffers: Mapping[str, str]) -> None:
+    if node.target == aten.instance_norm.default and isinstance(mean := node.args[3], fx.Node) and node.args[5]:
+        layer = buffers.get(mean.name, "").rpartition(".")[0]
+        raise UnsupportedOperatorError(
+            f"the instance normalization '{layer}' keeps running statistics, which a training step moves for batch normalization "
+            "alone: make it with track_running_stats=False, or put it into evaluation mode"
+        )
 
 
 @torch.library.custom_op("burnish_export::stop_gradient", mutates_args=())
@@ -34,10 +45,14 @@ def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, c
         program: the graph in training mode.
         module: what it was traced from.
         cumulative: the layers whose statistics are averages over all updates.
+
+    Raises:
+        UnsupportedOperatorError: an instance normalization moves running statistics.
     """
     buffers = program.graph_signature.inputs_to_buffers
     policies: dict[str, str] = {}
     for node in program.graph.nodes:
+        _refuse_running_instances(node, buffers)
         if node.target != aten.batch_norm.default or (mean := node.args[3]) is None:
             continue
         layer = buffers.get(mean.name, "").rpartition(".")[0]
