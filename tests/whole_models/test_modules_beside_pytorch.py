@@ -17,14 +17,15 @@ import burnish
 from architectures.catalogue import ARCHITECTURES
 from burnish.torch import load_into
 from oracles import whole_models
+from oracles.pytorch_modules import MODULES, tensors_of
 from oracles.whole_models import Feeds, Trained
 
 # Beside another that has the same parts, for tests that are to be quick.
 OTHERS_ALIKE = tuple(name for name in ARCHITECTURES if name not in ("mnist", "gpt2", "lraspp", "lstm"))
 
 
-def in_float64(name: str) -> nn.Module:
-    module = whole_models.build(name, "sdpa" if len(name) % 2 else "eager").double()
+def in_float64(module: nn.Module) -> nn.Module:
+    module = module.double().train()
     for layer in module.modules():
         if isinstance(getattr(layer, "eps", None), float):
             layer.eps = float(np.float32(layer.eps))
@@ -65,7 +66,7 @@ def gradients_agree(program: burnish.Program, batch: Feeds, expected: Trained) -
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES]
 )
 def test_a_module_trains_as_in_pytorch(name: str) -> None:
-    module = in_float64(name)
+    module = in_float64(whole_models.build(name, "sdpa" if len(name) % 2 else "eager"))
     batches, examples = feeds(name)
     program = compiled(name, module, examples)
     data = [entry.name for entry in program.signature["predict"].inputs if entry.role is burnish.program.Role.DATA]
@@ -88,3 +89,38 @@ def test_a_module_trains_as_in_pytorch(name: str) -> None:
     with torch.no_grad():
         answer = trained.eval()(*examples)
     np.testing.assert_allclose(predicted["output"], answer.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dense")) for name in MODULES])
+def test_a_small_module_trains_as_in_pytorch(name: str) -> None:
+    torch.manual_seed(0)
+    case = MODULES[name]
+    module = in_float64(case.build())
+    batches = [case.inputs(size, torch.Generator().manual_seed(size)) for size in (5, 4, 6)]
+    examples = batches[0] if case.by_name else tuple(batches[0].values())
+    has_loss = isinstance(module(**batches[0]) if case.by_name else module(*batches[0].values()), dict)
+    # The module counted the batch of the call.
+    module = in_float64(copy.deepcopy(module))
+    start = copy.deepcopy(module)
+    settings = {"output": "loss"} if has_loss else {"loss": "mse"}
+    program = burnish.compile(module, example_inputs=examples, optimizer="sgd:lr=0.05,momentum=0.9", metrics=(), **settings)
+    data = [entry.name for entry in program.signature["predict"].inputs if entry.role is burnish.program.Role.DATA]
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    with burnish.Session(program, engine="torch") as session:
+        for batch in batches:
+            outputs = module(**batch) if case.by_name else module(*batch.values())
+            feeds = dict(zip(data, (tensor.numpy() for tensor in batch.values()), strict=True))
+            if has_loss:
+                loss = outputs["loss"]
+            else:
+                targets = torch.randn_like(tensors_of(outputs)[0])
+                loss = nn.functional.mse_loss(outputs, targets)
+                feeds["targets"] = targets.numpy()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            assert session.step(feeds)["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        load_into(start, session)
+    for key, tensor in module.state_dict().items():
+        np.testing.assert_allclose(start.state_dict()[key], tensor, rtol=1e-6, atol=1e-7, err_msg=key)
