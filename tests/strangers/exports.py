@@ -1,4 +1,4 @@
-"""Twelve models of transformers and twelve of torchvision, small, exported as their users export them, trained on both engines.
+"""Twelve models of transformers, two in two forms, and twelve of torchvision, small, as users export them, on both engines.
 
 ``python tests/strangers/exports.py [NAME ...] [--exporter dynamo|torchscript]`` prints one line per model and exporter, and exits
 with status 1 if one of them does not train. Each model's loss is compared with PyTorch's, its gradient with differences.
@@ -37,13 +37,16 @@ RATE, STEPS = 0.02, 3
 TEXT = dict(
     vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_labels=CLASSES
 )
+DISTILLED = dict(vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=4, hidden_dim=64, num_labels=CLASSES)
 DECODER = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "pad_token_id": 0}
 TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertForSequenceClassification", TEXT),
-    "distilbert": (
+    "bert-eager": ("BertConfig", "BertForSequenceClassification", {**TEXT, "attn_implementation": "eager"}),
+    "distilbert": ("DistilBertConfig", "DistilBertForSequenceClassification", DISTILLED),
+    "distilbert-eager": (
         "DistilBertConfig",
         "DistilBertForSequenceClassification",
-        dict(vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=4, hidden_dim=64, num_labels=CLASSES),
+        {**DISTILLED, "attn_implementation": "eager"},
     ),
     "roberta": ("RobertaConfig", "RobertaForSequenceClassification", TEXT),
     "electra": ("ElectraConfig", "ElectraForSequenceClassification", {**TEXT, "embedding_size": 16}),
