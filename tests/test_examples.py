@@ -125,6 +125,8 @@ def write_idx(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_mnist_network_of_pytorch_reads_digits(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
     write_idx(tmp_path)
     printed = run(tmp_path, "train_pytorch_module.py", "--data", ".", "--epochs", "10", "--batch", "32", "--weights", "w.pt")
     accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", printed)]
