@@ -118,6 +118,37 @@ def test_a_penalty_on_gradients_is_differentiated_as_by_pytorch(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
+class Stopped(nn.Module):
+    """The gradient does not flow through a part of the product."""
+
+    def __init__(self, detaches: bool):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.detaches = detaches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        if self.detaches:
+            return h * torch.tanh(h).detach()
+        with torch.no_grad():
+            factor = torch.tanh(h)
+        return h * factor
+
+
+@pytest.mark.parametrize("detaches", [True, False])
+def test_no_gradient_flows_where_the_module_stops_it_nor_a_second_one(detaches):
+    module = Stopped(detaches).double()
+    wrapped = burnish.torch.wrap(copy.deepcopy(module), torch.randn(3, 4, dtype=torch.float64))
+    found = []
+    for model in (wrapped, module):
+        x = torch.randn(3, 4, generator=generator(0), dtype=torch.float64, requires_grad=True)
+        first = torch.autograd.grad(weighted([model(x)]), [x, *model.parameters()], create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), model.linear.weight)
+        found.append([*first, *second])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
 def test_what_is_returned_shares_everything_with_the_module():
     module = MODULES["residual"].build()
     parameters = dict(module.named_parameters())

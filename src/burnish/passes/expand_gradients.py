@@ -43,9 +43,16 @@ def expand_gradients(model: ir.Model) -> ir.Model:
 def lower_what_has_no_gradient(model: ir.Model) -> None:
     """Lower, in place, the semantic operators of an earlier reverse pass that stand in the way of another one."""
     opset = model.opset_imports[""]
-    nodes = [node for node in model.graph if node.domain == BURNISH_DOMAIN and has_gradient(node, opset)]
-    kept = {node.op_type for node in nodes if (operator := semantic_operator(node)) is None or not operator.internal}
+    kept = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN and _is_differentiable(node, opset)}
     lower_semantic_operators(model, keep=kept | {"Gradient"})
+
+
+def _is_differentiable(node: ir.Node, opset: int) -> bool:
+    """Whether another reverse pass may go through a node of ours, or stops there as it is meant to."""
+    operator = semantic_operator(node)
+    if operator is None:
+        return has_gradient(node, opset)
+    return set(operator.constants) == set(operator.outputs) or (has_gradient(node, opset) and not operator.internal)
 
 
 def _expand(graph: ir.Graph, node: ir.Node) -> None:
