@@ -3,6 +3,7 @@
     python benchmarks/compare.py --install                               environments of the peers, once
     python benchmarks/compare.py --model resnet50 --batch 16 8 4 2 1 --save
     python benchmarks/compare.py --model mlp --peers eager,compile+pages
+    python benchmarks/compare.py --model resnet50 --batch 16 --engines burnish-torch --peers burnish-wrapped
     python benchmarks/compare.py --table                                 write docs/comparison.md's tables from the results
 
 Every contender is a process of its own; rounds are interleaved. A time counts only where the losses of the first three steps
@@ -90,13 +91,20 @@ PYTORCH = {
         "PyTorch compile", "with_pytorch.py", {"channels_last": True, "compiled": True, "fused": True}, precisions=BOTH
     ),
 }
+WRAPPED = {
+    "burnish-wrapped": Kind(
+        "PyTorch, the module wrapped by burnish, fused optimizer",
+        "with_pytorch.py",
+        {"channels_last": True, "fused": True, "wrapped": True},
+    )
+}
 OTHERS = {
     "onnxruntime-training": Kind("onnxruntime-training", "with_onnxruntime_training.py", {}, "onnxruntime-training"),
     "jax": Kind("JAX jit", "with_jax.py", {}, "jax"),
     "onnxsim": Kind("onnxsim compile_training_loop", "with_onnxsim.py", {}, "onnxsim"),
     "onnx-ad": Kind("onnx-ad on onnxruntime", "with_onnx_ad.py", {}, "onnx-ad"),
 }
-KINDS = {**ENGINES, **PYTORCH, **OTHERS}
+KINDS = {**ENGINES, **WRAPPED, **PYTORCH, **OTHERS}
 ALL = [*ENGINES, *(name + suffix for name in PYTORCH for suffix in ("", PAGES)), *OTHERS]
 
 

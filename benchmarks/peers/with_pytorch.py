@@ -1,4 +1,4 @@
-"""Contender: PyTorch's own training step, eager or compiled, in a memory format. Started by ``compare.py``."""
+"""Contender: PyTorch's own training step, eager, compiled, or of a module that burnish computes. Started by ``compare.py``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from architectures.catalogue import OPTIMIZERS
 from contenders import Step, serve
 from job import endless, read_feeds, read_job
 from workloads import WORKLOADS
+
+
+class Wrapped:
+    """A module that is wrapped when it is first called, by what it is called with."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.wrapped: torch.nn.Module | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.wrapped is None:
+            import burnish.torch
+
+            self.wrapped = burnish.torch.wrap(self.module, kwargs or args)
+        return self.wrapped(*args, **kwargs)
 
 
 def main() -> None:
@@ -33,7 +48,7 @@ def main() -> None:
         if workload.images:
             module = module.to(memory_format=layout)
         optimizer = optimizer_class(module.parameters(), **settings, **({"fused": True} if job.get("fused") else {}))
-        forward = torch.compile(module) if job.get("compiled") else module
+        forward = torch.compile(module) if job.get("compiled") else Wrapped(module) if job.get("wrapped") else module
 
         def step() -> float:
             feeds = next(batches)
