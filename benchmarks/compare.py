@@ -3,7 +3,7 @@
     python benchmarks/compare.py --install                               environments of the peers, once
     python benchmarks/compare.py --model resnet50 --batch 16 8 4 2 1 --save
     python benchmarks/compare.py --model mlp --peers eager,compile+pages
-    python benchmarks/compare.py --model resnet50 --batch 16 --engines burnish-torch --peers burnish-wrapped
+    python benchmarks/compare.py --model resnet50 --batch 16 --engines torch --peers burnish-wrapped
     python benchmarks/compare.py --table                                 write docs/comparison.md's tables from the results
 
 Every contender is a process of its own; rounds are interleaved. A time counts only where the losses of the first three steps
