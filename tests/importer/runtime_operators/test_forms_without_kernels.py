@@ -169,3 +169,9 @@ def test_gated_distances_of_places() -> None:
 def test_matrices_that_are_too_large_to_write_out_stay() -> None:
     case = Case("Inverse", "large", [np.eye(40)[None]])
     assert [node.op_type for node in burnish.load(case.model()).graph] == ["Inverse"]
+
+
+def test_a_new_axis() -> None:
+    """ONNX Runtime 1.24 has a kernel, and ends the process in it."""
+    x = RNG.normal(size=(B, S))
+    close(computed("ExpandDims", [x, np.array(-2, np.int32)], held=(1,)), x[:, None])
