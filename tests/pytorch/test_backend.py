@@ -13,6 +13,8 @@ import burnish.torch
 from burnish.torch.backend import compile_graph, reported
 from oracles.pytorch_modules import MODULES, tensors_of
 
+pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
+
 
 class Doubled(torch.autograd.Function):
     """Twice its input, with a gradient of its own: three times what comes in."""
@@ -57,7 +59,10 @@ def compared(model, compiled, calls) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", MODULES)
+QUICK = ("perceptron", "residual", "language_model", "structured")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODULES])
 def test_a_compiled_module_is_the_module_and_burnish_computes_it(name):
     torch._dynamo.reset()
     case = MODULES[name]

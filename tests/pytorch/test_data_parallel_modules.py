@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import burnish.torch
 from oracles.pytorch_modules import MODULES
 
+pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
+
 WORKERS = 2
 
 

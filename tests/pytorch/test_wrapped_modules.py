@@ -15,6 +15,8 @@ import burnish.torch
 from burnish.errors import ConfigurationError, HooksWarning
 from oracles.pytorch_modules import MODULES, ModuleCase, tensors_of
 
+pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
+
 BATCHES = (3, 2)
 STEPS = 4
 
