@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+import burnish
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet
@@ -129,6 +131,41 @@ def test_chain_of_merged_parameters() -> None:
         )
     )
     assert list(model.graph.initializers) == ["a", "b", "c"]
+
+
+def _normalized(layers: int) -> onnx.ModelProto:
+    """Fresh layers of which an optimizer of graphs keeps equal tensors once."""
+    sources = ["x", *(f"h{layer}" for layer in range(layers))]
+    nodes = [
+        helper.make_node("BatchNormalization", [source, "ones", "zeros", "zeros", "ones"], [result])
+        for source, result in itertools.pairwise(sources)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info(sources[-1], TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(array, name) for name, array in {"ones": np.ones(3, "f"), "zeros": np.zeros(3, "f")}.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def test_statistics_that_are_merged_with_scale_and_bias_are_apart() -> None:
+    program = burnish.compile(_normalized(1), loss="mse", optimizer=burnish.optim.sgd(lr=0.5))
+    assert set(program.initial_state()) >= {"param/ones", "param/zeros", "stat/zeros_statistic", "stat/ones_statistic"}
+    session = burnish.Session(program)
+    rng = np.random.default_rng(0)
+    session.step({"x": rng.normal(1, 2, (8, 3)).astype("f"), "targets": rng.normal(size=(8, 3)).astype("f")})
+    moved = {name: array for name, array in session.state().items() if name.endswith(("ones", "zeros", "_statistic"))}
+    assert len(moved) == 4
+    assert all(np.ptp(array) > 0 for array in moved.values())
+
+
+def test_each_layer_has_statistics_of_its_own_where_they_are_merged_with_scale_and_bias() -> None:
+    with pytest.warns(burnish.errors.ObjectiveWarning, match="'ones'"):
+        program = burnish.compile(_normalized(2), loss="mse")
+    statistics = {name for name in program.initial_state() if name.startswith("stat/")}
+    assert statistics == {f"stat/{name}_statistic{layer}" for name in ("zeros", "ones") for layer in ("", "_1")}
 
 
 def test_identity_that_the_model_computes_stays() -> None:

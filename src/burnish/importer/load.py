@@ -48,7 +48,7 @@ from burnish.importer.simplified_constants import hold_simplified_constants
 from burnish.importer.stated_defaults import state_defaults
 from burnish.importer.stripped_weights import hold_stripped_weights
 from burnish.importer.transposed_matrices import join_transpositions
-from burnish.importer.untie import untie_parameters
+from burnish.importer.untie import separate_statistics, untie_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +153,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         upgrade_opset,
         expand_group_normalization,
         untie_parameters,
+        separate_statistics,
         give_signals_parts,
     )
     rewritten = [rewrite(model) for rewrite in rewrites]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.initializers import add_initializer, replace_by_initializer
+from burnish.graph.names import Names
+from burnish.importer.operands import STATISTIC_OPERANDS
 
 
 def untie_parameters(model: ir.Model) -> bool:
@@ -30,6 +32,34 @@ def untie_parameters(model: ir.Model) -> bool:
             replace_by_initializer(graph, node, ir.Tensor(tensor.numpy().copy(), tensor.dtype))
             untied = True
     return untied
+
+
+def separate_statistics(model: ir.Model) -> bool:
+    """Give running statistics initializers of their own, in place, where something else reads the same initializer.
+
+    In a fresh model the running means and biases are zero, and the running variances and scales are one; an optimizer of graphs
+    that keeps equal tensors once makes one initializer of them. Training moves the two in different ways.
+
+    Returns:
+        Whether there was any.
+    """
+    graph = model.graph
+    names = Names.of(graph)
+    separated = False
+    for name, value in list(graph.initializers.items()):
+        statistics = [(node, index) for node, index in value.uses() if _is_statistic(node, index)]
+        if not statistics or len(statistics) == len(value.uses()) or value.const_value is None:
+            continue
+        tensor = value.const_value
+        for node, index in statistics:
+            own = ir.Tensor(tensor.numpy().copy(), tensor.dtype)
+            node.replace_input_with(index, add_initializer(graph, names.take(f"{name}_statistic"), own))
+        separated = True
+    return separated
+
+
+def _is_statistic(node: ir.Node, index: int) -> bool:
+    return node.domain == "" and index in STATISTIC_OPERANDS.get(node.op_type, ())
 
 
 def _names_the_operation(node: ir.Node) -> bool:
