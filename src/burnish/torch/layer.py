@@ -16,6 +16,7 @@ from burnish.importer import Bind, InitializerKind, Source, classify_initializer
 from burnish.modes import batch_normalizations
 from burnish.norms import Auto, NormPolicy, Renorm, Train, default_running_variance, resolve_policies
 from burnish.passes import recognize_normalization
+from burnish.torch.attributes import place_for
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values
 from burnish.torch.differentiable import laid_out
@@ -115,36 +116,12 @@ class Layer(torch.nn.Module):
         tensor = tensor_of(value.const_value.numpy(), dtype)
         if self._engine.channels_last and tensor.dim() == 4:
             tensor = laid_out(tensor)
-        owner, own_name = self._owner(name)
+        owner, own_name = place_for(self, name)
         if is_weight:
             owner.register_parameter(own_name, torch.nn.Parameter(tensor, requires_grad=dtype in FLOATING))
         else:
             owner.register_buffer(own_name, tensor)
         self._owners[name] = owner, own_name
-
-    def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
-        """Where a name with dots belongs, submodules being made; this module and an escaped name where it cannot be."""
-        *path, last = name.split(".")
-        owner: torch.nn.Module = self
-        for index, part in enumerate(path):
-            inner = owner._modules.get(part)
-            if inner is None and (not part or hasattr(owner, part)):
-                return self, _free(self, name)
-            if inner is None:
-                inner = torch.nn.Module()
-                owner.add_module(path[index], inner)
-            owner = inner
-        if not last or hasattr(owner, last):
-            return self, _free(self, name)
-        return owner, last
-
-
-def _free(module: torch.nn.Module, name: str) -> str:
-    """A name that is no attribute of a module yet."""
-    name = name.replace(".", "_") or "_"
-    while hasattr(module, name):
-        name += "_"
-    return name
 
 
 def _policies(model: ir.Model, norm: str | NormPolicy | Mapping[str, str | NormPolicy]) -> dict[str, NormPolicy]:
