@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -225,10 +226,13 @@ class Calls:
             # Nothing in the module is a product of float32: it computes as without autocast.
             graph = self.graphs.graph(key._replace(precision=None), self.module)
         exported = self.graphs.exported(key.exported, self.module)
+        state = {name: _Entry.of(self.module, name) for name in graph.state}
+        for name, entry in state.items():
+            _refuse_sharded(name, entry.tensor())
         prepared = _Prepared(
             graph,
             exported,
-            [_Entry.of(self.module, name) for name in graph.state],
+            list(state.values()),
             [_Entry.of(self.module, name) for name in exported.counted_batches] if key.training else [],
             _positions(exported.inputs, graph.data),
             exported.outputs.names == (graph.outputs[0],) and exported.outputs.spec.is_leaf(),
@@ -279,6 +283,16 @@ def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | 
     loaded = load(model)
     forget_values(loaded.graph, state)
     return loaded
+
+
+def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a part of a parameter: its module would have put the whole of it together, had PyTorch called that."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        raise ConfigurationError(
+            f"'{name}' is sharded over workers inside of a wrapped module, whose submodules are not called: shard the wrapped "
+            "module as a whole (fully_shard(wrap(module, ...))), or wrap submodules and shard these"
+        )
 
 
 def _parts(module: torch.nn.Module) -> list[tuple[Mapping[str, Any], str, torch.nn.Module]]:
