@@ -20,9 +20,9 @@ from burnish.errors import (
 
 HEADER = '<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>'
 QUANTIZED = "x8, scale, zero = DynamicQuantizeLinear (x)"
-RECURRENT = """<uint8[1, 2, 4] w = {1, 2, 3, 4, 5, 6, 7, 8}, uint8[1, 1, 4] r = {1, 2, 3, 4},
- float[1, 8] b = {0, 0, 0, 0, 0, 0, 0, 0}, float[1] s = {0.1}, uint8[1] z = {128}, float[1, 1] head = {1}, float[T, 1, N, 1] h> {
-    h = com.microsoft.DynamicQuantizeLSTM <hidden_size = 1> (x, w, r, b, , , , s, z, s, z)
+EXPERTS = """<uint8[1, 4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, uint8[1, 2, 4] v = {1, 2, 3, 4, 5, 6, 7, 8},
+ float[1, 4] b = {0, 0, 0, 0}, float[1, 4] s = {1, 1, 1, 1}, float[1, 2] t = {1, 1}, float[2, 1] head = {1, 1}, float[N, 2] h> {
+    h = com.microsoft.QMoE (x, p, w, s, b, v, t)
     y = MatMul (h, head)
 }"""
 
@@ -69,23 +69,23 @@ def test_nothing_trains_where_all_weights_are_integers(operator: str) -> None:
 @pytest.mark.parametrize(
     ("trainable", "error", "before"),
     [
-        (None, GradientError, "'param/b' is differentiated through an operator without a gradient: "),
+        (None, GradientError, "'param/s' is differentiated through an operator without a gradient: "),
         (["head"], UnsupportedOperatorError, ""),
     ],
 )
 def test_an_operator_that_no_standard_has(trainable: list[str] | None, error: type[BurnishError], before: str) -> None:
-    """Its bias is floating-point, and ONNX Runtime runs it: neither is the reason."""
-    model = parsed(f"g (float[T, N, 2] x) => (float[T, 1, N, 1] y) {RECURRENT}")
-    with pytest.raises(error, match="^" + before + message("DynamicQuantizeLSTM")):
+    """Its scales and bias are floating-point, and ONNX Runtime runs it: neither is the reason."""
+    model = parsed(f"g (float[N, 2] x, float[N, 1] p) => (float[N, 1] y) {EXPERTS}")
+    with pytest.raises(error, match="^" + before + message("QMoE")):
         burnish.compile(model, loss="mse", trainable=trainable)
 
 
 @pytest.mark.parametrize("behind", ["y = Identity (h)", "y = Concat <axis = 0> (h, h)"])
 def test_an_operator_whose_dtype_nothing_tells(behind: str) -> None:
     """As quantizers write it: no value_info says what it gives, which is not the reason either."""
-    recurrent = RECURRENT.replace(", float[T, 1, N, 1] h>", ">").replace("y = MatMul (h, head)", behind)
-    with pytest.raises(ModelError, match="^" + message("DynamicQuantizeLSTM")):
-        burnish.compile(parsed(f"g (float[T, N, 2] x) => (float[a, b, c, d] y) {recurrent}"), loss="mse")
+    experts = EXPERTS.replace(", float[N, 2] h>", ">").replace("y = MatMul (h, head)", behind)
+    with pytest.raises(ModelError, match="^" + message("QMoE")):
+        burnish.compile(parsed(f"g (float[N, 2] x, float[N, 1] p) => (float[a, b] y) {experts}"), loss="mse")
 
 
 def test_biases_and_scales_that_train_alone_are_no_surprise() -> None:

@@ -97,7 +97,6 @@ def test_the_operator_between_the_loss_and_the_only_weight_is_named():
     ("trainable", "message"),
     [
         ("frist", r"'frist' matches no weight of the model; did you mean 'first'"),
-        ("scale", r"'scale' selects only what stays as it is \('scale': it is a scalar, which counts as a constant\)"),
         ("axes", r"'axes': it is not floating-point"),
         ("idle", r"'idle': no operator reads it"),
         (3, r"trainable must be None, names or patterns of weights, or a function of \(name, array\), not 3"),

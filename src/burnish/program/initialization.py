@@ -194,12 +194,17 @@ def _uses(value: ir.Value, seen: tuple[int, ...] | None) -> list[_Use]:
             given = node.attributes.get("perm")
             order = range(len(seen))[::-1] if given is None else given.as_ints()
             uses += _uses(node.outputs[0], tuple(seen[axis] for axis in order))
-        elif operand == 0 and (node.op_type in SHAPES or (node.op_type == "Expand" and seen is not None and len(seen) == 1)):
+        elif operand == 0 and (node.op_type in SHAPES or (node.op_type == "Expand" and _is_vector(seen))):
             for output in node.outputs:
                 uses += _uses(output, static_shape(output))
         else:
             uses.append(_Use(node, operand, seen))
     return uses
+
+
+def _is_vector(shape: tuple[int, ...] | None) -> bool:
+    """Whether a tensor holds one number per channel, in whatever axis."""
+    return shape is not None and sum(extent != 1 for extent in shape) <= 1
 
 
 def _draw(

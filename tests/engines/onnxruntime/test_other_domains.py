@@ -16,24 +16,21 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, GradientError, UnsupportedOperatorError
 from burnish.ops import gradient, registry
 
-CENTERS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-W = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(4, 3)
+W = {size: np.linspace(-0.5, 0.5, size * size, dtype=np.float32).reshape(size, size) for size in (3, 4)}
 
 
 def network(domain: str = "com.microsoft", last: bool = False) -> onnx.ModelProto:
-    """``h w`` of the squared distances h of x to four centers, or the squared distances of ``x w`` to three."""
-    centers = CENTERS[:, :3] if last else np.concatenate([CENTERS, CENTERS[:1] + 0.5])
-    constant = helper.make_node("Constant", [], ["centers"], value=numpy_helper.from_array(centers))
+    """``h w`` of both windows h of three numbers in a sample x of four, or both windows of ``x w``."""
     operand, result = ("h", "y") if last else ("x", "h")
-    distances = helper.make_node("CDist", [operand, "centers"], [result], name="distances", domain=domain, metric="sqeuclidean")
+    unfold = helper.make_node("UnfoldTensor", [operand], [result], name="windows", domain=domain, dim=1, size=3, step=1)
     product = helper.make_node("MatMul", ["x" if last else "h", "w"], ["h" if last else "y"], name="product")
     graph = helper.make_graph(
-        [constant, product, distances] if last else [constant, distances, product],
+        [product, unfold] if last else [unfold, product],
         "network",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
-        [numpy_helper.from_array(W, "w")],
-        value_info=[helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 3 if last else 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2, 3])],
+        [numpy_helper.from_array(W[4 if last else 3], "w")],
+        value_info=[helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 4] if last else ["batch", 2, 3])],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -43,30 +40,33 @@ def compiled(model: onnx.ModelProto, engine: OnnxRuntimeEngine) -> burnish.Progr
     return burnish.compile(model, loss="mean_squared_error", optimizer="sgd:lr=0.5", target=engine.target)
 
 
-def distances(x: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    return ((x[:, None] - centers) ** 2).sum(-1)
+def windows(x: np.ndarray) -> np.ndarray:
+    return np.stack([x[:, :3], x[:, 1:]], axis=1)
 
 
 @pytest.fixture
 def batch() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    return {"x": generator.normal(size=(5, 4)).astype(np.float32), "targets": generator.normal(size=(5, 3)).astype(np.float32)}
+    return {"x": generator.normal(size=(5, 4)).astype(np.float32), "targets": generator.normal(size=(5, 2, 3)).astype(np.float32)}
 
 
 def test_an_operator_that_no_gradient_runs_through_stays_as_it_is(batch, tmp_path):
     engine = OnnxRuntimeEngine()
     program = compiled(network(), engine)
-    assert "CDist" in [node.op_type for node in program.step.graph]
+    assert "UnfoldTensor" in [node.op_type for node in program.step.graph]
     loaded = burnish.Program.load(program.save(tmp_path / "program"))
     session = burnish.Session(loaded, engine=engine)
     session.step(batch)
-    hidden = distances(batch["x"], np.concatenate([CENTERS, CENTERS[:1] + 0.5]))
-    slope = hidden.T @ (hidden @ W - batch["targets"]) * 2 / batch["targets"].size
-    np.testing.assert_allclose(session.state()["param/w"], W - 0.5 * slope, rtol=1e-5, atol=1e-6)
+    hidden = windows(batch["x"])
+    error = (hidden @ W[3] - batch["targets"]) * 2 / batch["targets"].size
+    slope = np.einsum("swi,swo->io", hidden, error)
+    np.testing.assert_allclose(session.state()["param/w"], W[3] - 0.5 * slope, rtol=1e-5, atol=1e-6)
 
 
 def test_programs_are_of_standard_operators_unless_the_target_says_otherwise():
-    with pytest.raises(UnsupportedOperatorError, match=r"CDist 'distances' .* is not among the operators that onnxruntime runs"):
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"UnfoldTensor 'windows' .* is not among the operators that onnxruntime runs"
+    ):
         burnish.compile(network(), loss="mean_squared_error")
 
 
@@ -74,7 +74,9 @@ def test_programs_are_of_standard_operators_unless_the_target_says_otherwise():
 def test_other_engines_do_not_have_it(engine):
     program = compiled(network(), OnnxRuntimeEngine())
     session = burnish.Session(program, engine=engine)
-    with pytest.raises(UnsupportedOperatorError, match=rf"CDist 'distances' .* is not among the operators that {engine} runs"):
+    with pytest.raises(
+        UnsupportedOperatorError, match=rf"UnfoldTensor 'windows' .* is not among the operators that {engine} runs"
+    ):
         session.predict({"x": np.zeros((1, 4), np.float32)})
 
 
@@ -82,27 +84,32 @@ def test_a_gradient_needs_a_rule(batch, monkeypatch):
     engine = OnnxRuntimeEngine()
     with pytest.raises(
         GradientError,
-        match=r"com\.microsoft\.CDist 'distances' .* has no gradient rule, .*, or export the model without this operator",
+        match=r"com\.microsoft\.UnfoldTensor 'windows' .* has no gradient rule, .*, or export the model without this operator",
     ):
         compiled(network(last=True), engine)
-    monkeypatch.setitem(registry._gradients, ("com.microsoft", "CDist"), [])
+    monkeypatch.setitem(registry._gradients, ("com.microsoft", "UnfoldTensor"), [])
 
-    @gradient("CDist", domain="com.microsoft")
-    def squared_distances(op, dy):
-        x, centers = op.required(0), op.required(1)
-        total = op.builder.op("ReduceSum", dy, op.builder.integers([1]), keepdims=1)
-        return (x * total - op.builder.op("MatMul", dy, centers)) * 2.0, None
+    @gradient("UnfoldTensor", domain="com.microsoft")
+    def unfold(op, dy):
+        builder = op.builder
+        rows = [
+            builder.op("Squeeze", window, builder.integers([1]))
+            for window in builder.op("Split", dy, num_outputs=2, axis=1, outputs=2)
+        ]
+        first, second = (builder.op("Pad", row, builder.integers([0, before, 0, 1 - before])) for before, row in enumerate(rows))
+        return first + second
 
     session = burnish.Session(compiled(network(last=True), engine), engine=engine)
     session.step(batch)
-    hidden, centers = batch["x"] @ W, CENTERS[:, :3]
-    error = (distances(hidden, centers) - batch["targets"]) * 2 / batch["targets"].size
-    slope = batch["x"].T @ (2 * (hidden * error.sum(1, keepdims=True) - error @ centers))
-    np.testing.assert_allclose(session.state()["param/w"], W - 0.5 * slope, rtol=1e-5, atol=1e-6)
+    error = (windows(batch["x"] @ W[4]) - batch["targets"]) * 2 / batch["targets"].size
+    cotangent = np.pad(error[:, 0], ((0, 0), (0, 1))) + np.pad(error[:, 1], ((0, 0), (1, 0)))
+    np.testing.assert_allclose(session.state()["param/w"], W[4] - 0.5 * batch["x"].T @ cotangent, rtol=1e-5, atol=1e-6)
 
 
 def test_a_domain_that_the_runtime_does_not_have_needs_a_library():
-    with pytest.raises(UnsupportedOperatorError, match=r"com\.example\.CDist 'distances' .* is not among the operators that"):
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"com\.example\.UnfoldTensor 'windows' .* is not among the operators that"
+    ):
         compiled(network("com.example"), OnnxRuntimeEngine())
 
 
@@ -135,7 +142,7 @@ def test_with_a_library_operators_of_any_domain_pass(library, batch):
     program = compiled(network("com.example"), engine)
     assert "com.example" in {node.domain for node in program.step.graph}
     # What the library lacks, the runtime names when it loads the graph.
-    with pytest.raises(EngineError, match=r"com\.example.*CDist"):
+    with pytest.raises(EngineError, match=r"com\.example.*UnfoldTensor"):
         burnish.Session(program, engine=engine).step(batch)
     session = burnish.Session(compiled(network(), engine), engine=engine)
     assert np.isfinite(session.step(batch)["loss"])
