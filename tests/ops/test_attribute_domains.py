@@ -42,8 +42,18 @@ def compare(spec: OperatorSpec, sample: Sample, graph: GradientGraph, dtype: str
     cotangents = {index: np.asarray(np.float16(rng.standard_normal(y.shape)), np.float64) for index, y in enumerate(outputs)}
     _, expected = torch_gradients(function, sample.inputs, attributes, cotangents, wrt)
     _, actual = run_gradients(graph, sample, dtype, cotangents)
+    tolerance = tolerance_of(spec, dtype)
     for index, one, other in zip(wrt, actual, expected, strict=True):
-        assert_close(one, other, tolerance_of(spec, dtype), f"{dtype}: gradient of input {index} of {sample}")
+        what = f"{dtype}: gradient of input {index} of {sample}"
+        try:
+            assert_close(one, other, tolerance, what)
+        except AssertionError:
+            if dtype == "float64" or "float64" not in spec.dtypes:
+                raise
+            # Terms as large as the cotangents may cancel, and their rounding remains; in float64 next to nothing does.
+            size = float(np.sqrt(sum(np.sum(cotangent**2) for cotangent in cotangents.values())))
+            assert np.linalg.norm(np.asarray(one, np.float64) - other) <= tolerance * size, what
+            compare(spec, sample, gradient_graph(spec, sample, "float64", "static"), "float64")
 
 
 def of_another_batch(sample: Sample) -> Sample | None:
