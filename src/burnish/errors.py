@@ -131,6 +131,10 @@ class DenseGradientWarning(_Escaped, UserWarning):
     """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
 
 
+class FixedBatchWarning(_Escaped, UserWarning):
+    """A PyTorch module takes batches of one size alone, which its ``forward`` fixes; the message says which."""
+
+
 class HooksWarning(_Escaped, UserWarning):
     """A module that is wrapped has submodules with hooks, which are not called."""
 

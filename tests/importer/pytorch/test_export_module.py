@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.errors import UnsupportedOperatorError
+from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch import ExportedModule, export_module
 
 
@@ -155,3 +155,27 @@ class Counting(nn.Module):
 def test_a_buffer_that_forward_changes_is_named():
     with pytest.raises(UnsupportedOperatorError, match="forward changes the buffer 'calls'"):
         export_module(Counting(), (torch.ones(2, 3),))
+
+
+class FixedBatch(nn.Module):
+    """Takes two samples, or whatever number it is made with."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples = samples
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.reshape(self.samples, 6))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
+    with pytest.warns(FixedBatchWarning, match=f"FixedBatch takes batches of {samples} alone: .* reshape\\({samples}, "):
+        exported = export_module(FixedBatch(samples), (torch.randn(samples, 2, 3),))
+    assert list(exported.model.graph.inputs[0].shape) == [samples, 2, 3]
+
+
+def test_a_fixed_batch_that_is_asked_for_is_no_surprise(recwarn: pytest.WarningsRecorder) -> None:
+    export_module(FixedBatch(4), (torch.randn(4, 6),), dynamic_shapes={})
+    assert not [warning for warning in recwarn if warning.category is FixedBatchWarning]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
+from torch.export.graph_signature import InputKind
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
@@ -170,6 +171,24 @@ def open_batch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
         return {0: torch.export.Dim.AUTO} if is_batch else None
 
     return {name: pytree.tree_map(axes, value) for name, value in bound_arguments(module, args, kwargs).items()}
+
+
+def fixed_batch(program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """Return how many samples a traced module takes, where it takes no other number than its examples have; else None.
+
+    Inputs without a first axis have no samples.
+    """
+    batch = _batch((args, kwargs))
+    inputs = (
+        node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in _user_inputs(program)
+    )
+    first = next((value for value in inputs if isinstance(value, torch.Tensor) and value.dim() > 0), None)
+    is_open = first is None or (isinstance(first.shape[0], torch.SymInt) and not str(first.shape[0]).isdigit())
+    return None if is_open else batch
+
+
+def _user_inputs(program: torch.export.ExportedProgram) -> set[str]:
+    return {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
 
 
 def _batch(examples: Any) -> int | None:

@@ -158,20 +158,20 @@ def name_layers(model: ir.Model, policies: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_dimensions(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Give the symbols of shapes names, in place: ``batch`` in place of ``s77``."""
-    if not names:
-        return
-    symbol = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    """Give the symbols of shapes names, in place: ``batch`` in place of ``s77``; and those that tracing fixed their numbers."""
+    symbol = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b") if names else None
+
+    def named(size: Any) -> Any:
+        if not isinstance(size, ir.SymbolicDim) or not size.value:
+            return size
+        text = str(size.value)
+        if text.isdigit():
+            return int(text)
+        return text if symbol is None else symbol.sub(lambda match: names[match[0]], text)
+
     for value in _values(model):
         if value.shape is not None:
-            value.shape = ir.Shape(
-                [
-                    symbol.sub(lambda match: names[match[0]], str(size.value))
-                    if isinstance(size, ir.SymbolicDim) and size.value
-                    else size
-                    for size in value.shape
-                ]
-            )
+            value.shape = ir.Shape([named(size) for size in value.shape])
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:

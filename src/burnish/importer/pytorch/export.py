@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 
-from burnish.importer.pytorch.capture import Captured, capture, open_batch, with_several_samples
+from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
+from burnish.importer.pytorch.capture import Captured, capture, fixed_batch, open_batch, with_several_samples
 from burnish.importer.pytorch.conversion import convert, name_dimensions, name_inputs, name_layers, name_outputs
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
@@ -32,18 +34,14 @@ def export_module(
         dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
             that have as many samples there as the first input.
 
+    Warns:
+        FixedBatchWarning: ``dynamic_shapes`` is None, and the module takes no other batch than that of the examples.
+
     Raises:
         UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
     """
-    named = {} if kwargs is None else dict(kwargs)
-    if dynamic_shapes is None:
-        args, named = with_several_samples(args, named)
-        shapes: Any = open_batch(module, args, named)
-    else:
-        shapes = dynamic_shapes
-    with named_refusal(module):
-        training = capture(module, args, named, shapes, training=True)
-        evaluation = capture(module, args, named, shapes, training=False)
+    traced = _traced(module, args, {} if kwargs is None else dict(kwargs), dynamic_shapes)
+    training, evaluation = traced.training, traced.evaluation
     policies = neutralize(training.program, module, training.cumulative)
     neutralize(evaluation.program, module, evaluation.cumulative)
     shared = shared_names(module)
@@ -51,8 +49,8 @@ def export_module(
     is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
     held_rows = hold_rows(training.program, canonical)
     with named_refusal(module):
-        model, inputs, outputs, norm_policies = _converted(training, args, named, policies, canonical, shapes)
-        inference = None if is_neutral else _converted(evaluation, args, named, policies, canonical, shapes)[0]
+        model, inputs, outputs, norm_policies = _converted(training, traced, policies, canonical)
+        inference = None if is_neutral else _converted(evaluation, traced, policies, canonical)[0]
     return ExportedModule(
         model=model,
         inference=inference,
@@ -67,23 +65,59 @@ def export_module(
     )
 
 
+class _Traced(NamedTuple):
+    """A module in both modes, with the examples and the open axes that it was traced with."""
+
+    training: Captured
+    evaluation: Captured
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: Any
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> _Traced:
+        with named_refusal(module):
+            training = capture(module, args, kwargs, shapes, training=True)
+            evaluation = capture(module, args, kwargs, shapes, training=False)
+        return cls(training, evaluation, args, kwargs, shapes)
+
+
+def _traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> _Traced:
+    """Trace a module, with an open batch where it has one, and with the batch of the examples where it takes no other."""
+    if dynamic_shapes is not None:
+        return _Traced.of(module, args, kwargs, dynamic_shapes)
+    several, several_named = with_several_samples(args, kwargs)
+    try:
+        traced = _Traced.of(module, several, several_named, open_batch(module, several, several_named))
+    except UnsupportedOperatorError as error:
+        try:
+            traced = _Traced.of(module, args, kwargs, None)
+        except UnsupportedOperatorError:
+            raise error from None
+    if fixed := fixed_batch(traced.training.program, traced.args, traced.kwargs):
+        warnings.warn(
+            FixedBatchWarning(
+                f"{type(module).__name__} takes batches of {fixed} alone: its forward fixes how many samples there are, as "
+                f"reshape({fixed}, ...) does. Read the number from the input (x.shape[0]) or write -1, and export again; where "
+                "that is meant, say so with dynamic_shapes={}"
+            ),
+            stacklevel=2,
+        )
+    return traced
+
+
 def _converted(
-    captured: Captured,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    policies: Mapping[str, str],
-    canonical: Mapping[str, str],
-    shapes: Any,
+    captured: Captured, traced: _Traced, policies: Mapping[str, str], canonical: Mapping[str, str]
 ) -> tuple[ir.Model, Structure, Structure, dict[str, str]]:
     stop_gradients(captured.program)
     write_out_channel_dropout(captured.program)
     loosen_views(captured.program)
     model = convert(captured.program)
     _rename_shared(model, canonical)
-    inputs = name_inputs(model, captured, args, kwargs)
+    inputs = name_inputs(model, captured, traced.args, traced.kwargs)
     outputs = name_outputs(model, captured)
     norm_policies = name_layers(model, policies)
-    name_dimensions(model, symbol_names(captured.program, shapes))
+    name_dimensions(model, symbol_names(captured.program, traced.shapes))
     return model, inputs, outputs, norm_policies
 
 
