@@ -15,6 +15,7 @@ from onnxscript import opset20
 from onnxscript.onnx_types import TensorType
 
 from burnish.importer.pytorch.layers import stop_gradient
+from burnish.importer.pytorch.recurrent import recurrent
 from burnish.ops.stop_gradient import STOP_GRADIENT
 
 aten = torch.ops.aten
@@ -150,6 +151,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
     stop_gradient._opoverload: constant_in_the_backward,
+    aten.rnn_tanh.input: recurrent("Tanh"),
+    aten.rnn_relu.input: recurrent("Relu"),
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.full_like.default: full_like,
