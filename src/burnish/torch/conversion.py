@@ -36,15 +36,14 @@ def to_module(source: Program | Session, state: Mapping[str, np.ndarray] | None 
         ConfigurationError: a weight is missing in ``state`` or has another shape, or a session comes with a state.
         EngineError: PyTorch lacks an operator or an element type of the model.
     """
-    if isinstance(source, Session):
-        if state is not None:
-            raise ConfigurationError("state: a session has a state of its own; give it the state with session.load_state")
-        source, state = source.program, source.state()
-    elif state is None:
-        state = source.initial_state()
-    module = translate(source.predict, torch.device("cpu"))
+    program = source.program if isinstance(source, Session) else source
+    if state is None:
+        state = source.state() if isinstance(source, Session) else source.initial_state()
+    elif isinstance(source, Session):
+        raise ConfigurationError("state: a session has a state of its own; give it the state with session.load_state")
+    module = translate(program.predict, torch.device("cpu"))
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    for node, entry in zip(placeholders, source.signature["predict"].inputs, strict=True):
+    for node, entry in zip(placeholders, program.signature["predict"].inputs, strict=True):
         if entry.is_state:
             _hold(module, node, entry, _checked(entry, state))
     result = next(iter(reversed(module.graph.nodes)))

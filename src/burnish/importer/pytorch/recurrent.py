@@ -32,8 +32,10 @@ def recurrent(activation: str) -> Callable[..., Any]:
         bidirectional: bool,
         batch_first: bool,
     ) -> Any:
-        directions, each = (2, 4 if has_biases else 2) if bidirectional else (1, 4 if has_biases else 2)
-        size, x = hx.shape[2], input
+        directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
+        state: Any = hx
+        x: Any = input
+        size = state.shape[2]
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
         states = []
