@@ -63,3 +63,10 @@ def test_a_state_that_does_not_fit_is_refused(program):
         to_module(program, state | {name: np.zeros(7, np.float32)})
     with burnish.Session(program) as session, pytest.raises(ConfigurationError, match="a state of its own"):
         to_module(session, state)
+
+
+def test_a_file_is_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"give a session or a program, not str; burnish\.torch\.Layer takes an ONNX file"
+    ):
+        to_module("model.onnx")

@@ -33,9 +33,14 @@ def to_module(source: Program | Session, state: Mapping[str, np.ndarray] | None 
         several.
 
     Raises:
-        ConfigurationError: a weight is missing in ``state`` or has another shape, or a session comes with a state.
+        ConfigurationError: the source is neither; a weight is missing in ``state`` or has another shape, or a session comes
+            with a state.
         EngineError: PyTorch lacks an operator or an element type of the model.
     """
+    if not isinstance(source, Program | Session):
+        raise ConfigurationError(
+            f"source: give a session or a program, not {type(source).__name__}; burnish.torch.Layer takes an ONNX file"
+        )
     program = source.program if isinstance(source, Session) else source
     if state is None:
         state = source.state() if isinstance(source, Session) else source.initial_state()

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.errors import UnsupportedOperatorError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.importer.pytorch import export_module
 
 
 class Branching(nn.Module):
@@ -76,3 +77,10 @@ def test_running_statistics_of_instances_are_refused():
     module = nn.Sequential(nn.Conv1d(2, 3, 1), nn.InstanceNorm1d(3, track_running_stats=True))
     with pytest.raises(UnsupportedOperatorError, match="the instance normalization '1' keeps running statistics"):
         burnish.load(module, example_inputs=torch.randn(2, 2, 5))
+
+
+def test_examples_that_pytorch_refuses_too() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"example_inputs: PyTorch cannot call Sequential with them either .*Give inputs"
+    ):
+        export_module(nn.Sequential(nn.Linear(4, 3)), (torch.randn(2, 5),))

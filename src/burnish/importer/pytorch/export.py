@@ -15,7 +15,7 @@ from burnish.importer.pytorch.conversion import convert, name_dimensions, name_i
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
 from burnish.importer.pytorch.layers import hold_rows, loosen_views, neutralize, stop_gradients, write_out_channel_dropout
-from burnish.importer.pytorch.refusals import named_refusal
+from burnish.importer.pytorch.refusals import check_examples, named_refusal
 from burnish.importer.pytorch.symbols import symbol_names
 
 
@@ -39,6 +39,7 @@ def export_module(
 
     Raises:
         UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
+        ConfigurationError: PyTorch cannot call the module with the examples either.
     """
     traced = _traced(module, args, {} if kwargs is None else dict(kwargs), dynamic_shapes)
     training, evaluation = traced.training, traced.evaluation
@@ -93,6 +94,7 @@ def _traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         try:
             traced = _Traced.of(module, args, kwargs, None)
         except UnsupportedOperatorError:
+            check_examples(module, args, kwargs)
             raise error from None
     if fixed := fixed_batch(traced.training.program, traced.args, traced.kwargs):
         warnings.warn(

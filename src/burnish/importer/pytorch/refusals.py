@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from burnish.errors import BurnishError, UnsupportedOperatorError
+from burnish.errors import BurnishError, ConfigurationError, UnsupportedOperatorError
 
 
 class OwnBackwardError(Exception):
@@ -37,6 +38,27 @@ def named_refusal(module: torch.nn.Module) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedOperatorError(_described(error, module)) from error
+
+
+def check_examples(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Call a copy of a module that could not be exported: where that fails too, the examples are at fault, not the export.
+
+    Raises:
+        ConfigurationError: PyTorch cannot call the module with the examples.
+    """
+    try:
+        copied = copy.deepcopy(module).eval()
+    except Exception:
+        # What cannot be copied is not called: that would change its buffers.
+        return
+    try:
+        with torch.no_grad():
+            copied(*args, **kwargs)
+    except Exception as error:
+        raise ConfigurationError(
+            f"example_inputs: PyTorch cannot call {type(module).__name__} with them either ({_reason(error)}). Give inputs "
+            "that its forward takes"
+        ) from error
 
 
 def _described(error: BaseException, module: torch.nn.Module) -> str:
