@@ -86,7 +86,7 @@ def test_drawn_uses(op_type: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("op_type", DRAWN)
 def test_many_drawn_uses(op_type: str) -> None:
-    drawn_uses(op_type, 60)
+    drawn_uses(op_type, 30)
 
 
 def drawn_uses(op_type: str, count: int) -> None:

@@ -19,7 +19,7 @@ from oracles.random_graphs import RandomGraph, random_graphs
 
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 quick = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=CALM)
-long = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=CALM)
+long = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=CALM)
 AGREEMENT = {"torch": 1e-9, "onnxruntime": 2e-7}
 """What engines may differ by in float64; ONNX Runtime takes functions from the standard, whose constants are of float32."""
 

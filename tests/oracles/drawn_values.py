@@ -117,10 +117,12 @@ class Draw:
 Emit = Callable[[Draw, Scope], list[tuple[Tensor, float]]]
 
 
-def pick(draw: Draw, scope: Scope, allowed: Callable[[Bounded], bool] = lambda value: True) -> Bounded:
-    """A value that may be read, rather one of the last; a new weight where none is allowed."""
+def pick(
+    draw: Draw, scope: Scope, allowed: Callable[[Bounded], bool] = lambda value: True, otherwise: Sequence[int] = (2, 3)
+) -> Bounded:
+    """A value that may be read, rather one of the last; where none is allowed, a new weight of the shape ``otherwise``."""
     choices = [value for value in reversed(scope.values) if allowed(value)]
-    return draw.one_of(choices) if choices else draw.variable([2, 3], is_weight=True)
+    return draw.one_of(choices) if choices else draw.variable(otherwise, is_weight=True)
 
 
 def known(draw: Draw, scope: Scope, least_rank: int = 0) -> Bounded:
@@ -141,7 +143,7 @@ def beside(draw: Draw, scope: Scope, first: Bounded) -> Bounded:
         return bool(few) and all(one == two or 1 in (one, two) for one, two in pairs)
 
     if draw.chance():
-        return pick(draw, scope, broadcasts)
+        return pick(draw, scope, broadcasts, otherwise=())
     shape = [extent if isinstance(extent, int) and draw.chance() else 1 for extent in first.extents[draw.number(0, first.rank) :]]
     return draw.variable(shape, is_weight=draw.chance())
 

@@ -126,7 +126,7 @@ REARRANGED = ("lstm", "gru", "frames_lstm")
 DEFAULT_FORMS = [
     (name, style, exporter, opset)
     for name, style, exporter, opset in FORMS
-    if (exporter, opset) in (("torchscript", 18), ("dynamo", 18), ("dynamo", 23)) or name == "bert"
+    if (exporter, opset) in (("torchscript", 18), ("dynamo", 23)) or name in ("bert", "gpt2", "unet")
 ]
 QUICK_FORMS = [("vit", "sdpa", "dynamo", 23), ("bert", "eager", "dynamo", 18), ("lstm", "eager", "torchscript", 18)]
 

@@ -62,7 +62,7 @@ def test_second_order_products_with_frozen_statistics(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "style", "opset"),
-    [*((name, "sdpa", 23) for name in WRITTEN_BY_DYNAMO), *((name, "eager", 18) for name in WRITTEN_BY_DYNAMO if name in QUICK)],
+    [(name, *form) for name in WRITTEN_BY_DYNAMO if name in (*QUICK, *BIASED) for form in (("eager", 18), ("sdpa", 23))],
 )
 def test_second_order_products_of_the_newer_exporter(name: str, style: Style, opset: int) -> None:
     """Its opset 23 has the standard's operator of attention; which it refuses to write with a trained bias."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.graph.constants import constant_array
 from burnish.graph.initializers import add_initializer, replace_by_initializer
 from burnish.graph.names import Names
 from burnish.importer.operands import STATISTIC_OPERANDS
@@ -35,10 +36,11 @@ def untie_parameters(model: ir.Model) -> bool:
 
 
 def separate_statistics(model: ir.Model) -> bool:
-    """Give running statistics initializers of their own, in place, where something else reads the same initializer.
+    """Give running statistics initializers of their own, in place, where a layer's scale or bias is the same initializer.
 
     In a fresh model the running means and biases are zero, and the running variances and scales are one; an optimizer of graphs
-    that keeps equal tensors once makes one initializer of them. Training moves the two in different ways.
+    that keeps equal tensors once makes one initializer of them. Training moves the two in different ways. An initializer whose
+    elements differ was merged by nobody: what reads it beside a layer's statistics means the statistics.
 
     Returns:
         Whether there was any.
@@ -48,14 +50,31 @@ def separate_statistics(model: ir.Model) -> bool:
     separated = False
     for name, value in list(graph.initializers.items()):
         statistics = [(node, index) for node, index in value.uses() if _is_statistic(node, index)]
-        if not statistics or len(statistics) == len(value.uses()) or value.const_value is None:
+        if not statistics or not any(_is_parameter(node, index) for node, index in value.uses()):
             continue
-        tensor = value.const_value
+        array = constant_array(value)
+        if array is None or array.size == 0 or (array != array.flat[0]).any():
+            continue
         for node, index in statistics:
-            own = ir.Tensor(tensor.numpy().copy(), tensor.dtype)
-            node.replace_input_with(index, add_initializer(graph, names.take(f"{name}_statistic"), own))
+            node.replace_input_with(index, add_initializer(graph, names.take(f"{name}_statistic"), array.copy()))
         separated = True
     return separated
+
+
+_PARAMETERS = {
+    "BatchNormalization": (1, 2),
+    "Conv": (2,),
+    "ConvTranspose": (2,),
+    "Gemm": (2,),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+}
+"""Which operands of an operator are scales and biases, which start as ones and zeros."""
+
+
+def _is_parameter(node: ir.Node, index: int) -> bool:
+    return node.domain == "" and index in _PARAMETERS.get(node.op_type, ())
 
 
 def _is_statistic(node: ir.Node, index: int) -> bool:
