@@ -18,7 +18,6 @@ from burnish.comparison import check_gradients, compare_engines
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError, DenseGradientWarning, NonFiniteLossError
 from burnish.program import Program, Signature
-from oracles.several_workers import train_in_threads
 
 ROWS, WIDTH, CLASSES, SAMPLES, LENGTH = 9, 4, 3, 5, 3
 INT64 = onnx.TensorProto.INT64
@@ -289,8 +288,3 @@ def test_another_optimizer_has_to_go_on_from_rows() -> None:
     expected = state_after(compiled(optim.adagrad()), "reference", batches())
     state = state_after(program.with_optimizer(optim.adagrad()), "reference", batches())
     assert all(array.tobytes() == state[name].tobytes() for name, array in expected.items())
-
-
-def test_workers_that_exchange_in_every_step_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the gradient of 'table' is of the rows that a batch reads"):
-        train_in_threads(compiled(optim.sgd()), batches(1, samples=6), [[3, 3]])

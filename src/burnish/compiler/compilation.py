@@ -32,7 +32,7 @@ from burnish.norms import (
     RunningVariance,
     extent_rules,
 )
-from burnish.ops.collectives import PARTS_OF, all_reduce
+from burnish.ops.collectives import PARTS_OF, all_reduce, all_reduce_rows
 from burnish.ops.row_gradients import coalesced
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
@@ -295,7 +295,8 @@ class Compilation:
                 self.dense[name] = parts
             elif parts is not None:
                 with builder.attributed(f"the rows of '{name}'"):
-                    rows[name] = coalesced(parts, builder.tensor(tables[name]), self.held_rows.get(name, ()))
+                    own = coalesced(parts, builder.tensor(tables[name]), self.held_rows.get(name, ()))
+                    rows[name] = all_reduce_rows(*own, name)
         return rows
 
     def _narrow(self, draft: Draft) -> None:

@@ -22,6 +22,10 @@ and every operator here is lowered to its operand. A session of several workers 
                                                    ``count`` is that of this worker's part
     ShardMean(mean, variance, weight) -> mean, variance     the averages [C] over the workers by weight, the number of elements,
                                                    where each has its own statistics
+    AllReduceRows(indices, rows; table) -> indices, rows   the sum over the workers of the gradient of a table that is kept as
+                                                   rows: of each row that any worker read, ascending. ``table``: the initializer
+    AllGatherRows(indices1, rows1, indices2, ...) -> indices1, rows1, ...   the rows of all workers, each of which has any number
+                                                   of them, in the order of the ranks
     WorkerRank() -> rank                           the rank of this worker, an int64 scalar
 
 Every worker has the same parameters, and a part of the batch, of any size. The loss that a worker differentiates is its own sums
@@ -69,6 +73,14 @@ def _gathered(operands: Operands) -> list[OutputType]:
     ]
 
 
+def _any_rows(operands: Operands) -> list[OutputType]:
+    """The dtypes of the operands, with a first extent that only a run tells."""
+    return [
+        OutputType(tensor.dtype, None if tensor.shape is None else ir.Shape([None, *tensor.shape.dims[1:]]))
+        for tensor in _exchanged(operands)
+    ]
+
+
 def _buffer(operands: Operands) -> list[OutputType]:
     """A vector of all that is exchanged; of a size that is not known where not all of it may be."""
     tensors = _exchanged(operands)
@@ -106,7 +118,10 @@ SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like
 SHARD_MEAN = SemanticOperator("ShardMean", ("mean", "variance", "weight"), ("mean", "variance"), like("mean", "variance"))
 WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [OutputType(ir.DataType.INT64, ir.Shape([]))])
 
-MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
+ALL_REDUCE_ROWS = SemanticOperator("AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",))
+ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_rows, repeatable=False)
+
+MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_ROWS, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
 """What a training graph says of several workers; alone, each is its operand."""
 EXCHANGES = frozenset(
     {
@@ -116,6 +131,7 @@ EXCHANGES = frozenset(
         REDUCE_SCATTER_START,
         REDUCE_SCATTER_FINISH,
         ALL_GATHER,
+        ALL_GATHER_ROWS,
         GATHER_OWNED,
         OWN_GRADIENTS,
         WORKER_RANK,
@@ -138,6 +154,18 @@ def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) ->
 def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -> Tensor:
     """Emit what each worker has, [workers, ...] in the order of the ranks; ``group`` as for ``all_reduce``."""
     return ALL_GATHER(tensor, purpose=purpose, group=group or None, workers=workers)
+
+
+def all_reduce_rows(indices: Tensor, rows: Tensor, table: str) -> tuple[Tensor, Tensor]:
+    """Emit the sum over the workers of a table's gradient.
+
+    Args:
+        indices: of the rows that this worker's part of the batch read, int64 [n], ascending and each once.
+        rows: the gradient of each, [n, ...].
+        table: the initializer.
+    """
+    every, sums = ALL_REDUCE_ROWS.emit(indices, rows, table=table)
+    return every, sums
 
 
 def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -181,6 +209,11 @@ def shard_mean_gradient(
 @ALL_REDUCE.lowering
 def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
     return tuple(op.required(index) for index in range(len(op.inputs)))
+
+
+@ALL_REDUCE_ROWS.lowering
+def lower_all_reduce_rows(op: Operation) -> tuple[Tensor, Tensor]:
+    return op.required(0), op.required(1)
 
 
 @ALL_REDUCE_WHERE.lowering

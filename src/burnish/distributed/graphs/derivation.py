@@ -16,6 +16,7 @@ from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_
 from burnish.distributed.graphs.buckets import bucket_gradients
 from burnish.distributed.graphs.merge_exchanges import number_exchanges, share_exchanges
 from burnish.distributed.graphs.replication import check_replicated
+from burnish.distributed.graphs.rows import exchange_rows
 from burnish.distributed.graphs.samples import place_samples
 from burnish.distributed.graphs.synchronization import (
     average_statistics,
@@ -26,7 +27,7 @@ from burnish.distributed.graphs.synchronization import (
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norms import NormPolicy
-from burnish.ops.collectives import ALL_REDUCE, PARTS_OF, all_reduce
+from burnish.ops.collectives import ALL_REDUCE, ALL_REDUCE_ROWS, PARTS_OF, all_reduce
 from burnish.passes import remove_unused
 from burnish.program import Role
 from burnish.program.signature import Entry, GraphSignature, Signature
@@ -54,15 +55,11 @@ def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_siz
             f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: compile it "
             "again, or load it from a folder that Program.save wrote"
         )
-    sparse = executable.signature["grad"].outputs_of(Role.INDICES)
-    if workers > 1 and sparse:
-        table = sparse[0].name.partition(":")[2]
-        raise ConfigurationError(
-            f"parallel=...: the gradient of '{table}' is of the rows that a batch reads, which workers do "
-            "not exchange yet: compile without sparse, or train with DataParallel(synchronize_every=...)"
-        )
     model = executable.semantic["grad"].clone()
-    if not any(ALL_REDUCE.is_of(node) for node in model.graph):
+    rows = sum(ALL_REDUCE_ROWS.is_of(node) for node in model.graph)
+    if not any(ALL_REDUCE.is_of(node) for node in model.graph) or rows < len(
+        executable.signature["grad"].outputs_of(Role.INDICES)
+    ):
         raise ConfigurationError(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
@@ -105,6 +102,7 @@ def insert_exchanges(
         updated = signature.outputs_of(Role.STATISTIC)
         keep_statistics(model.graph, elements[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
     join_parts(model.graph, accumulating)
+    exchange_rows(model.graph, workers)
     remove_unused(model)
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
     counts = place_samples(model.graph, signature.inputs_of(Role.DATA), workers)

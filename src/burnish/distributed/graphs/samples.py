@@ -14,12 +14,15 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.graph.operators import RANDOM_OPERATORS
-from burnish.ops.collectives import ALL_GATHER, ALL_REDUCE, SAMPLE_SHARE, WORKER_RANK, all_gather
+from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, SAMPLE_SHARE, WORKER_RANK, all_gather
+from burnish.ops.semantic import semantic_operator
 from burnish.program.signature import Entry, Role
 from burnish.random import Places
 from burnish.sample_axes import sample_inputs
 
 INT64 = ir.DataType.INT64
+GUARDED = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS})
+"""Exchanges that a worker without samples gives zeros to, or no rows."""
 
 
 def counted_inputs(data: Sequence[Entry]) -> tuple[str, ...]:
@@ -154,7 +157,7 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
         elif (places := Places.read(node)) is not None and samples.is_known and workers > 1:
             _shift_places(graph, node, places, samples)
     for node in list(graph):
-        if samples.entry is not None and (ALL_REDUCE.is_of(node) or ALL_GATHER.is_of(node)):
+        if samples.entry is not None and semantic_operator(node) in GUARDED:
             _guard(node, samples)
     return samples.entry
 

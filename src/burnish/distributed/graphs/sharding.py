@@ -69,10 +69,12 @@ def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: 
     Args:
         signature: of the program.
         workers: how many there are.
-        slots: what the optimizer declares; averages of parameters, which are evaluated with, stay on all workers.
+        slots: what the optimizer declares; averages of parameters, which are evaluated with, stay on all workers, and so do
+            tables of which a step writes some rows: all workers get those.
         parts: state entries of which each worker has its own part.
     """
-    trained = {name for name in signature["step"].updates if name.startswith("param/")}
+    by_rows = {entry.updates for entry in signature["step"].outputs if entry.by_rows}
+    trained = {name for name in signature["step"].updates if name.startswith("param/") and name not in by_rows}
     shared: dict[str, str] = {}
     size = {entry.name: bytes_of(entry) for entry in signature.state if entry.name in trained}
     for entry in signature.state:
@@ -372,6 +374,8 @@ def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
             if owner != rank:
                 node.replace_input_with(index, _shape_giver(graph, node, node.outputs[index], inputs))
     ends = [_finish_own(graph, node, rank) for node in list(graph) if REDUCE_SCATTER_FINISH.is_of(node)]
+    if not gathers:
+        return
     # A worker takes part in exchanges of which it reads nothing.
     last = max(gathers, key=lambda node: attribute_value(node, "order", 0))
     last.resize_inputs(len(last.inputs) + len(ends))

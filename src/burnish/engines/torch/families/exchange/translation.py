@@ -18,6 +18,7 @@ from burnish.errors import EngineError
 from burnish.graph import describe_node
 from burnish.ops.collectives import (
     ALL_GATHER,
+    ALL_GATHER_ROWS,
     ALL_REDUCE,
     ALL_REDUCE_FINISH,
     ALL_REDUCE_START,
@@ -213,6 +214,48 @@ class AllGather(torch.nn.Module):
         return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, own, strict=True))
 
 
+class AllGatherRows(torch.nn.Module):
+    """The rows of all workers, of which each may have any number; they travel as bytes.
+
+    Args:
+        communicator: to the others.
+        count: how many tensors are gathered, along their first axis; behind them may come the number of this worker's samples:
+            where that is 0, it gives no rows.
+    """
+
+    def __init__(self, communicator: Communicator, count: int):
+        super().__init__()
+        self._communicator, self._count = communicator, count
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = tensors[: self._count]
+        if len(tensors) > self._count and not bool(tensors[self._count]):
+            own = tuple(tensor[:0] for tensor in own)
+        counts = torch.tensor([len(tensor) for tensor in own], dtype=torch.int64, device=own[0].device)
+        numbers = self._communicator.all_gather(counts).tolist()
+        places = [row_places(own, number) for number in numbers]
+        size = max(place[-1].stop for place in places)
+        buffer = own[0].new_empty(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8)
+        for tensor, place in zip(own, places[self._communicator.rank], strict=True):
+            buffer[place].view(tensor.dtype).copy_(tensor.reshape(-1))
+        rows = self._communicator.all_gather(buffer) if size else buffer.expand(len(numbers), 0)
+        gathered = []
+        for index, tensor in enumerate(own):
+            parts = [row[place[index]].view(tensor.dtype) for row, place in zip(rows, places, strict=True)]
+            gathered.append(torch.cat(parts).view(-1, *tensor.shape[1:]))
+        return tuple(gathered)
+
+
+def row_places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> list[slice]:
+    """Where the rows of tensors lie as bytes one behind the other, so many of each."""
+    end, places = 0, []
+    for tensor, count in zip(tensors, counts, strict=True):
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + count * math.prod(tensor.shape[1:]) * tensor.element_size()
+        places.append(slice(start, end))
+    return places
+
+
 class GatherOwned(torch.nn.Module):
     """What the owner of each tensor has, of whatever dtypes; they travel as bytes.
 
@@ -352,6 +395,12 @@ def own_gradients(op: Call) -> Any:
 def all_gather(op: Call) -> Any:
     communicator, count, group, _ = _exchange(op)
     return _results(op, AllGather(communicator, count, group))
+
+
+@translates(ALL_GATHER_ROWS)
+def all_gather_rows(op: Call) -> Any:
+    communicator, count, _, _ = _exchange(op)
+    return _results(op, AllGatherRows(communicator, count))
 
 
 @translates(REDUCE_SCATTER_START)
