@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
 
+import burnish
 from burnish import losses
 from burnish.autodiff import differentiate
+from burnish.errors import ConfigurationError
 from burnish.lowering import lower_semantic_operators
 from oracles.loss_graphs import loss_graph
 from oracles.small_graphs import SmallGraph
@@ -97,3 +100,35 @@ def test_cross_entropy_costs_no_one_hot() -> None:
     assert wide.count("LogSoftmax") == 1
     assert len(wide) <= 4
     assert weight.dtype == graph["x"].dtype
+
+
+def test_a_softmax_along_the_last_axis_is_stepped_over_and_metrics_read_the_last_axis() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]> tokens (float[batch, tokens, 3] x) => (float[batch, tokens, 4] p)
+        <float[3, 4] head = {1, 2, 3, 4, 5, 6, 7, 8, -1, -2, -3, -4}> {
+            logits = MatMul (x, head)
+            p = Softmax <axis = -1> (logits)
+        }""")
+    moved = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]> tokens (float[batch, tokens, 3] x) => (float[batch, 4, tokens] logits)
+        <float[3, 4] head = {1, 2, 3, 4, 5, 6, 7, 8, -1, -2, -3, -4}> {
+            rows = MatMul (x, head)
+            logits = Transpose <perm = [0, 2, 1]> (rows)
+        }""")
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, (2, 5))
+    labels[0, 1:3] = -100
+    batch = {"x": rng.standard_normal((2, 5, 3)).astype(np.float32), "labels": labels}
+    metrics = ["accuracy", "perplexity", "top_2", "f1:macro"]
+    program = burnish.compile(model, loss="cross_entropy:class_axis=-1", metrics=metrics)
+    assert program.options["predictions"] == [{"output": "p", "reads": "logits"}]
+    assert [entry.extents for entry in program.signature["step"].inputs if entry.name == "labels"] == [("batch", "tokens")]
+    figures = burnish.Session(program).evaluate(batch)
+    expected = burnish.Session(burnish.compile(moved, metrics=metrics)).evaluate(batch)
+    assert figures == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 2, True, "last"])
+def test_classes_are_along_the_second_or_the_last_axis(axis: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"class_axis must be 1 or -1, not {axis!r}"):
+        losses.cross_entropy(class_axis=axis)  # type: ignore[arg-type]

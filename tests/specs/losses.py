@@ -106,6 +106,26 @@ def _cross_entropy() -> list[LossCase]:
     return cases
 
 
+def _cross_entropy_along_the_last_axis() -> list[LossCase]:
+    cases = []
+    for shape, weight, ignored, probabilities in itertools.product(CLASSIFIED, (None, WEIGHT), (-100, 1), (False, True)):
+        x, labels = _classified(shape, ignored)
+        own, tensor = _weights(weight, shape[1])
+        settings = {"label_smoothing": 0.1} if probabilities else {"label_smoothing": 0.1, "ignore_index": ignored}
+        loss = losses.cross_entropy(weight=own, probabilities=probabilities, class_axis=-1, **settings)
+        function = _with(F.cross_entropy, weight=tensor, **settings)
+        compared = {"labels": labels}
+        if probabilities:
+            compared = {"targets": _rng().dirichlet(np.ones(shape[1]), (shape[0], *shape[2:]))}
+        cases.append(LossCase(loss, _classes_last(function), {"x": np.moveaxis(x, 1, -1).copy()}, compared))
+    return cases
+
+
+def _classes_last(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function of [N, C, d1, ...] for [N, d1, ..., C]."""
+    return lambda x, y: function(torch.movedim(x, -1, 1), torch.movedim(y, -1, 1) if y.ndim == x.ndim else y)
+
+
 def _log_softmax(x: np.ndarray) -> np.ndarray:
     return torch.log_softmax(torch.from_numpy(x), 1).numpy()
 
@@ -266,6 +286,7 @@ def _segmentation() -> list[LossCase]:
 CASES = [
     *_regression(),
     *_cross_entropy(),
+    *_cross_entropy_along_the_last_axis(),
     *_likelihood(),
     *_binary(),
     *_margins(),

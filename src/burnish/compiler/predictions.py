@@ -158,6 +158,8 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
     """
     movers: list[tuple[ir.Node, ir.Value]] = []
     axis = activation.axis
+    if axis is not None and axis < 0 and value.shape is not None:
+        axis += len(value.shape)
     while (node := value.producer()) is not None and node.domain == "" and node.inputs and node.inputs[0] is not None:
         if node.op_type in activation.operators:
             if axis is None or _is_along(node, axis):

@@ -50,7 +50,7 @@ class Activation:
 
     Attributes:
         operators: the standard operators that do it.
-        axis: the axis along which they do, or None where they work on each element.
+        axis: the axis along which they do, -1 for the last, or None where they work on each element.
     """
 
     operators: tuple[str, ...]

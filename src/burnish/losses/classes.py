@@ -14,19 +14,28 @@ from burnish.ops.labels import CLASS_AXIS, class_count
 from burnish.settings import is_number, is_whole
 
 
-def classified_shape(loss: str, prediction: Tensor, weight: Sequence[float] | None = None, option: str = "weight") -> Extents:
+def classified_shape(
+    loss: str,
+    prediction: Tensor,
+    weight: Sequence[float] | None = None,
+    option: str = "weight",
+    class_axis: int = CLASS_AXIS,
+) -> Extents:
     """Return the extents of a prediction ``[N, C, d1, ...]``, for which ``option`` gave one number per class, or None.
+
+    Its classes are along ``class_axis``, 1 or -1.
 
     Raises:
         ConfigurationError: it is not floating-point, has no class axis, or not one class per weight.
     """
     shape = floating_shape(loss, prediction)
     if len(shape) < 2:
+        expected = "[batch, classes, ...]" if class_axis == CLASS_AXIS else "[batch, ..., classes]"
         raise ConfigurationError(
-            f"{loss}: the prediction '{prediction.name}' has shape {list(shape)}, and classes are read along axis 1: "
-            "the model must give [batch, classes, ...]; add a batch axis, or name another output (outputs=...)"
+            f"{loss}: the prediction '{prediction.name}' has shape {list(shape)}, and classes are read along axis {class_axis}: "
+            f"the model must give {expected}; add a batch axis, or name another output (outputs=...)"
         )
-    classes = shape[CLASS_AXIS]
+    classes = shape[class_axis]
     if isinstance(classes, int) and weight is not None and len(weight) != classes:
         raise ConfigurationError(
             f"{loss}: {option} has {len(weight)} numbers, and the prediction '{prediction.name}' has "
@@ -35,18 +44,25 @@ def classified_shape(loss: str, prediction: Tensor, weight: Sequence[float] | No
     return shape
 
 
-def class_labels(loss: str, prediction: Tensor, ignored: int | None, weight: Sequence[float] | None = None) -> LabelSpec:
+def class_labels(
+    loss: str,
+    prediction: Tensor,
+    ignored: int | None,
+    weight: Sequence[float] | None = None,
+    class_axis: int = CLASS_AXIS,
+) -> LabelSpec:
     """Return the spec of ``labels``: the prediction's shape without the class axis, int64, 0 to C - 1.
 
     Raises:
         ConfigurationError: as ``classified_shape``.
     """
-    shape = classified_shape(loss, prediction, weight)
-    classes = shape[CLASS_AXIS]
+    shape = classified_shape(loss, prediction, weight, class_axis=class_axis)
+    axis = class_axis % len(shape)
+    classes = shape[axis]
     return LabelSpec(
         "labels",
         ir.DataType.INT64,
-        (*shape[:CLASS_AXIS], *shape[CLASS_AXIS + 1 :]),
+        (*shape[:axis], *shape[axis + 1 :]),
         minimum=0,
         maximum=classes - 1 if isinstance(classes, int) else None,
         ignored=ignored,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +13,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
     SOFTMAX,
+    Compared,
+    Extents,
     LabelSpec,
     LossBase,
     Reading,
@@ -35,10 +37,12 @@ from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY
 from burnish.ops.labels import CLASS_AXIS, class_count
 from burnish.settings import is_number
 
+LAST_AXIS = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(LossBase):
-    """Softmax cross-entropy from logits ``[N, C, d1, ...]``; the class axis is 1.
+    """Softmax cross-entropy from logits ``[N, C, d1, ...]``, or ``[N, d1, ..., C]`` with ``class_axis=-1``.
 
     With log p = LogSoftmax(logits), y the label, w the class weights (1 where none are given) and s the smoothing, over class
     indices (``labels``, ``[N, d1, ...]``)::
@@ -59,6 +63,7 @@ class CrossEntropy(LossBase):
         label_smoothing: share s of the target that is spread evenly over all classes, in [0, 1].
         weight: one finite number >= 0 per class, or None.
         probabilities: compare with probabilities in place of class indices.
+        class_axis: 1, or -1 for a model whose classes are along the last axis, as those of language models are.
         reduction: ``mean`` as above; ``sum`` leaves the division out (the sum of weights is the constant 1).
     """
 
@@ -68,10 +73,13 @@ class CrossEntropy(LossBase):
     label_smoothing: float = 0.0
     weight: tuple[float, ...] | None = None
     probabilities: bool = False
+    class_axis: int = CLASS_AXIS
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
+        if isinstance(self.class_axis, bool) or self.class_axis not in (CLASS_AXIS, LAST_AXIS):
+            raise ConfigurationError(f"{self.name}: class_axis must be 1 or -1, not {self.class_axis!r}")
         if not is_number(self.label_smoothing) or not 0.0 <= self.label_smoothing <= 1.0:
             raise ConfigurationError(f"{self.name}: label_smoothing must be between 0 and 1, not {self.label_smoothing!r}")
         check_ignore_index(self.name, self.ignore_index)
@@ -79,7 +87,7 @@ class CrossEntropy(LossBase):
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        return (Reading(activation=SOFTMAX),)
+        return (Reading(activation=replace(SOFTMAX, axis=self.class_axis)),)
 
     @property
     def default_metrics(self) -> tuple[str, ...]:
@@ -97,24 +105,46 @@ class CrossEntropy(LossBase):
         """
         (prediction,) = predictions
         if not self.probabilities:
-            return (class_labels(self.name, prediction, self.ignore_index, self.weight),)
-        shape = classified_shape(self.name, prediction, self.weight)
+            return (class_labels(self.name, prediction, self.ignore_index, self.weight, self.class_axis),)
+        shape = self._shape(prediction)
         return (LabelSpec("targets", prediction.dtype, shape, minimum=0, maximum=1),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
         """Emit one term.
 
         Args:
-            predictions: logits ``[N, C, d1, ...]``, floating-point.
-            labels: class indices ``[N, d1, ...]``, int64, each in [0, C) or ``ignore_index``; or probabilities
-                ``[N, C, d1, ...]`` of the logits' dtype.
+            predictions: logits ``[N, C, d1, ...]`` (``[N, d1, ..., C]``), floating-point.
+            labels: class indices ``[N, d1, ...]``, int64, each in [0, C) or ``ignore_index``; or probabilities of the logits'
+                shape and dtype.
 
         Raises:
             ConfigurationError: as ``label_specs``, or logits and probabilities whose shapes are known to differ.
         """
-        (prediction,), (label,) = predictions, labels
-        classified_shape(self.name, prediction, self.weight)
+        self._shape(predictions[0])
+        prediction, label = self._by_position(predictions[0], labels[0])
         return (self._over_probabilities(prediction, label) if self.probabilities else self._over_indices(prediction, label),)
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared:
+        (spec,) = self.label_specs(predictions)
+        return Compared(*self._by_position(predictions[0], labels[0]), self, spec, self.scale)
+
+    def _shape(self, prediction: Tensor) -> Extents:
+        return classified_shape(self.name, prediction, self.weight, class_axis=self.class_axis)
+
+    def _by_position(self, prediction: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both with the classes along axis 1; where they are along the last, as one row of classes for each position.
+
+        The elements stay where they are in memory: a softmax goes along lines without gaps.
+        """
+        if self.class_axis == CLASS_AXIS:
+            return prediction, label
+        builder, last = prediction.builder, len(self._shape(prediction)) - 1
+        if self.probabilities:
+            check_same_shape(self.name, prediction, label)
+            label = builder.op("Flatten", label, axis=last)
+        else:
+            label = builder.op("Reshape", label, builder.integers([-1]))
+        return builder.op("Flatten", prediction, axis=last), label
 
     def _over_indices(self, logits: Tensor, label: Tensor) -> Term:
         builder = logits.builder
@@ -145,6 +175,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     weight: Sequence[float] | None = None,
     probabilities: bool = False,
+    class_axis: int = CLASS_AXIS,
     reduction: Reduction = "mean",
 ) -> CrossEntropy:
     """Return softmax cross-entropy from logits, over class indices or probabilities; see ``CrossEntropy``."""
@@ -153,5 +184,6 @@ def cross_entropy(
         label_smoothing=label_smoothing,
         weight=None if weight is None else tuple(weight),
         probabilities=probabilities,
+        class_axis=class_axis,
         reduction=reduction,
     )

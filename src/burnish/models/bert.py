@@ -1,0 +1,83 @@
+"""An encoder over tokens, after Devlin et al. 2018, "BERT: Pre-training of deep bidirectional transformers"."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Tensor
+from burnish.models.transformer import BATCH, TOKENS, Transformer, check_sizes
+
+
+def bert(
+    vocabulary: int,
+    classes: int | None = None,
+    width: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    hidden: int | None = None,
+    positions: int = 128,
+    dropout: float = 0.1,
+    seed: int = 0,
+) -> ir.Model:
+    """Build an encoder in standard ONNX, in inference form, with initial weights: one that fills gaps, or a classifier.
+
+    Each token looks up a row of a table, to which the row of its position is added. Layers of attention over all tokens that are
+    no padding, and of feed-forward networks with GELU, follow; layer normalization comes after each addition.
+
+    Without ``classes``, a dense layer with GELU and layer normalization gives a vector for each token, and the logits are its
+    products with the rows of the table of tokens, which is *tied*: it is read at both ends. With ``classes``, a dense layer with
+    tanh (the pooler) and another one read what stands for the first token. The weights of the encoder have the same names in
+    both, so that a classifier goes on from what the other one has learned.
+
+    Args:
+        vocabulary: rows of the table of tokens.
+        classes: of a classifier; None for masked language modelling.
+        width: of what stands for a token.
+        layers: of attention and feed-forward network.
+        heads: of attention.
+        hidden: width inside of the feed-forward networks; by default four times ``width``.
+        positions: the longest text, in tokens.
+        dropout: share of values that training drops, of the embedding and of what is added in each layer.
+        seed: of the initial weights: normal with a standard deviation of 0.02, and zero biases.
+
+    Returns:
+        A model with the inputs ``input_ids`` and ``attention_mask`` (int64, [batch, tokens]; the mask is 0 at padding) and the
+        output ``logits`` (float32): [batch, tokens, vocabulary], or [batch, classes].
+
+    Raises:
+        ConfigurationError: a size that is no whole number of at least 1, heads that do not divide the width, or no ratio.
+    """
+    hidden = 4 * width if hidden is None else hidden
+    sizes = {"vocabulary": vocabulary, "layers": layers, "hidden": hidden, "positions": positions}
+    check_sizes("bert", heads, width, dropout, **sizes, **({} if classes is None else {"classes": classes}))
+    network = Transformer("bert", width, heads, hidden, 1e-12, dropout, seed)
+    builder = network.builder
+    ids, mask = network.input("input_ids"), network.input("attention_mask")
+    table = network.drawn("embeddings.tokens", vocabulary, width)
+    place = builder.op("Gather", network.drawn("embeddings.positions", positions, width), network.places(ids), axis=0)
+    x = network.dropout(network.norm("embeddings.norm", builder.op("Gather", table, ids, axis=0) + place))
+    is_padding = builder.op("Unsqueeze", builder.op("Equal", mask, 0), builder.integers([1, 2]))
+    added = network.hidden_keys(is_padding)
+    for layer in range(1, layers + 1):
+        name = f"layers.{layer}"
+        attended = network.attention(f"{name}.attention", x, added)
+        x = network.norm(f"{name}.attention.norm", x + network.dropout(attended))
+        x = network.norm(f"{name}.norm", x + network.dropout(network.feed_forward(name, x, "gelu")))
+    if classes is None:
+        return network.model(_gaps(network, x, table, vocabulary), BATCH, TOKENS, vocabulary)
+    return network.model(_classes(network, x, classes), BATCH, classes)
+
+
+def _gaps(network: Transformer, x: Tensor, table: Tensor, vocabulary: int) -> Tensor:
+    """For each token, how likely each of the vocabulary stood there."""
+    x = network.activated(network.dense("head.dense", x, network.width, network.width), "gelu")
+    return network.scores(network.norm("head.norm", x), table) + network.weight("head.bias", np.zeros(vocabulary))
+
+
+def _classes(network: Transformer, x: Tensor, classes: int) -> Tensor:
+    """How likely each class is, by what stands for the first token."""
+    builder = network.builder
+    first = builder.op("Gather", x, builder.scalar(0, ir.DataType.INT64), axis=1)
+    pooled = builder.op("Tanh", network.dense("pooler", first, network.width, network.width))
+    return network.dense("classifier", network.dropout(pooled), network.width, classes)

@@ -1,0 +1,71 @@
+"""A decoder over tokens, after Radford et al. 2019, "Language models are unsupervised multitask learners"."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.models.transformer import BATCH, DEVIATION, TOKENS, Transformer, check_sizes
+
+
+def gpt2(
+    vocabulary: int,
+    width: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    hidden: int | None = None,
+    positions: int = 128,
+    dropout: float = 0.1,
+    tied: bool = True,
+    seed: int = 0,
+) -> ir.Model:
+    """Build a decoder in standard ONNX, in inference form, with initial weights: what says which token comes next.
+
+    Each token looks up a row of a table, to which the row of its position is added. Layers of attention over the token itself and
+    those before it, and of feed-forward networks with GELU (approximated by tanh), follow; layer normalization comes before each,
+    and once more at the end. The logits are products with the rows of the table of tokens, or with those of a head of its own.
+
+    No mask is needed: padding comes after a text, and nothing before it looks there.
+
+    Args:
+        vocabulary: rows of the table of tokens.
+        width: of what stands for a token.
+        layers: of attention and feed-forward network.
+        heads: of attention.
+        hidden: width inside of the feed-forward networks; by default four times ``width``.
+        positions: the longest text, in tokens.
+        dropout: share of values that training drops, of the embedding and of what is added in each layer.
+        tied: whether the table of tokens is the head too. Its gradient is then of all rows (``compile(sparse=...)``).
+        seed: of the initial weights: normal with a standard deviation of 0.02, or 0.02 / sqrt(2 layers) of what is added in each
+            layer, and zero biases.
+
+    Returns:
+        A model with the input ``input_ids`` (int64, [batch, tokens]) and the output ``logits`` (float32, [batch, tokens,
+        vocabulary]): for each token, the one after it.
+
+    Raises:
+        ConfigurationError: a size that is no whole number of at least 1, heads that do not divide the width, or no ratio.
+    """
+    hidden = 4 * width if hidden is None else hidden
+    sizes = {"vocabulary": vocabulary, "layers": layers, "hidden": hidden, "positions": positions}
+    check_sizes("gpt2", heads, width, dropout, **sizes)
+    network = Transformer("gpt2", width, heads, hidden, 1e-5, dropout, seed)
+    builder = network.builder
+    ids = network.input("input_ids")
+    table = network.drawn("embeddings.tokens", vocabulary, width)
+    places = network.places(ids)
+    place = builder.op("Gather", network.drawn("embeddings.positions", positions, width), places, axis=0)
+    x = network.dropout(builder.op("Gather", table, ids, axis=0) + place)
+    comes_after = builder.op("Greater", places, builder.op("Unsqueeze", places, builder.integers([1])))
+    added = network.hidden_keys(comes_after)
+    added_by_layers = DEVIATION / float(np.sqrt(2 * layers))
+    for layer in range(1, layers + 1):
+        name = f"layers.{layer}"
+        normed = network.norm(f"{name}.attention.norm", x)
+        x = x + network.dropout(network.attention(f"{name}.attention", normed, added, added_by_layers))
+        normed = network.norm(f"{name}.norm", x)
+        x = x + network.dropout(network.feed_forward(name, normed, "gelu_tanh", added_by_layers))
+    x = network.norm("norm", x)
+    return network.model(
+        network.scores(x, table if tied else network.drawn("head.weight", vocabulary, width)), BATCH, TOKENS, vocabulary
+    )

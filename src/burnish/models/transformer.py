@@ -1,0 +1,124 @@
+"""The layers that transformers over tokens share, after Vaswani et al. 2017, "Attention is all you need"."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.settings import is_number, is_whole
+
+OPSET = 20
+IR_VERSION = 9
+BATCH, TOKENS = "batch", "tokens"
+DEVIATION = 0.02
+"""Of the initial weights of BERT and GPT-2."""
+Activation = Literal["gelu", "gelu_tanh"]
+
+
+def check_sizes(model: str, heads: int, width: int, dropout: float, **sizes: int) -> None:
+    """Raise ConfigurationError for sizes that are no whole numbers of at least 1 or do not fit each other, and for no ratio."""
+    sizes = {**sizes, "width": width, "heads": heads}
+    wrong = next((name for name, size in sizes.items() if not is_whole(size) or size < 1), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{model}: {wrong}={sizes[wrong]!r}: give a whole number of 1 or more")
+    if width % heads:
+        raise ConfigurationError(f"{model}: width={width} is no multiple of heads={heads}: each head has its part of the width")
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise ConfigurationError(f"{model}: dropout={dropout!r}: give the share that is dropped, from 0 to below 1")
+
+
+class Transformer:
+    """Emits layers over [batch, tokens, width] and registers their weights as initializers, drawn in the order of emission.
+
+    Args:
+        name: of the graph.
+        width: of what stands for a token.
+        heads: of attention.
+        hidden: width inside of a feed-forward network.
+        epsilon: of layer normalization.
+        dropout: the share of values that training drops where a layer's result is added.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, name: str, width: int, heads: int, hidden: int, epsilon: float, dropout: float, seed: int):
+        self.graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
+        self.builder = Builder(self.graph)
+        self.width, self.heads, self.hidden, self.epsilon, self.ratio = width, heads, hidden, epsilon, dropout
+        self._generator = np.random.default_rng(seed)
+
+    def input(self, name: str) -> Tensor:
+        """Add an input of whole numbers, one for each token."""
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([BATCH, TOKENS]))
+        self.graph.inputs.append(value)
+        return self.builder.tensor(value)
+
+    def weight(self, name: str, array: np.ndarray) -> Tensor:
+        tensor = ir.tensor(np.ascontiguousarray(array, dtype=np.float32), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        self.graph.register_initializer(value)
+        return self.builder.tensor(value)
+
+    def drawn(self, name: str, *shape: int, deviation: float = DEVIATION) -> Tensor:
+        """Add a weight of normal numbers."""
+        return self.weight(name, self._generator.normal(0.0, deviation, shape))
+
+    def dense(self, name: str, x: Tensor, inputs: int, outputs: int, deviation: float = DEVIATION) -> Tensor:
+        product = self.builder.op("MatMul", x, self.drawn(f"{name}.weight", inputs, outputs, deviation=deviation))
+        return product + self.weight(f"{name}.bias", np.zeros(outputs))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        scale, bias = self.weight(f"{name}.weight", np.ones(self.width)), self.weight(f"{name}.bias", np.zeros(self.width))
+        return self.builder.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.epsilon)
+
+    def dropout(self, x: Tensor) -> Tensor:
+        return x if self.ratio == 0 else self.builder.op("Dropout", x, self.builder.scalar(self.ratio, ir.DataType.FLOAT))
+
+    def places(self, ids: Tensor) -> Tensor:
+        """Emit 0, 1, ... for the tokens of a text, int64 [tokens]."""
+        zero, one = (self.builder.scalar(number, ir.DataType.INT64) for number in (0, 1))
+        count = self.builder.op(
+            "Squeeze", self.builder.op("Shape", ids, start=1, end=2), self.builder.integers([0]), shape=ir.Shape([])
+        )
+        return self.builder.op("Range", zero, count, one, shape=ir.Shape([TOKENS]))
+
+    def hidden_keys(self, is_hidden: Tensor) -> Tensor:
+        """Emit what is added to the scores of attention: the smallest number where a key is hidden, else 0."""
+        lowest, zero = (self.builder.scalar(number, ir.DataType.FLOAT) for number in (float(np.finfo(np.float32).min), 0.0))
+        return self.builder.op("Where", is_hidden, lowest, zero)
+
+    def attention(self, name: str, x: Tensor, mask: Tensor, deviation: float = DEVIATION) -> Tensor:
+        """Self-attention of several heads; ``mask`` is added to the scores."""
+        builder, size = self.builder, self.width // self.heads
+        to_heads = builder.integers([0, 0, self.heads, size])
+        query, key, value = (
+            builder.op("Reshape", self.dense(f"{name}.{part}", x, self.width, self.width), to_heads)
+            for part in ("query", "key", "value")
+        )
+        query, value = (builder.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
+        scores = builder.op("MatMul", query, builder.op("Transpose", key, perm=[0, 2, 3, 1])) / float(np.sqrt(size))
+        mixed = builder.op("MatMul", builder.op("Softmax", scores + mask, axis=-1), value)
+        joined = builder.op("Reshape", builder.op("Transpose", mixed, perm=[0, 2, 1, 3]), builder.integers([0, 0, self.width]))
+        return self.dense(f"{name}.output", joined, self.width, self.width, deviation)
+
+    def feed_forward(self, name: str, x: Tensor, activation: Activation, deviation: float = DEVIATION) -> Tensor:
+        """Two dense layers with GELU between (Hendrycks and Gimpel 2016), or with its approximation by tanh."""
+        wide = self.dense(f"{name}.up", x, self.width, self.hidden)
+        return self.dense(f"{name}.down", self.activated(wide, activation), self.hidden, self.width, deviation)
+
+    def activated(self, x: Tensor, activation: Activation) -> Tensor:
+        return self.builder.op("Gelu", x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+    def scores(self, x: Tensor, table: Tensor) -> Tensor:
+        """Emit the product of each token with each row of a table: [batch, tokens, rows]."""
+        return self.builder.op("MatMul", x, self.builder.op("Transpose", table, perm=[1, 0]))
+
+    def model(self, logits: Tensor, *extents: str | int) -> ir.Model:
+        """Return the model that gives ``logits`` of these extents."""
+        logits.value.name = "logits"
+        logits.value.shape = ir.Shape(list(extents))
+        self.graph.outputs.append(logits.value)
+        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="burnish")
