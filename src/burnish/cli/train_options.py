@@ -59,6 +59,13 @@ class Course(OptionGroup):
     keep_checkpoints: Annotated[
         int, typer.Option("--keep-checkpoints", min=1, help="How many checkpoints to keep; 1: the latest.")
     ] = 1
+    journal: Annotated[
+        bool,
+        typer.Option(
+            "--journal",
+            help="Save, of embedding tables that are updated by rows, the rows that changed since the checkpoint before.",
+        ),
+    ] = False
     best_metric: Annotated[
         str | None, typer.Option("--best-metric", help="What decides the best epoch; by default the first metric.")
     ] = None

@@ -176,6 +176,7 @@ class TrainingRun:
             run_directory=self.folder,
             checkpoint_every=course.checkpoint_every,
             keep_checkpoints=course.keep_checkpoints,
+            journal=course.journal,
             best_metric=course.best_metric,
             resume=self.resumes,
             overwrite=self.results.overwrite and not self.resumes,

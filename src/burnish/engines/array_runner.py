@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
+from burnish.engines.interrupts import uninterrupted
+from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -20,11 +23,24 @@ class ArrayRunner:
         executable: the program.
         state: every state entry by name; copied.
         load: returns a graph of the executable, by its name, as something to call.
+        load_model: returns a graph that is made of one of the executable's as something to call. With it, tables that are updated
+            by rows are written in place; without, each step makes new ones.
     """
 
-    def __init__(self, executable: Executable, state: Mapping[str, np.ndarray], load: Callable[[str], LoadedModel]):
+    def __init__(
+        self,
+        executable: Executable,
+        state: Mapping[str, np.ndarray],
+        load: Callable[[str], LoadedModel],
+        load_model: Callable[[ir.Model, str], LoadedModel] | None = None,
+    ):
+        self._executable = executable
         self._signature = executable.signature
         self._load = load
+        self._load_model = load_model
+        self._row_writes: list[RowWrite] = []
+        if load_model is not None:
+            self.row_changes = RowChanges()
         self._state = {name: np.array(array) for name, array in state.items()}
         self._loaded: dict[str, LoadedModel] = {}
 
@@ -32,8 +48,18 @@ class ArrayRunner:
         outputs = self._run("step", inputs)
         signature = self._signature["step"]
         check_finite_loss(signature, outputs, lambda: self._state)
-        for name, output in signature.updates.items():
-            self._state[name] = np.array(outputs.pop(output))
+        by_rows = {write.entry for write in self._row_writes}
+        following = {name: np.array(outputs.pop(output)) for name, output in signature.updates.items() if name not in by_rows}
+        rows = {write: (outputs[write.indices].reshape(-1), outputs[write.rows]) for write in self._row_writes}
+        if self._row_writes:
+            self.row_changes.note(self._row_writes, outputs)
+        for write in self._row_writes:
+            outputs.pop(write.indices, None)
+            outputs.pop(write.rows, None)
+        with uninterrupted():
+            self._state |= following
+            for write, (indices, values) in rows.items():
+                self._state[write.entry][indices] = values
         return outputs
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
@@ -48,13 +74,25 @@ class ArrayRunner:
     def state_entry(self, name: str) -> np.ndarray:
         return self._state[name].copy()
 
+    def state_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        return np.take(self._state[name], rows, axis=0)
+
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._state = {name: np.array(state[name]) for name in self._state}
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         run = self._loaded.get(graph)
         if run is None:
-            run = self._loaded[graph] = self._load(graph)
+            run = self._loaded[graph] = self._load_step() if graph == "step" else self._load(graph)
         names = [entry.name for entry in self._signature[graph].inputs if entry.is_state]
         state = {name: self._state[instead.get(name, name)] for name in names}
         return run({**state, **inputs})
+
+    def _load_step(self) -> LoadedModel:
+        """The step's graph, without what writes rows of the state where it has such."""
+        signature = self._signature["step"]
+        if self._load_model is None or not written_by_rows(signature):
+            return self._load("step")
+        model = self._executable.copy_of("step")
+        self._row_writes = take_row_writes(model.graph, [entry.name for entry in signature.outputs], signature)
+        return self._load_model(model, "step")

@@ -7,9 +7,11 @@ has succeeded: no table is copied, and a step that fails leaves every one as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import EngineError
@@ -29,6 +31,92 @@ class RowWrite:
     entry: str
     indices: str
     rows: str
+
+
+class RowChanges:
+    """Which rows of state entries a runner has written since ``begin``; nothing is noted before it.
+
+    What it holds grows with the rows that differ, and not with the steps.
+
+    Attributes:
+        log: called with the state entries and the rows, before they are written, while rows are noted.
+    """
+
+    def __init__(self) -> None:
+        self.log: Callable[[tuple[str, ...], np.ndarray], None] | None = None
+        self._noted: dict[str, _Rows] | None = None
+        self._entries: dict[str, list[str]] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether rows are noted."""
+        return self._noted is not None
+
+    def begin(self) -> None:
+        """Note rows from here on, and forget those before."""
+        self._noted = {}
+
+    def stop(self) -> None:
+        """Note nothing any more."""
+        self._noted = None
+
+    def note(self, writes: Iterable[RowWrite], indices: Mapping[str, np.ndarray]) -> None:
+        """Note the rows that are about to be written.
+
+        Args:
+            writes: of the step.
+            indices: int64, of any shape, by the name of the output that they are; they are copied.
+        """
+        if self._noted is None:
+            return
+        if not self._entries:
+            for write in writes:
+                self._entries.setdefault(write.indices, []).append(write.entry)
+        for name, entries in self._entries.items():
+            rows = np.array(indices[name], np.int64).reshape(-1)
+            if self.log is not None:
+                self.log(tuple(entries), rows)
+            self._noted.setdefault(name, _Rows()).add(rows)
+
+    def changed(self) -> dict[tuple[str, ...], np.ndarray]:
+        """Return the rows written since ``begin``, int64, ascending, each once, by the state entries that share them."""
+        noted = {} if self._noted is None else self._noted
+        return {tuple(self._entries[name]): rows.merged() for name, rows in noted.items()}
+
+
+class _Rows:
+    """Rows that come in parts; merged whenever as many have come as there were different ones."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._count = 0
+        self._merged_at = 1 << 12
+
+    def add(self, rows: np.ndarray) -> None:
+        self._parts.append(rows)
+        self._count += rows.size
+        if self._count > self._merged_at:
+            self._merged_at = max(self._merged_at, 2 * self.merged().size)
+
+    def merged(self) -> np.ndarray:
+        merged = np.unique(np.concatenate(self._parts)) if self._parts else np.empty(0, np.int64)
+        self._parts, self._count = [merged], merged.size
+        return merged
+
+
+@runtime_checkable
+class RowWriter(Protocol):
+    """A runner that writes rows of its state in place (``take_row_writes``), and says which.
+
+    Attributes:
+        row_changes: the rows that it has written.
+    """
+
+    row_changes: RowChanges
+
+    def state_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return copies of rows of one state entry, without copying the others."""
+        ...
 
 
 def written_by_rows(signature: GraphSignature) -> frozenset[str]:

@@ -193,6 +193,12 @@ class StateFile(LazyArrays):
         self._read_into(array.reshape(-1).view(np.uint8).data, self._offsets[name])
         return _little_endian(array)
 
+    def read_into(self, name: str, target: np.ndarray) -> None:
+        if not target.flags.c_contiguous or sys.byteorder == "big":
+            np.copyto(target, self[name], casting="no")
+        else:
+            self._read_into(target.reshape(-1).view(np.uint8).data, self._offsets[name])
+
     def _read_into(self, content: memoryview, offset: int) -> None:
         """Fill a buffer with what is in the file from a place behind the header on."""
         try:

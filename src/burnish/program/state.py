@@ -24,6 +24,10 @@ class LazyArrays(Mapping[str, np.ndarray]):
     def kind(self, name: str) -> Kind:
         """Return the dtype and the shape of an array, without making it."""
 
+    def read_into(self, name: str, target: np.ndarray) -> None:
+        """Fill an array of the same dtype and shape; a subclass that need not make the array for it says how."""
+        np.copyto(target, self[name], casting="no")
+
 
 class EntriesOnRequest(LazyArrays):
     """State entries that are read, each when it is asked for, from what holds them.
@@ -77,11 +81,22 @@ class _Chosen(LazyArrays):
     def kind(self, name: str) -> Kind:
         return self._arrays.kind(name)
 
+    def read_into(self, name: str, target: np.ndarray) -> None:
+        self._arrays.read_into(name, target)
+
 
 def chosen(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> Mapping[str, np.ndarray]:
     """Return the arrays of these names, as far as they are there; those made on request are not made."""
     present = [name for name in names if name in arrays]
     return _Chosen(arrays, present) if isinstance(arrays, LazyArrays) else {name: arrays[name] for name in present}
+
+
+def read_into(arrays: Mapping[str, np.ndarray], name: str, target: np.ndarray) -> None:
+    """Fill an array with one of its dtype and shape by name; one that is made on request may not be made for it."""
+    if isinstance(arrays, LazyArrays):
+        arrays.read_into(name, target)
+    else:
+        np.copyto(target, arrays[name], casting="no")
 
 
 def kind_of(arrays: Mapping[str, np.ndarray], name: str) -> Kind:

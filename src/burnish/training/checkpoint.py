@@ -2,6 +2,9 @@
 
 The file's text header holds the format version, the identity of the program, the step, the engine, a checksum of the arrays and
 what the caller adds (the position in the data). Nothing is unpickled.
+
+A checkpoint with a journal has format 2: its file holds what every step changes, and names a base and the records of changed rows
+in the folder ``journal`` beside it (``burnish.training.journal``).
 """
 
 from __future__ import annotations
@@ -18,14 +21,19 @@ import numpy as np
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import file_path
 from burnish.formats.identity import graph_hashes, program_hash
+from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
 from burnish.formats.state_file import StateFile, write_state_file
 from burnish.program import Program
 from burnish.program.state import check_state, state_differences
 
 FORMAT = "burnish checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+WHOLE, WITH_JOURNAL = 1, 2
+"""The versions that are written: a state in one file, which the first burnish reads too, and one that goes on from a base."""
 EXAMPLE = "last.safetensors"
 CHECKSUM = "checksum"
+JOURNAL = "journal"
+"""The entry of the header with the place in a journal, and the folder of journals beside checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Checkpoint:
         engine: the name of the engine that it was made on.
         extra: what the caller added: JSON-compatible values.
         metadata: entries for the ``metadata_props`` of an exported model.
+        journal: up to where in which journal it goes; None for a state in one file.
     """
 
     state: Mapping[str, np.ndarray]
@@ -60,6 +69,7 @@ class Checkpoint:
     engine: str
     extra: dict[str, Any]
     metadata: dict[str, str] = field(default_factory=dict)
+    journal: JournalPlace | None = None
 
 
 def write_checkpoint(
@@ -72,6 +82,7 @@ def write_checkpoint(
     extra: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
     check: Callable[[str, np.ndarray], None] | None = None,
+    journal: JournalPlace | None = None,
 ) -> None:
     """Write a checkpoint, whole or not at all; an earlier file of this name is replaced only by a whole one.
 
@@ -84,6 +95,7 @@ def write_checkpoint(
         extra: JSON-compatible values that ``read_checkpoint`` gives back.
         metadata: entries for the ``metadata_props`` of an exported model.
         check: as ``write_state_file`` takes it.
+        journal: where the rest of the state is; ``state`` is then what is not there.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -103,13 +115,14 @@ def write_checkpoint(
         raise CheckpointError(f"The folder of '{path}' cannot be made: {error}. Choose a folder you can write to") from error
     header = {
         "format": FORMAT,
-        "version": str(FORMAT_VERSION),
+        "version": str(WHOLE if journal is None else WITH_JOURNAL),
         "step": str(step),
         "program": identity.program,
         "graphs": json.dumps(identity.graphs),
         "engine": engine,
         "extra": extra_text,
         **({"metadata": json.dumps(dict(metadata))} if metadata else {}),
+        **({} if journal is None else {JOURNAL: journal.as_json()}),
     }
     try:
         write_state_file(path, state, header, checksum=CHECKSUM, check=check)
@@ -140,8 +153,44 @@ def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
         CheckpointError: as ``read_checkpoint``; also from reading an array.
     """
     path = file_path(path, EXAMPLE)
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(StateFile(path, "checkpoint"))
+        checkpoint = _described(path, file)
+        if checkpoint.journal is not None:
+            checkpoint = replace(checkpoint, state=opened.enter_context(_journalled(path, file, checkpoint.journal)))
+        yield checkpoint
+
+
+@contextlib.contextmanager
+def _journalled(path: Path, head: StateFile, place: JournalPlace) -> Iterator[JournalledState]:
+    """The state of a checkpoint that goes on from a base."""
+    folder = path.parent / JOURNAL
+    if not (folder / place.base).is_file():
+        raise CheckpointError(
+            f"The checkpoint '{path}' goes on from '{folder / place.base}', which is not there: keep the folder '{JOURNAL}' "
+            "beside it, or use a whole checkpoint, which is saved without journal"
+        )
+    with StateFile(folder / place.base, "base of a journal") as base:
+        described = _described(folder / place.base, base)
+        if base.metadata.get(CHECKSUM) != place.base_checksum or described.identity.program != head.metadata["program"]:
+            raise CheckpointError(
+                f"'{folder / place.base}' is not the base that the checkpoint '{path}' goes on from: use an earlier checkpoint"
+            )
+        with JournalledState(head, base, RowJournal(folder / place.rows, place.base, place.end, base.kind)) as state:
+            yield state
+
+
+def place_of(path: Path) -> JournalPlace | None:
+    """Return the place in a journal that a checkpoint names, without reading anything else of it; None where it names none.
+
+    Raises:
+        CheckpointError: it is no checkpoint.
+    """
     with StateFile(path, "checkpoint") as file:
-        yield _described(path, file)
+        try:
+            return JournalPlace.from_json(file.metadata[JOURNAL]) if JOURNAL in file.metadata else None
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"The header of the checkpoint '{path}' is damaged ({error!r})") from error
 
 
 def _described(path: Path, file: StateFile) -> Checkpoint:
@@ -161,7 +210,9 @@ def _described(path: Path, file: StateFile) -> Checkpoint:
             raise CheckpointError(f"'{path}' is damaged: its arrays are not those that were written. Use an earlier checkpoint")
         identity = ProgramIdentity(header["program"], dict(json.loads(header["graphs"])))
         metadata = {str(key): str(value) for key, value in json.loads(header.get("metadata", "{}")).items()}
-        return Checkpoint(file, int(header["step"]), identity, header["engine"], dict(json.loads(header["extra"])), metadata)
+        extra = dict(json.loads(header["extra"]))
+        journal = JournalPlace.from_json(header[JOURNAL]) if version == WITH_JOURNAL else None
+        return Checkpoint(file, int(header["step"]), identity, header["engine"], extra, metadata, journal)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"

@@ -11,7 +11,8 @@ from typing import Any
 
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import replacing
-from burnish.training.checkpoint import read_checkpoint
+from burnish.training.checkpoint import open_checkpoint
+from burnish.training.journal import remove_unused, unfinished
 from burnish.training.session import Session
 
 LATEST, BEST = "latest.safetensors", "best.safetensors"
@@ -29,11 +30,13 @@ class CheckpointFolder:
     Args:
         folder: made when the first file is written.
         keep: how many checkpoints of the rolling set to keep; 1 keeps ``latest`` alone.
+        journal: save them as ``Session.save_checkpoint`` does with ``journal``.
     """
 
-    def __init__(self, folder: Path, keep: int = 1):
+    def __init__(self, folder: Path, keep: int = 1, journal: bool = False):
         self.folder = folder
         self.keep = keep
+        self.journal = journal
 
     @property
     def latest(self) -> Path:
@@ -60,7 +63,8 @@ class CheckpointFolder:
         """What the newest whole checkpoint says of its model's data; nothing where there is none."""
         for path in (self.latest, *self.numbered):
             try:
-                return read_checkpoint(path).metadata
+                with open_checkpoint(path) as checkpoint:
+                    return checkpoint.metadata
             except CheckpointError:
                 continue
         return {}
@@ -69,6 +73,7 @@ class CheckpointFolder:
         """Remove the checkpoints of an earlier run, and what a killed process left half written."""
         for path in (self.latest, self.best, *self.numbered, *self._left_behind()):
             path.unlink(missing_ok=True)
+        remove_unused(self.folder)
 
     def save(self, session: Session, extra: Mapping[str, Any]) -> None:
         """Write the latest checkpoint, and drop the oldest of the rolling set.
@@ -76,7 +81,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: the state holds NaN or infinite values, or a file cannot be written; earlier ones are untouched.
         """
-        session.save_checkpoint(self.latest, extra)
+        session.save_checkpoint(self.latest, extra, self.journal)
         if self.keep > 1:
             self._link(self.folder / f"step-{session.step_count:08d}.safetensors")
         for path in self.numbered[self.keep if self.keep > 1 else 0 :]:
@@ -84,13 +89,14 @@ class CheckpointFolder:
 
     def save_best(self, session: Session, extra: Mapping[str, Any]) -> None:
         """Write the best checkpoint, in place of an earlier one."""
-        session.save_checkpoint(self.best, extra)
+        session.save_checkpoint(self.best, extra, self.journal)
 
     def restore(self, session: Session) -> tuple[dict[str, Any], Path, list[str]]:
         """Restore the newest checkpoint that is whole, and remove what a killed process left half written.
 
         Returns:
-            The ``extra`` that it was saved with, its file, and why newer files were passed over, a sentence each.
+            The ``extra`` that it was saved with, its file, and a sentence on each newer file that was passed over, and on what
+            was dropped of a journal.
 
         Raises:
             CheckpointError: there is none, or none is whole; the message is that of the newest.
@@ -101,11 +107,16 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
         for path in (self.latest, *self.numbered):
             try:
-                return session.restore(path), path, passed_over
+                extra = session.restore(path)
             except CheckpointError as error:
                 first = first or error
                 if path.exists():
                     passed_over.append(f"Passed over: {error}")
+            else:
+                if (dropped := unfinished(path)) is not None:
+                    passed_over.append(dropped)
+                remove_unused(self.folder)
+                return extra, path, passed_over
         assert first is not None
         raise first
 

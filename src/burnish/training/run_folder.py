@@ -26,12 +26,12 @@ class RunFolder:
     Args:
         path: the folder.
         course: what the course of the run depends on, beside the program: a resumed run has to agree.
-        keep: as ``CheckpointFolder`` takes it.
+        keep, journal: as ``CheckpointFolder`` takes them.
     """
 
-    def __init__(self, path: Path, course: Mapping[str, Any], keep: int = 1):
+    def __init__(self, path: Path, course: Mapping[str, Any], keep: int = 1, journal: bool = False):
         self.path = path
-        self.checkpoints = CheckpointFolder(path / "checkpoints", keep)
+        self.checkpoints = CheckpointFolder(path / "checkpoints", keep, journal)
         self._course = dict(course)
         self._names: Sequence[str] = ()
         self._table: MetricsTable | None = None
@@ -58,7 +58,7 @@ class RunFolder:
         """Restore the newest checkpoint that is whole.
 
         Returns:
-            Where the run was, and why newer checkpoints were passed over, a sentence each.
+            Where the run was, and what was passed over or dropped, a sentence each.
 
         Raises:
             CheckpointError: there is none that is whole, it is no trainer's, or the run was started with other options.

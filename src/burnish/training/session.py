@@ -19,6 +19,7 @@ from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.distributed.runners.local_steps import LocalSteps
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, first_non_finite
+from burnish.engines.row_writes import RowWriter
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.formats.export import export_inference, save_inference
 from burnish.graph import garbage_kept
@@ -26,8 +27,10 @@ from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import carry_over
 from burnish.program.state import EntriesOnRequest, averages, check_state
+from burnish.training import journal as journals
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
+from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import warn_of_probabilities
 from burnish.training.totals import Totals, figures, only_totals
 
@@ -109,6 +112,8 @@ class Session:
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         self._closed_state: dict[str, np.ndarray] = {}
+        self._closed_tables: RowWriter | None = None
+        self._journal: Journal | None = None
         self._has_part = False
         self.metadata: dict[str, str] = {}
         self._objective_is_checked = False
@@ -263,18 +268,22 @@ class Session:
             ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
         """
         self._check_state(state)
-        self._require_runner().load_state(state)
+        self._load(state)
 
     @_one_at_a_time
-    def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None, journal: bool = False) -> None:
         """Write the whole state into one safetensors file, whole or not at all.
 
         Args:
             path: a file name, by convention ending in ``.safetensors``; its folder is made.
             extra: JSON-compatible values to keep with it, which ``restore`` returns: the position in the data.
+            journal: write, of embedding tables that are updated by rows, the rows that changed since the last checkpoint with a
+                journal in this folder, into the folder ``journal`` beside the file, which has the rest and belongs to it. The
+                first one writes all.
 
         Raises:
             CheckpointError: the file cannot be written, or the state holds NaN or infinite values; an earlier file is untouched.
+            ConfigurationError: ``journal`` for a program without such tables, or an engine that does not say which rows it wrote.
         """
         updated = self.program.signature["step"].updates
 
@@ -285,16 +294,18 @@ class Session:
                     "untouched: restore it and lower the learning rate (lr), or clip the gradients"
                 )
 
-        write_checkpoint(
-            path,
-            self._state_on_request(),
-            step=self.step_count,
-            identity=self._identity,
-            engine=self.engine.name,
-            extra=extra,
-            metadata=self.metadata,
-            check=check,
-        )
+        described: dict[str, Any] = {
+            "step": self.step_count,
+            "identity": self._identity,
+            "engine": self.engine.name,
+            "extra": extra,
+            "metadata": self.metadata,
+        }
+        state = self._state_on_request()
+        if journal:
+            self._journal = journals.save(self._journal, path, self.program, state, self._row_writer(), check, **described)
+        else:
+            write_checkpoint(path, state, check=check, **described)
 
     @_one_at_a_time
     def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
@@ -316,7 +327,7 @@ class Session:
         if strict:
             with open_checkpoint(path) as opened:
                 check_checkpoint(path, opened, self.program, self._identity)
-                self._require_runner().load_state(opened.state)
+                self._load(opened.state, Journal.at(Path(path), opened.journal))
             self.metadata = {**self.metadata, **opened.metadata}
             return opened.extra
         checkpoint = read_checkpoint(path)
@@ -326,7 +337,7 @@ class Session:
                 f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
                 "dtype. Compile the model that it was made with"
             )
-        self._require_runner().load_state(carried.state)
+        self._load(carried.state)
         if notes := carried.notes():
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
         return checkpoint.extra
@@ -359,6 +370,8 @@ class Session:
             self._closed_state, self._has_part = self._runner.own_state(), self._runner.is_spread
         elif self._runner is not None:
             self._closed_state = self._runner.state()
+        if isinstance(self._runner, RowWriter):
+            self._closed_tables = ClosedTables(self._runner.row_changes, self._closed_state)
         self._runner = None
 
     @_one_at_a_time
@@ -375,6 +388,11 @@ class Session:
         """
         if isinstance(self._runner, LocalSteps):
             self._runner.synchronize()
+
+    @_one_at_a_time
+    def check_journal(self) -> None:
+        """Raise ConfigurationError where ``save_checkpoint`` does not take ``journal``."""
+        self._row_writer()
 
     @property
     def meets(self) -> bool:
@@ -396,6 +414,21 @@ class Session:
         if self._runner is None:
             raise EngineError("The session is closed: open another with Session(program, state=session.state())")
         return self._runner
+
+    def _row_writer(self) -> RowWriter:
+        """What says which rows have changed, or ConfigurationError where nothing does."""
+        return check_journal(self.program, self._closed_tables if self._runner is None else self._runner)
+
+    def _load(self, state: Mapping[str, np.ndarray], journal: Journal | None = None) -> None:
+        """Replace the state by one that was checked; ``journal`` is where its next checkpoint with a journal may go on."""
+        runner = self._require_runner()
+        self._journal = None
+        runner.load_state(state)
+        if isinstance(runner, RowWriter):
+            runner.row_changes.stop()
+            if journal is not None:
+                runner.row_changes.begin()
+                self._journal = journal
 
     def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Mapping[str, np.ndarray]:
         """Return the state, of which an entry is copied when it is asked for; ``instead`` names entries that stand in for others.

@@ -79,6 +79,8 @@ class Trainer:
         checkpoint_every: also save after this many steps; each epoch is saved in any case.
         keep_checkpoints: how many checkpoints to keep, as ``step-<steps>.safetensors``; with 1 there is ``latest`` alone. A
             resumed run falls back on an earlier one where the latest was damaged.
+        journal: let checkpoints hold, of embedding tables that are updated by rows, the rows that changed since the one before,
+            as ``Session.save_checkpoint`` does. A run may change it when it resumes.
         best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss.
         parameters: what is evaluated after each epoch: the parameters, or the ``average`` of them that the optimizer keeps.
         resume: go on with the run in ``run_directory``.
@@ -119,6 +121,7 @@ class Trainer:
         run_directory: str | Path = "runs/latest",
         checkpoint_every: int | None = None,
         keep_checkpoints: int = 1,
+        journal: bool = False,
         best_metric: str | None = None,
         parameters: str | None = None,
         resume: bool = False,
@@ -156,13 +159,15 @@ class Trainer:
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
         folder = RunFolder if self._group.rank == 0 else FollowedFolder
-        self.run_folder = folder(self.run_directory, course, keep_checkpoints)
+        self.run_folder = folder(self.run_directory, course, keep_checkpoints, journal)
         self._progress = progress_of(progress, reports=self._group.rank == 0)
         self._ctrl_c, self._stop_vote, self._position = CtrlCNoted(), workers.StopVote(self._group), Position()
         try:
             self._agree(course, data.evaluation)
             self._check_folder(resume or overwrite)
             self.session = Session(program, engine, state, seed, device, threads, parallel)
+            if journal:
+                self.session.check_journal()
             self._begin(data, resume)
         except BaseException as error:
             self._group.fail(error)

@@ -20,7 +20,7 @@ from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.onnxruntime.failures import has_bfloat16, run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
-from burnish.engines.row_writes import RowWrite, signature_of_writes, take_row_writes, written_by_rows
+from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes, take_row_writes, written_by_rows
 from burnish.formats.state_file import blocks
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
@@ -44,6 +44,7 @@ class OnnxRuntimeRunner:
         self._threads = threads
         self._signatures = dict(executable.signature.graphs)
         self._row_writes: list[RowWrite] = []
+        self.row_changes = RowChanges()
         by_rows = written_by_rows(self._signatures["step"])
         # What is written by rows has one buffer alone: it is as large as all else together.
         self._updates = {name: output for name, output in self._signatures["step"].updates.items() if name not in by_rows}
@@ -72,6 +73,7 @@ class OnnxRuntimeRunner:
     def _move_on(self, outputs: Arrays) -> None:
         """Make the state the next one where a step returned rows of it, which are taken out of its outputs."""
         read = {write: (outputs[write.indices].reshape(-1), outputs[write.rows]) for write in self._row_writes}
+        self.row_changes.note(self._row_writes, outputs)
         for write in self._row_writes:
             outputs.pop(write.indices, None)
             outputs.pop(write.rows, None)
@@ -91,6 +93,9 @@ class OnnxRuntimeRunner:
 
     def state_entry(self, name: str) -> np.ndarray:
         return self._sets[self._current][name].array.copy()
+
+    def state_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        return np.take(self._sets[self._current][name].array, rows, axis=0)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Copy into the other set, which becomes the current one when all is there; what the two share mostly stays the same."""

@@ -51,7 +51,7 @@ class ReferenceEngine(RunsModels):
         refuse_workers(self.name, communicator)
         if device not in (None, "cpu"):
             raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
-        return ArrayRunner(executable, state, lambda graph: _loaded(executable.graph(graph), graph))
+        return ArrayRunner(executable, state, lambda graph: _loaded(executable.graph(graph), graph), _loaded)
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Load a model, to be run any number of times.

@@ -17,7 +17,7 @@ from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsM
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
-from burnish.engines.row_writes import RowWrite, take_row_writes, written_by_rows
+from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.attention import dispatch as attention
 from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
@@ -223,6 +223,7 @@ class TorchRunner:
         if device.type == "cuda" and engine.capture and communicator is None and not self._by_rows:
             self._recorder = CudaRecorder(device)
         self._row_writes: list[RowWrite] = []
+        self.row_changes = RowChanges()
         self._updates: list[Update] = []
         self._increments: Tensors = {}
         self._lying_in_state: list[str] = []
@@ -276,6 +277,9 @@ class TorchRunner:
                         f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
                         "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
                     ) from error
+            if self.row_changes.is_on:
+                written = {write.indices for write in self._row_writes}
+                self.row_changes.note(self._row_writes, {name: results[name].cpu().numpy() for name in written})
             for write in self._row_writes:
                 self._state[write.entry].index_copy_(0, results[write.indices].reshape(-1), results[write.rows])
             if moved:
@@ -304,6 +308,10 @@ class TorchRunner:
 
     def state_entry(self, name: str) -> np.ndarray:
         return array_of(self._state[name], self._entries[name].dtype)
+
+    def state_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        table = self._state[name]
+        return array_of(table.index_select(0, torch.from_numpy(rows).to(table.device)), self._entries[name].dtype)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         with self._memory:

@@ -1,0 +1,322 @@
+"""The file of a journal: the rows of tables that changed from one checkpoint to the next, one record after the other.
+
+A record is only ever appended. It begins with ``MAGIC``, a checksum, and the sizes of what follows: a header in JSON with the
+entries and how many rows each has, then the indices and the rows themselves, little-endian. The checksum (CRC-32) goes on from
+that of the record before, and that of the first from the name of the base: no record stands for another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import CheckpointError
+from burnish.formats.file_writing import flush_to_disk
+from burnish.formats.state_file import BLOCK, StateFile, blocks, encoded
+from burnish.program.state import Kind, LazyArrays
+
+MAGIC = b"BNRJ"
+_PREFIX = struct.Struct("<4sIQQ")
+_NAME = re.compile(r"base-[0-9a-f]{8}\.safetensors")
+ROWS_AT_ONCE = 1 << 16
+"""Rows that are taken from a table before they are written."""
+
+Changes = Mapping[tuple[str, ...], np.ndarray]
+"""State entries -> the rows of them that changed: int64, ascending, each once."""
+
+
+@dataclass(frozen=True)
+class JournalEnd:
+    """A place between two records of a journal.
+
+    Attributes:
+        size: bytes before it.
+        checksum: of the record before it.
+    """
+
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class JournalPlace:
+    """What a checkpoint refers to, beside what its own file holds: a base, and the records of its journal up to an end.
+
+    Attributes:
+        base: the name of the base's file, a whole checkpoint, in the folder of the journal.
+        base_checksum: of its arrays.
+        end: where the records of this checkpoint end.
+    """
+
+    base: str
+    base_checksum: str
+    end: JournalEnd
+
+    @property
+    def rows(self) -> str:
+        """The name of the file with the records, beside the base."""
+        return rows_file(self.base)
+
+    def as_json(self) -> str:
+        """The place as the header of a checkpoint has it."""
+        end = {"size": self.end.size, "checksum": f"{self.end.checksum:08x}"}
+        return json.dumps({"base": self.base, "checksum": self.base_checksum, "end": end})
+
+    @staticmethod
+    def from_json(text: str) -> JournalPlace:
+        """Read a place.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none, or names a file outside of the journal's folder.
+        """
+        described = json.loads(text)
+        if not _NAME.fullmatch(described["base"]):
+            raise ValueError(f"no base is called {described['base']!r}")
+        end = JournalEnd(int(described["end"]["size"]), int(described["end"]["checksum"], 16))
+        return JournalPlace(described["base"], str(described["checksum"]), end)
+
+
+def rows_file(base: str) -> str:
+    """Return the name of the file with the records that belong to a base."""
+    return base.replace("base-", "rows-").replace(".safetensors", ".journal")
+
+
+def start_of(base: str) -> JournalEnd:
+    """Return the place before the first record of a base's journal."""
+    return JournalEnd(0, zlib.crc32(base.encode()))
+
+
+def append_changes(
+    path: Path,
+    end: JournalEnd,
+    changes: Changes,
+    rows_of: Callable[[str, np.ndarray], np.ndarray],
+    check: Callable[[str, np.ndarray], None],
+) -> JournalEnd:
+    """Append a record and wait until it is on the disk. What stands after ``end``, of a process that was killed, is cut off.
+
+    Args:
+        path: the file; made where ``end`` is its start.
+        end: where the last record of the checkpoint before ends.
+        changes: what to write.
+        rows_of: returns rows of a state entry, by its name.
+        check: called with each name and parts of its rows before they are written; what it raises ends it all.
+
+    Returns:
+        Where the record ends.
+
+    Raises:
+        CheckpointError: the file cannot be written, or is shorter than ``end`` says; what stands before ``end`` is untouched.
+    """
+    groups = [{"entries": list(entries), "rows": int(rows.size)} for entries, rows in changes.items()]
+    header = json.dumps({"groups": groups}, ensure_ascii=False).encode()
+    checksum = zlib.crc32(header, end.checksum)
+    try:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            if file.seek(0, os.SEEK_END) < end.size:
+                raise OSError(f"it has {file.tell():,} bytes, and {end.size:,} were written")
+            file.truncate(end.size)
+            file.seek(end.size + _PREFIX.size)
+            file.write(header)
+            for content in _contents(changes, rows_of, check):
+                checksum = zlib.crc32(content, checksum)
+                file.write(content)
+            size = file.tell()
+            file.seek(end.size)
+            file.write(_PREFIX.pack(MAGIC, checksum, len(header), size - end.size - _PREFIX.size - len(header)))
+            file.flush()
+            os.fsync(file.fileno())
+        if not end.size:
+            flush_to_disk(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"The journal '{path}' could not be written: {error}. The last checkpoint is untouched. Free space on the disk, or "
+            "write a whole checkpoint, without journal"
+        ) from error
+    return JournalEnd(size, checksum)
+
+
+def _contents(
+    changes: Changes, rows_of: Callable[[str, np.ndarray], np.ndarray], check: Callable[[str, np.ndarray], None]
+) -> Iterator[memoryview]:
+    """The indices and rows of a record, in parts."""
+    for entries, rows in changes.items():
+        yield from map(encoded, blocks(rows))
+        for name in entries:
+            for begin in range(0, rows.size, ROWS_AT_ONCE):
+                for block in blocks(rows_of(name, rows[begin : begin + ROWS_AT_ONCE])):
+                    check(name, block)
+                    yield encoded(block)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a record has rows of an entry: their number, and offsets of the indices and of the rows."""
+
+    count: int
+    indices: int
+    rows: int
+
+
+class RowJournal:
+    """The records of a journal, which were read once, and whose rows are read again when they are asked for.
+
+    Args:
+        path: the file.
+        base: the name of the base that it goes with.
+        end: where to stop.
+        kinds: dtype and shape of each entry of the base.
+
+    Raises:
+        CheckpointError: it is not there, shorter than it should be, or its records are not those that were written.
+    """
+
+    def __init__(self, path: Path, base: str, end: JournalEnd, kinds: Callable[[str], Kind]):
+        self._path, self._kinds = path, kinds
+        self._places: dict[str, list[_Place]] = {}
+        self._file: BufferedReader | None = None
+        if end.size == 0:
+            return
+        try:
+            self._file = path.open("rb")
+            self._scan(self._file, start_of(base), end)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            self.close()
+            raise self._damaged(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _scan(self, file: BufferedReader, start: JournalEnd, end: JournalEnd) -> None:
+        size = os.fstat(file.fileno()).st_size
+        if size < end.size:
+            raise ValueError(f"it has {size:,} bytes in place of {end.size:,}")
+        offset, checksum = start.size, start.checksum
+        while offset < end.size:
+            file.seek(offset)
+            magic, expected, header_size, content_size = _PREFIX.unpack(file.read(_PREFIX.size))
+            begin = offset + _PREFIX.size + header_size
+            if magic != MAGIC or begin + content_size > end.size:
+                raise ValueError(f"at byte {offset:,} begins no record")
+            header = file.read(header_size)
+            checksum = zlib.crc32(header, checksum)
+            for part in _parts(file, content_size):
+                checksum = zlib.crc32(part, checksum)
+            if checksum != expected:
+                raise ValueError(f"the record at byte {offset:,} is not the one that was written")
+            if self._note(json.loads(header), begin) != begin + content_size:
+                raise ValueError(f"the record at byte {offset:,} has another size than its rows")
+            offset = begin + content_size
+        if JournalEnd(offset, checksum) != end:
+            raise ValueError("its records are not those that were written")
+
+    def _note(self, header: dict[str, Any], offset: int) -> int:
+        """Note where the rows of a record lie; returns where they end."""
+        for group in header["groups"]:
+            count, indices = int(group["rows"]), offset
+            offset += 8 * count
+            for name in group["entries"]:
+                dtype, shape = self._kinds(str(name))
+                self._places.setdefault(name, []).append(_Place(count, indices, offset))
+                offset += count * dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        return offset
+
+    def apply(self, name: str, table: np.ndarray) -> None:
+        """Write the changed rows of an entry over those of its base.
+
+        Raises:
+            CheckpointError: they cannot be read, or name rows that the table does not have.
+        """
+        for place in self._places.get(name, ()):
+            rows = self._array(place.indices, (place.count,), np.dtype(np.int64))
+            if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
+                raise self._damaged(ValueError(f"'{name}' has {len(table):,} rows, and a record names others"))
+            for begin in range(0, place.count, ROWS_AT_ONCE):
+                part = rows[begin : begin + ROWS_AT_ONCE]
+                row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
+                table[part] = self._array(place.rows + begin * row_bytes, (part.size, *table.shape[1:]), table.dtype)
+
+    def _array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        assert self._file is not None
+        array = np.empty(shape, dtype)
+        try:
+            self._file.seek(offset)
+            if self._file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+                raise OSError("it ends too early")
+        except OSError as error:
+            raise self._damaged(error) from error
+        return array.byteswap() if sys.byteorder == "big" else array
+
+    def _damaged(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"The journal '{self._path}' is not whole: {error}. It belongs to the checkpoints beside its folder: keep them "
+            "together, or use an earlier checkpoint"
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _parts(file: BufferedReader, size: int) -> Iterator[bytes]:
+    while size:
+        part = file.read(min(size, BLOCK))
+        if not part:
+            raise ValueError("it ends too early")
+        yield part
+        size -= len(part)
+
+
+class JournalledState(LazyArrays):
+    """The state of a checkpoint with a journal: what its own file holds, and tables made of the base and the changed rows.
+
+    Args:
+        head: the checkpoint's own file.
+        base: the whole checkpoint that it began with.
+        journal: the rows that changed since.
+    """
+
+    def __init__(self, head: StateFile, base: StateFile, journal: RowJournal):
+        self._head, self._base, self._journal = head, base, journal
+
+    def __enter__(self) -> JournalledState:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._journal.close()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._head:
+            return self._head[name]
+        array = self._base[name]
+        self._journal.apply(name, array)
+        return array
+
+    def read_into(self, name: str, target: np.ndarray) -> None:
+        if name in self._head:
+            self._head.read_into(name, target)
+        else:
+            self._base.read_into(name, target)
+            self._journal.apply(name, target)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def kind(self, name: str) -> Kind:
+        return self._head.kind(name) if name in self._head else self._base.kind(name)
