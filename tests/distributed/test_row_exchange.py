@@ -10,6 +10,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, replace_node
 from burnish.ops.collectives import ALL_REDUCE_ROWS
+from burnish.training.checkpoint import place_of, read_checkpoint
 from oracles.embedding_tables import ROWS, table_batches, tables_program
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
 
@@ -123,3 +124,23 @@ def test_a_program_of_an_earlier_version_is_to_be_compiled_again():
         replace_node(node, tuple(Builder(graph, before=node).tensor(value) for value in node.inputs))
     with pytest.raises(ConfigurationError, match="compiled by an earlier version, which did not say what workers exchange"):
         train_in_threads(program, batches, PARTS[2][:1])
+
+
+def test_a_worker_saves_the_rows_of_all_by_what_changed(tmp_path):
+    program, batches = tables_program(OPTIMIZERS["adagrad"]), table_batches(2)
+
+    def saved(communicator):
+        path = tmp_path / f"{communicator.rank}/last.safetensors"
+        parallel = burnish.DataParallel(communicator=communicator)
+        with burnish.Session(program, engine="torch", threads=1, parallel=parallel) as session:
+            session.save_checkpoint(path, journal=True)
+            for batch in batches:
+                session.step(part_of(batch, communicator.rank, [1, 5]))
+                session.save_checkpoint(path, journal=True)
+            assert place_of(path).end.size > 0
+            return session.state(), read_checkpoint(path).state
+
+    for state, checkpoint in in_threads(2, saved):
+        assert {name: array.tobytes() for name, array in state.items()} == {
+            name: array.tobytes() for name, array in checkpoint.items()
+        }

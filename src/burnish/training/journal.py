@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from burnish.distributed.runners.parts import PartRunner
 from burnish.engines.row_writes import RowChanges, RowWriter, written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import file_path
@@ -33,6 +34,13 @@ SHARE = 0.5
 _OURS = re.compile(r"(\.?base-[0-9a-f]{8}\.safetensors(\.[0-9a-f]{8}\.partial)?|rows-[0-9a-f]{8}\.journal|\.tmp[A-Za-z0-9]{6})")
 
 
+def writer_of(runner: object) -> RowWriter | None:
+    """Return what says which rows a runner writes; None where nothing does, or where they are not all that changes in a table."""
+    while isinstance(runner, PartRunner):  # every worker writes the rows of all
+        runner = runner.runner
+    return runner if isinstance(runner, RowWriter) else None
+
+
 def check_journal(program: Program, runner: object) -> RowWriter:
     """Return a runner that says which rows it writes.
 
@@ -44,12 +52,13 @@ def check_journal(program: Program, runner: object) -> RowWriter:
             "journal: no table of this program is updated by rows, so that every checkpoint would be whole: leave it out, or "
             "compile with sparse='auto' (--sparse auto) or sparse=[...]"
         )
-    if not isinstance(runner, RowWriter):
+    writer = writer_of(runner)
+    if writer is None:
         raise ConfigurationError(
-            "journal: the engine does not say which rows a step has written, or several workers hold parts of the tables: leave "
-            "it out, or train with engine='onnxruntime' or 'torch' in one process"
+            "journal: the engine does not say which rows a step has written, or workers step alone or hold parts of the tables: "
+            "leave it out, or train with engine='onnxruntime' or 'torch', without synchronize_every"
         )
-    return runner
+    return writer
 
 
 @dataclass

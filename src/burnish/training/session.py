@@ -370,8 +370,8 @@ class Session:
             self._closed_state, self._has_part = self._runner.own_state(), self._runner.is_spread
         elif self._runner is not None:
             self._closed_state = self._runner.state()
-        if isinstance(self._runner, RowWriter):
-            self._closed_tables = ClosedTables(self._runner.row_changes, self._closed_state)
+        if (writer := journals.writer_of(self._runner)) is not None:
+            self._closed_tables = ClosedTables(writer.row_changes, self._closed_state)
         self._runner = None
 
     @_one_at_a_time
@@ -424,10 +424,10 @@ class Session:
         runner = self._require_runner()
         self._journal = None
         runner.load_state(state)
-        if isinstance(runner, RowWriter):
-            runner.row_changes.stop()
+        if (writer := journals.writer_of(runner)) is not None:
+            writer.row_changes.stop()
             if journal is not None:
-                runner.row_changes.begin()
+                writer.row_changes.begin()
                 self._journal = journal
 
     def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Mapping[str, np.ndarray]:

@@ -44,6 +44,11 @@ class PartRunner(SpreadRunner):
         self._last: Arrays | None = None
         self._all_have_stand_in = communicator.size == 1
 
+    @property
+    def runner(self) -> ProgramRunner:
+        """The runner of this worker, which gets its part."""
+        return self._runner
+
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         counts = np.array([len(inputs[name]) for name in self._counted], np.int64)
         part = {entry.name: inputs[entry.name] for entry in self._batch_inputs}
