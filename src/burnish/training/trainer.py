@@ -147,8 +147,7 @@ class Trainer:
         self.program, self.epochs, self.checkpoint_every = program, epochs, checkpoint_every
         self.run_directory = Path(run_directory)
         if parallel is not None:
-            parallel = parallel.joined(device)
-            engine = "torch" if engine == "auto" else engine
+            parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
         self._group = (parallel and parallel.group) or ProcessGroup(0, 1)
         self._steps_alone = bool(parallel and parallel.synchronize_every)
         self.loader = data.training_loader(program, batch_size, seed, augment, self._group.rank, self._group.world_size)
@@ -158,16 +157,14 @@ class Trainer:
         self._notes = data.notes(program, batch_size)
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
-        folder = RunFolder if self._group.rank == 0 else FollowedFolder
-        self.run_folder = folder(self.run_directory, course, keep_checkpoints, journal)
-        self._progress = progress_of(progress, reports=self._group.rank == 0)
+        is_first = self._group.rank == 0
+        self.run_folder = (RunFolder if is_first else FollowedFolder)(self.run_directory, course, keep_checkpoints, journal)
+        self._progress = progress_of(progress, is_first)
         self._ctrl_c, self._stop_vote, self._position = CtrlCNoted(), workers.StopVote(self._group), Position()
         try:
             self._agree(course, data.evaluation)
             self._check_folder(resume or overwrite)
             self.session = Session(program, engine, state, seed, device, threads, parallel)
-            if journal:
-                self.session.check_journal()
             self._begin(data, resume)
         except BaseException as error:
             self._group.fail(error)
@@ -179,6 +176,8 @@ class Trainer:
 
     def _begin(self, data: RunData, resume: bool) -> None:
         """Enter the folder of the run, at its start or where it stopped."""
+        if self.run_folder.checkpoints.journal:
+            self.session.check_journal()
         self.session.metadata = data.described.metadata()
         if resume:
             self._resume()
