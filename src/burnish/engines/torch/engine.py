@@ -20,6 +20,7 @@ from burnish.engines.interrupts import uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.attention import dispatch as attention
+from burnish.engines.torch.families.embedding.row_updates import RowUpdates, take_row_updates
 from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
 from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,
@@ -224,6 +225,7 @@ class TorchRunner:
             self._recorder = CudaRecorder(device)
         self._row_writes: list[RowWrite] = []
         self.row_changes = RowChanges()
+        self._row_updates: RowUpdates | None = None
         self._updates: list[Update] = []
         self._increments: Tensors = {}
         self._lying_in_state: list[str] = []
@@ -259,7 +261,7 @@ class TorchRunner:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
         update, replaced = self._state_update
         # One call moves the state on; where it takes two, no interrupt may come between.
-        is_one_call = not self._row_writes and (update is None or not replaced)
+        is_one_call = not self._row_writes and self._row_updates is None and (update is None or not replaced)
         with _inference_mode(), _NULL_CONTEXT if is_one_call else uninterrupted():
             if update is not None and self._lying_in_state:
                 copy_out_of((self._state[entry] for entry in update.entries), results, self._lying_in_state)
@@ -280,6 +282,8 @@ class TorchRunner:
             if self.row_changes.is_on:
                 written = {write.indices for write in self._row_writes}
                 self.row_changes.note(self._row_writes, {name: results[name].cpu().numpy() for name in written})
+            if self._row_updates is not None:
+                self._row_updates.run(self._state, results)
             for write in self._row_writes:
                 self._state[write.entry].index_copy_(0, results[write.indices].reshape(-1), results[write.rows])
             if moved:
@@ -379,9 +383,12 @@ class TorchRunner:
         signature = self._executable.signature["step"]
         updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
         names = [entry.name for entry in signature.outputs]
+        self._updates, self._increments, self._lying_in_state = [], {}, []
+        self._row_updates = None
         if self._by_rows:
             self._row_writes = take_row_writes(graph, names, signature)
-        self._updates, self._increments, self._lying_in_state = [], {}, []
+            row_updates = take_row_updates(graph, names, self._row_writes) if fused else []
+            self._row_updates = RowUpdates(row_updates) if row_updates else None
         if fused and self._recorder is None:
             self._updates = take_updates(graph, names, updates)
             self._increments = take_increments(graph, names, updates) if self._updates else {}
@@ -425,7 +432,10 @@ class TorchRunner:
     def translated(self, graph: str) -> fx.GraphModule:
         """A graph in PyTorch's calls and the engine's kernels, which are there when it returns: inputs to a tuple of outputs."""
         module = self._translate(graph, self._has_kernels)
-        called = kernels.called(module) | ({"elementwise"} if self._updates and graph == "step" else set())
+        called = kernels.called(module)
+        if graph == "step":
+            called |= {"elementwise"} if self._updates else set()
+            called |= {"rows"} if self._row_updates is not None else set()
         if self._has_kernels and called and not kernels.available(*called):
             module = self._translate(graph, fused=False)
         return module

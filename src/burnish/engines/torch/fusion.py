@@ -17,6 +17,7 @@ from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_
 from burnish.engines.torch.families.convolution.products_fusion import use_products
 from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
 from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
+from burnish.engines.torch.families.embedding.fusion import use_row_kernels
 from burnish.engines.torch.families.fused import fused_operators, replace_whole_nodes
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
 from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
@@ -92,4 +93,5 @@ def fuse(
     widen(graph, PRODUCTS, narrow)
     if kernels:
         fuse_elementwise(graph)
+        use_row_kernels(graph)
     return model

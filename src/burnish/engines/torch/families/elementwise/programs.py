@@ -50,6 +50,7 @@ OPERATIONS = {
     "MulSub": 29,
     "SubMul": 30,
     "Normal": 31,
+    "RowMean": 32,
 }
 _JOINED = {
     (OPERATIONS["Add"], 0): OPERATIONS["MulAdd"],
@@ -96,6 +97,14 @@ class Program:
         special = _SPECIAL.get(node.op_type)
         result = self.emit(node.op_type, *operands) if special is None else special(self, node, operands)
         self._values[node.outputs[0]] = result
+
+    def rename(self, value: ir.Value, new: ir.Value) -> None:
+        """Let another value have the register of one."""
+        self._values[new] = self._operand(value)
+
+    def average_rows(self, value: ir.Value, means: ir.Value) -> None:
+        """Append the mean of each row of a value; the kernel of updates by rows alone computes it."""
+        self._values[means] = self.emit("RowMean", self._operand(value))
 
     def emit(self, operation: str, *operands: Register) -> Register:
         """Append an instruction, where there is none like it; returns the register that it writes."""
@@ -283,7 +292,7 @@ def is_supported(node: ir.Node) -> bool:
     """Whether a node is elementwise arithmetic that the kernel computes, by operator and element types; no shape is read."""
     if node.domain not in ("", BURNISH_DOMAIN) or (node.domain == BURNISH_DOMAIN) != RELU_GRAD.is_of(node):
         return False
-    if node.op_type not in OPERATIONS.keys() | _SPECIAL.keys() or node.op_type in ("Copy", "NotZero", "Normal"):
+    if node.op_type not in OPERATIONS.keys() | _SPECIAL.keys() or node.op_type in ("Copy", "NotZero", "Normal", "RowMean"):
         return False
     given = [value for value in node.inputs if value is not None]
     if len(given) != len(node.inputs) and node.op_type != "Clip":

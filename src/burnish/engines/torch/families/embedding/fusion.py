@@ -1,0 +1,68 @@
+"""Which nodes become calls of the kernels of embedding tables: sums of rows, and the lookups of a batch, all of them in one call."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.engines.torch.families.embedding.translation import FUSED_COALESCE_ROWS, FUSED_LOOKUPS
+from burnish.graph import Builder, Tensor, attribute_value, replace_node
+from burnish.ops.row_gradients import COALESCE_ROWS
+
+SUMMED = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Of what the kernel adds rows up."""
+
+MANY_ROWS = 1 << 16
+MANY_LOOKUPS = 4
+"""Rows of a table, and lookups, from which on the kernel is worth that it is built: it fetches rows early, and is called once."""
+
+
+def use_row_kernels(graph: ir.Graph) -> None:
+    """Replace sums of rows, and lookups of rows of the graph's inputs by indices among them, by calls of the kernels, in place."""
+    for node in list(graph):
+        if COALESCE_ROWS.is_of(node) and node.outputs[1].dtype in SUMMED:
+            _replace_sums(graph, node)
+    lookups = [node for node in graph if _is_lookup(node)]
+    if len(lookups) >= MANY_LOOKUPS or any(_rows(node) >= MANY_ROWS for node in lookups):
+        _join_lookups(graph, lookups)
+
+
+def _replace_sums(graph: ir.Graph, node: ir.Node) -> None:
+    builder = Builder(graph, before=node)
+    results = FUSED_COALESCE_ROWS.emit(*(builder.tensor(value) for value in node.inputs if value is not None))
+    for result, replaced in zip(results, node.outputs, strict=True):
+        result.value.type, result.value.shape = replaced.type, replaced.shape
+    replace_node(node, results)
+
+
+def _is_lookup(node: ir.Node) -> bool:
+    """Whether a node reads rows of a table by indices, where both are there before anything runs."""
+    if node.op_type != "Gather" or node.domain != "" or attribute_value(node, "axis", 0) != 0:
+        return False
+    table, indices = node.inputs
+    if table is None or indices is None or not table.is_graph_input() or not indices.is_graph_input():
+        return False
+    shape = table.shape
+    is_table = shape is not None and 2 <= len(shape) <= 3 and shape.is_static()
+    return is_table and indices.dtype == ir.DataType.INT64 and indices.shape is not None
+
+
+def _rows(node: ir.Node) -> int:
+    table = node.inputs[0]
+    assert table is not None
+    assert table.shape is not None
+    return int(table.shape[0])  # type: ignore[arg-type]  # static
+
+
+def _join_lookups(graph: ir.Graph, lookups: list[ir.Node]) -> None:
+    """Look all up in one call, before the first of them."""
+    builder = Builder(graph, before=lookups[0])
+    operands: list[Tensor] = []
+    for place in (0, 1):
+        for node in lookups:
+            value = node.inputs[place]
+            assert value is not None
+            operands.append(builder.tensor(value))
+    rows = builder.op(FUSED_LOOKUPS.name, *operands, domain=FUSED_LOOKUPS.key[0], outputs=len(lookups))
+    for node, result in zip(lookups, rows if isinstance(rows, tuple) else (rows,), strict=True):
+        result.value.type, result.value.shape = node.outputs[0].type, node.outputs[0].shape
+        replace_node(node, (result,))
