@@ -90,9 +90,11 @@ def concat(op: Call) -> Any:
 def split(op: Call) -> Any:
     axis, count = op.attribute("axis", 0), len(op.node.outputs)
     if op.has(1):
-        return tuple(torch.split(op.tensor(), op.integers(1), axis)[index] for index in range(count))
+        parts = torch.split(op.tensor(), op.integers(1), axis)
+        return tuple(parts[index] for index in range(count))
     extent = op.extents()[axis]
-    return tuple(torch.split(op.tensor(), (extent + (count - 1)) // count, axis)[index] for index in range(count))
+    parts = torch.split(op.tensor(), (extent + (count - 1)) // count, axis)
+    return tuple(parts[index] for index in range(count))
 
 
 @translates("Slice", since=10)
