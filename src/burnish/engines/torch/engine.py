@@ -20,7 +20,7 @@ from burnish.engines.interrupts import uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.attention import dispatch as attention
-from burnish.engines.torch.families.embedding.row_updates import RowUpdates, take_row_updates
+from burnish.engines.torch.families.embedding.row_updates import RowUpdates, noted, take_row_updates
 from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
 from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,
@@ -270,20 +270,11 @@ class TorchRunner:
             moved = {name: results[output] for name, output in replaced}
             if self._engine.compile == "inductor":
                 moved = {name: laid_out_as(tensor, self._state[name]) for name, tensor in moved.items()}
-            if update is not None:
-                try:
-                    update.run(self._state, results)
-                except (RuntimeError, MemoryError) as error:
-                    reason = " ".join(str(error).split()).rstrip(".")
-                    raise EngineError(
-                        f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
-                        "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
-                    ) from error
             if self.row_changes.is_on:
-                written = {write.indices for write in self._row_writes}
-                self.row_changes.note(self._row_writes, {name: results[name].cpu().numpy() for name in written})
-            if self._row_updates is not None:
-                self._row_updates.run(self._state, results)
+                self.row_changes.note(*noted(self._row_writes, self._row_updates, self._state, results))
+            for taken in (self._row_updates, update):
+                if taken is not None:
+                    _run_update(taken, self._state, results)
             for write in self._row_writes:
                 self._state[write.entry].index_copy_(0, results[write.indices].reshape(-1), results[write.rows])
             if moved:
@@ -487,6 +478,18 @@ def _guarded(graph: str, run: Callable[..., Result], *inputs: Any) -> Result:
         return run(*inputs)
     except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
         raise failure(graph, error, place_of(error)) from error
+
+
+def _run_update(update: StateUpdate | RowUpdates, state: Tensors, results: Tensors) -> None:
+    """Run an update that was taken out of the step's graph."""
+    try:
+        update.run(state, results)
+    except (RuntimeError, MemoryError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EngineError(
+            f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
+            "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
+        ) from error
 
 
 def _placed(array: np.ndarray, dtype: ir.DataType | None, device: torch.device) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -43,7 +44,12 @@ class RowUpdate:
 
 
 class RowUpdates:
-    """Updates that run in one call."""
+    """Updates that run in one call.
+
+    Attributes:
+        updates: those of tables that are alike one after another.
+        entries: the state entries that are written.
+    """
 
     def __init__(self, updates: Sequence[RowUpdate]):
         alike: dict[tuple[object, ...], list[RowUpdate]] = {}
@@ -52,6 +58,7 @@ class RowUpdates:
             key = (update.kinds, update.targets, tuple(map(repr, update.constants)), update.program)
             alike.setdefault(key, []).append(update)
         self.updates = tuple(update for members in alike.values() for update in members)
+        self.entries = tuple(entry for update in self.updates for entry in update.entries)
         self._operands = tuple(name for update in self.updates for name in (update.indices, *update.operands))
         plan: list[int] = []
         constants: list[float] = []
@@ -67,6 +74,33 @@ class RowUpdates:
         """Write the next rows into the tensors of ``state``."""
         operands = [state[name] if name in state else results[name] for name in self._operands]
         torch.ops.burnish.update_rows_.default(operands, self._plan, self._constants)
+
+
+def noted(
+    writes: Sequence[RowWrite],
+    updates: RowUpdates | None,
+    state: Mapping[str, torch.Tensor],
+    results: Mapping[str, torch.Tensor],
+) -> tuple[list[RowWrite], dict[str, np.ndarray]]:
+    """Which rows a step is about to write.
+
+    Args:
+        writes: what is written as the graph computed it.
+        updates: what the kernel computes, or None.
+        state, results: the state, and the outputs of the graph.
+
+    Returns:
+        The writes of both, and for each of their indices the rows, not negative.
+    """
+    all_writes = list(writes)
+    rows = {name: results[name].cpu().numpy() for name in {write.indices for write in writes}}
+    for update in () if updates is None else updates.updates:
+        first = update.entries[0]
+        name = f"rows of {first}"  # tables that are read by the same indices may have different numbers of rows
+        indices = results[update.indices].numpy()
+        rows[name] = np.where(indices < 0, indices + state[first].shape[0], indices)
+        all_writes += [RowWrite(entry, name, "") for entry in update.entries]
+    return all_writes, rows
 
 
 def take_row_updates(graph: ir.Graph, names: list[str], writes: list[RowWrite]) -> list[RowUpdate]:
