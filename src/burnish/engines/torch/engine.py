@@ -29,6 +29,7 @@ from burnish.engines.torch.families.update.state_updates import (
     copy_out_of,
     lying_in_exchange_buffers,
     lying_in_inputs,
+    run_taken,
     take_increments,
     take_updates,
 )
@@ -274,7 +275,7 @@ class TorchRunner:
                 self.row_changes.note(*noted(self._row_writes, self._row_updates, self._state, results))
             for taken in (self._row_updates, update):
                 if taken is not None:
-                    _run_update(taken, self._state, results)
+                    run_taken(taken, self._state, results)
             for write in self._row_writes:
                 self._state[write.entry].index_copy_(0, results[write.indices].reshape(-1), results[write.rows])
             if moved:
@@ -478,18 +479,6 @@ def _guarded(graph: str, run: Callable[..., Result], *inputs: Any) -> Result:
         return run(*inputs)
     except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
         raise failure(graph, error, place_of(error)) from error
-
-
-def _run_update(update: StateUpdate | RowUpdates, state: Tensors, results: Tensors) -> None:
-    """Run an update that was taken out of the step's graph."""
-    try:
-        update.run(state, results)
-    except (RuntimeError, MemoryError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise EngineError(
-            f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
-            "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
-        ) from error
 
 
 def _placed(array: np.ndarray, dtype: ir.DataType | None, device: torch.device) -> torch.Tensor:

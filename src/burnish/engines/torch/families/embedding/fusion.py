@@ -1,4 +1,4 @@
-"""Which nodes become calls of the kernels of embedding tables: sums of rows, and the lookups of a batch, all of them in one call."""
+"""Which nodes become calls of the kernels of embedding tables: sums of rows, and all lookups of a batch in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY_LOOKUPS = 4
 
 
 def use_row_kernels(graph: ir.Graph) -> None:
-    """Replace sums of rows, and lookups of rows of the graph's inputs by indices among them, by calls of the kernels, in place."""
+    """Replace sums of rows, and lookups whose table and indices are inputs of the graph, by calls of the kernels, in place."""
     for node in list(graph):
         if COALESCE_ROWS.is_of(node) and node.outputs[1].dtype in SUMMED:
             _replace_sums(graph, node)

@@ -1,7 +1,7 @@
 """Updates of rows in place: what an optimizer computes for the rows that a batch read is taken out of the step's graph.
 
-The graph returns the gradient as it comes from the lookups instead, an index and a row for each. When the loss has been found finite, one
-call of the kernel adds up what is of the same row, and reads and writes each row of each table and of its slots once.
+The graph returns the gradient as it comes from the lookups instead, an index and a row for each. When the loss has been found
+finite, one call of the kernel adds up what is of the same row, and reads and writes each row of each table and of its slots once.
 """
 
 from __future__ import annotations
@@ -134,12 +134,12 @@ def take_row_updates(graph: ir.Graph, names: list[str], writes: list[RowWrite]) 
     added: dict[ir.Value, str] = {}
     updates = []
     for program in computed.values():
-        indices, operands = program.operands()
-        for value in (indices, *operands):
+        places, operands = program.operands()
+        for value in (places, *operands):
             if value not in outputs and program.entry_of(value) is None:
                 outputs[value] = added[value] = f"row operand:{len(added)}"
         read = tuple(program.entry_of(value) or outputs[value] for value in operands)
-        updates.append(program.update(outputs[indices], read))
+        updates.append(program.update(outputs[places], read))
     graph.outputs.extend(added)
     names[:] = [*(name for _, name in kept), *added.values()]
     writes[:] = [write for write in writes if write.indices not in computed]

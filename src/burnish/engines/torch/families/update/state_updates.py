@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import onnx_ir as ir
 import torch
@@ -21,6 +22,7 @@ from burnish.engines.base import NOTHING
 from burnish.engines.torch.families.elementwise.translation import FUSED_ELEMENTWISE
 from burnish.engines.torch.translate.dtypes import tensor_of
 from burnish.engines.torch.translate.engine_operator import may_share_memory
+from burnish.errors import EngineError
 from burnish.graph import attribute_value, bodies, constant_array
 from burnish.ops.collectives import ALL_REDUCE_FINISH, REDUCE_SCATTER_FINISH
 from burnish.program.signature import Entry
@@ -93,6 +95,36 @@ class StateUpdate:
         torch.ops.burnish.update_state_.default(
             operands, self._plan, self._constants, entries, values, counters, list(self._increments.values())
         )
+
+
+class TakenUpdate(Protocol):
+    """What was taken out of a step's graph, and runs after it.
+
+    Attributes:
+        entries: the state entries that are written.
+    """
+
+    entries: tuple[str, ...]
+
+    def run(self, state: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
+        """Write the next values into the tensors of ``state``."""
+        ...
+
+
+def run_taken(update: TakenUpdate, state: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
+    """Run an update that was taken out of the step's graph.
+
+    Raises:
+        EngineError: it failed, and may have changed a part of the state.
+    """
+    try:
+        update.run(state, results)
+    except (RuntimeError, MemoryError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EngineError(
+            f"PyTorch {torch.__version__} failed while it updated the state at '{update.entries[0]}': {reason}. "
+            "A part of the state has changed already: restore the last checkpoint, and use a smaller batch or model"
+        ) from error
 
 
 def copied_entries(entries: Iterable[Entry], following: Mapping[str, str]) -> dict[str, str]:
