@@ -7,6 +7,11 @@ from collections.abc import Generator
 from itertools import combinations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long a draw takes says how busy the machine is, and nothing of the code.
+settings.register_profile("burnish", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("burnish")
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that; the tests of interrupts send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
