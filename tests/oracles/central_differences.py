@@ -38,3 +38,35 @@ def central_differences(
         (above, upper), (below, lower) = values
         result[position] = (upper - lower) / (above - below)
     return result
+
+
+def directional_problem(
+    function: Callable[[list[np.ndarray | None]], float],
+    inputs: Sequence[np.ndarray | None],
+    index: int,
+    gradient: np.ndarray,
+    rng: np.random.Generator,
+    directions: int = 3,
+) -> str:
+    """Compare a gradient with central differences along random directions; return what is wrong, or nothing.
+
+    All elements move at once: two evaluations a direction, where the gradient element by element takes two for each element. An
+    error e of the gradient shows as the product of e with the direction, which for normal numbers is of the size of e's norm.
+
+    Args:
+        function, inputs, index: as for ``central_differences``.
+        gradient: with respect to ``inputs[index]``, of its shape.
+    """
+    point = np.asarray(inputs[index], dtype=np.float64)
+    if gradient.shape != point.shape:
+        return f"the gradient has shape {gradient.shape}, and the input {point.shape}"
+    for _ in range(directions):
+        step = STEP * np.maximum(1.0, np.abs(point)) * rng.standard_normal(point.shape)
+        above, below = np.asarray(point + step), np.asarray(point - step)
+        upper, lower = (function([*inputs[:index], moved, *inputs[index + 1 :]]) for moved in (above, below))
+        terms = gradient * (above - below)
+        error = abs(upper - lower - terms.sum())
+        allowed = TOLERANCE * (np.linalg.norm(terms) + 1e-3 * np.linalg.norm(above - below))
+        if not error <= allowed:
+            return f"along a direction the function changes by {upper - lower:.9g}, and by the gradient {terms.sum():.9g}"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from burnish import losses
+from oracles.combinations import covering
 
 N, C, D = 6, 5, 4
 REDUCTIONS = ("mean", "sum")
@@ -37,9 +39,15 @@ class LossCase:
     extreme: bool = True
 
     def __str__(self) -> str:
-        shown = {key: value for key, value in self.loss.options().items() if value != losses.get(self.loss.name).options()[key]}
+        defaults = _default_options(self.loss.name)
+        shown = {key: value for key, value in self.loss.options().items() if value != defaults[key]}
         shapes = "x".join(map(str, next(iter(self.predictions.values())).shape))
         return "-".join([self.loss.name, shapes, *(f"{key}={value}" for key, value in shown.items())]).replace(" ", "")
+
+
+@cache
+def _default_options(name: str) -> Mapping[str, Any]:
+    return losses.get(name).options()
 
 
 def _rng() -> np.random.Generator:
@@ -88,7 +96,7 @@ def _weights(weight: list[float] | None, classes: int) -> tuple[list[float] | No
 
 def _cross_entropy() -> list[LossCase]:
     cases = []
-    for shape, smoothing, weight, reduction, ignored in itertools.product(
+    for shape, smoothing, weight, reduction, ignored in covering(
         CLASSIFIED, (0.0, 0.1, 1.0), (None, WEIGHT), REDUCTIONS, (-100, 1)
     ):
         x, labels = _classified(shape, ignored)
@@ -96,7 +104,7 @@ def _cross_entropy() -> list[LossCase]:
         loss = losses.cross_entropy(weight=own, reduction=reduction, ignore_index=ignored, label_smoothing=smoothing)
         function = _with(F.cross_entropy, weight=tensor, reduction=reduction, ignore_index=ignored, label_smoothing=smoothing)
         cases.append(LossCase(loss, function, {"x": x}, {"labels": labels}))
-    for shape, smoothing, weight, reduction in itertools.product(CLASSIFIED, (0.0, 0.1, 1.0), (None, WEIGHT), REDUCTIONS):
+    for shape, smoothing, weight, reduction in covering(CLASSIFIED, (0.0, 0.1, 1.0), (None, WEIGHT), REDUCTIONS):
         x, _ = _classified(shape)
         q = _rng().dirichlet(np.ones(shape[1]), (shape[0], *shape[2:]))
         own, tensor = _weights(weight, shape[1])
@@ -139,7 +147,7 @@ def _kl_divergence(x: torch.Tensor, y: torch.Tensor, log_target: bool, reduction
 
 def _likelihood() -> list[LossCase]:
     cases = []
-    for shape, weight, reduction, ignored in itertools.product(CLASSIFIED, (None, WEIGHT), REDUCTIONS, (-100, 1)):
+    for shape, weight, reduction, ignored in covering(CLASSIFIED, (None, WEIGHT), REDUCTIONS, (-100, 1)):
         x, labels = _classified(shape, ignored)
         own, tensor = _weights(weight, shape[1])
         loss = losses.nll(weight=own, reduction=reduction, ignore_index=ignored)
@@ -211,7 +219,7 @@ def _margins() -> list[LossCase]:
             loss = losses.hinge_embedding(margin=margin, reduction=reduction)
             function = _with(F.hinge_embedding_loss, margin=margin, reduction=reduction)
             cases.append(LossCase(loss, function, {"x": x}, {"targets": y}))
-    for shape, reduction, p, margin, weight in itertools.product(CLASSIFIED, REDUCTIONS, (1, 2), (1.0, 0.3), (None, WEIGHT)):
+    for shape, reduction, p, margin, weight in covering(CLASSIFIED, REDUCTIONS, (1, 2), (1.0, 0.3), (None, WEIGHT)):
         x, labels = _classified(shape)
         own, tensor = _weights(weight, shape[1])
         loss = losses.multi_margin(p=p, margin=margin, weight=own, reduction=reduction)
@@ -228,7 +236,7 @@ def _embedding() -> list[LossCase]:
         loss = losses.cosine_embedding(margin=margin, reduction=reduction)
         function = _with(F.cosine_embedding_loss, margin=margin, reduction=reduction)
         cases.append(LossCase(loss, function, {"a": a, "b": b}, {"targets": np.array([1.0, -1, 1, -1, -1, -1])}))
-    for reduction, swap, p, margin in itertools.product(REDUCTIONS, (False, True), (1, 2, 3, 2.5, np.inf), (1.0, 3.0)):
+    for reduction, swap, p, margin in covering(REDUCTIONS, (False, True), (1, 2, 3, 2.5, np.inf), (1.0, 3.0)):
         loss = losses.triplet(margin=margin, p=p, swap=swap, reduction=reduction)
         function = _with(F.triplet_margin_loss, margin=margin, p=p, swap=swap, reduction=reduction)
         # A distance to the power of 3 needs a range in which it is finite; 10^4 in float32 is.
@@ -262,7 +270,7 @@ def _dice(
 
 def _segmentation() -> list[LossCase]:
     cases = []
-    for shape, gamma, weight, reduction, ignored in itertools.product(
+    for shape, gamma, weight, reduction, ignored in covering(
         CLASSIFIED[:3], (0.0, 0.5, 1.0, 2.0, 3.5), (None, WEIGHT), REDUCTIONS, (-100, 1)
     ):
         x, labels = _classified(shape, ignored)
@@ -270,7 +278,7 @@ def _segmentation() -> list[LossCase]:
         loss = losses.focal(gamma=gamma, weight=own, ignore_index=ignored, reduction=reduction)
         function = _with(_focal, gamma=gamma, weight=tensor, ignored=ignored, reduction=reduction)
         cases.append(LossCase(loss, function, {"x": x}, {"labels": labels}))
-    for shape, smooth, squared, reduction in itertools.product(CLASSIFIED[1:3], (1.0, 1e-5), (False, True), REDUCTIONS):
+    for shape, smooth, squared, reduction in covering(CLASSIFIED[1:3], (1.0, 1e-5), (False, True), REDUCTIONS):
         for ignored in (-100, 1):
             x, labels = _classified(shape, ignored)
             loss = losses.dice(smooth=smooth, squared=squared, ignore_index=ignored, reduction=reduction)

@@ -1,0 +1,24 @@
+"""Fewer cases than a whole product of options, in which each few of the options still meet in every way."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+
+def covering(*options: tuple[Any, ...], together: int = 3) -> list[tuple[Any, ...]]:
+    """Return rows of the product of the options in which every choice of values for any ``together`` of them stands.
+
+    A mistake that shows only where particular values of that many options meet is in one of the rows. They come in the order of
+    the product, the same each time: of the rows left, the one that brings the most that is new is taken first.
+    """
+    rows = list(itertools.product(*(range(len(values)) for values in options)))
+    positions = list(itertools.combinations(range(len(options)), min(together, len(options))))
+    met = [{(where, tuple(row[position] for position in where)) for where in positions} for row in rows]
+    missing = set().union(*met)
+    chosen = []
+    while missing:
+        best = max(range(len(rows)), key=lambda index: len(met[index] & missing))
+        missing -= met[best]
+        chosen.append(best)
+    return [tuple(values[place] for values, place in zip(options, rows[index], strict=True)) for index in sorted(chosen)]
