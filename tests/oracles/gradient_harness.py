@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,11 @@ class GradientGraph:
     emitted: list[str]
     dead: list[str]
 
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model as a file holds it: written once, as it takes as long as a run."""
+        return ir.to_proto(self.model)
+
 
 class Erf(OpRun):
     """Erf in the precision of its input; the reference's own returns float32 values."""
@@ -54,8 +60,8 @@ class Erf(OpRun):
 class Evaluator:
     """Runs a model: on ONNX Runtime's CPU kernels, or on the standard's reference where they lack the dtype."""
 
-    def __init__(self, model: ir.Model):
-        self.proto = ir.to_proto(model)
+    def __init__(self, model: ir.Model | onnx.ModelProto):
+        self.proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -235,18 +241,25 @@ def numerical_gradients(
     spec: OperatorSpec, sample: Sample, cotangents: dict[int, np.ndarray], wrt: Sequence[int]
 ) -> list[np.ndarray]:
     """Gradients of sum(cotangent * output) by central differences in float64."""
+    total, inputs = weighted_output(spec, sample, cotangents, wrt), cast_inputs(sample, "float64")
+    return [central_differences(total, inputs, index) for index in wrt]
+
+
+def weighted_output(
+    spec: OperatorSpec, sample: Sample, cotangents: dict[int, np.ndarray], wrt: Sequence[int]
+) -> Callable[[list[np.ndarray | None]], float]:
+    """The sum of cotangent * output, in float64, as a function of the inputs, of which those in ``wrt`` may move."""
     evaluate, names = forward_evaluator(spec, sample, "float64")
     constants = [index for index in wrt if f"input{index}" not in evaluate.inputs]
     if constants:
         movable = [index for index in sample.constants or () if index not in constants]
-        return numerical_gradients(spec, replace(sample, constants=movable), cotangents, wrt)
+        return weighted_output(spec, replace(sample, constants=movable), cotangents, wrt)
 
     def total(inputs: list[np.ndarray | None]) -> float:
         results = evaluate(feeds_of(sample, inputs, {}))
         return float(sum((results[names[index]] * cotangent).sum() for index, cotangent in cotangents.items()))
 
-    inputs = cast_inputs(sample, "float64")
-    return [central_differences(total, inputs, index) for index in wrt]
+    return total
 
 
 def run_gradients(
@@ -256,7 +269,7 @@ def run_gradients(
     inputs = cast_inputs(sample, dtype)
     expected = {value.name: value.dtype.numpy() for value in graph.model.graph.inputs if value.dtype is not None}
     flowing = {index: array.astype(expected[f"cotangent{index}"]) for index, array in cotangents.items()}
-    results = Evaluator(graph.model)(feeds_of(sample, inputs, flowing))
+    results = Evaluator(graph.proto)(feeds_of(sample, inputs, flowing))
     gradients = []
     for index, name in zip(differentiated(sample) if wrt is None else wrt, graph.gradients, strict=True):
         operand = inputs[index]
@@ -276,7 +289,7 @@ def check_standard(graph: GradientGraph) -> None:
     assert {node.domain for node in graph.model.graph.all_nodes()} <= {""}
     check_allowed(graph.model, TARGETS["onnxruntime"])
     if all(value.shape is not None for value in graph.model.graph.inputs):
-        onnx.checker.check_model(ir.to_proto(graph.model), full_check=True)
+        onnx.checker.check_model(graph.proto, full_check=True)
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:

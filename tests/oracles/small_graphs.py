@@ -29,6 +29,7 @@ class SmallGraph:
         self.graph = ir.Graph([], [], nodes=[], name="small", opset_imports={"": opset})
         self.builder = Builder(self.graph)
         self._names: list[str] = []
+        self._model: onnx.ModelProto | None = None
         for name, (dtype, shape) in inputs.items():
             value = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype))))
             value.shape = None if shape is None else ir.Shape(shape)
@@ -43,14 +44,17 @@ class SmallGraph:
         value.name = name
         self.graph.outputs.append(value)
         self._names.append(name)
+        self._model = None
 
     def operators(self, but: Sequence[str] = ("Constant", "Identity")) -> list[str]:
         """The operators in it, in order."""
         return [node.op_type for node in self.graph if node.op_type not in but]
 
     def model(self) -> onnx.ModelProto:
-        """The graph with its semantic operators lowered."""
-        return ir.to_proto(lower_semantic_operators(ir.Model(self.graph, ir_version=10)))
+        """The graph with its semantic operators lowered, written once for the outputs that it has by then."""
+        if self._model is None:
+            self._model = ir.to_proto(lower_semantic_operators(ir.Model(self.graph, ir_version=10)))
+        return self._model
 
     def check(self) -> None:
         """Assert that the standard's checker accepts it, with consistent types and shapes."""
