@@ -1,4 +1,4 @@
-"""What every test may rely on, and which cases of a product of parameters ``make test`` runs."""
+"""What every test may rely on, and which cases of a product of parameters ``make test`` and ``make test-all`` run."""
 
 import gc
 import signal
@@ -31,17 +31,26 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what ``each_value`` leaves to ``make test-all``: the cases whose values all stand in others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave of a product with the mark ``each_value`` the cases in which each pair of values stands.
+
+    Those of them whose values all stand in others are marked as slow.
+    """
     tables = defaultdict(list)
     for item in items:
         if item.get_closest_marker("each_value") and hasattr(item, "callspec"):
             tables[item.nodeid.partition("[")[0]].append(item)
+    repeated = set()
     for cases in tables.values():
-        chosen = _covering([_values(item) for item in cases])
-        for index, item in enumerate(cases):
-            if index not in chosen:
-                item.add_marker(pytest.mark.slow)
+        values = [_values(item) for item in cases]
+        chosen = _covering(values)
+        of_pairs = chosen | _covering_pairs(values, chosen)
+        repeated.update(item for index, item in enumerate(cases) if index not in of_pairs)
+        for index in of_pairs - chosen:
+            cases[index].add_marker(pytest.mark.slow)
+    if repeated:
+        items[:] = [item for item in items if item not in repeated]
+        config.hook.pytest_deselected(items=list(repeated))
 
 
 def _values(item: pytest.Item) -> list[str]:
@@ -71,3 +80,15 @@ def _covering(cases: list[list[str]]) -> set[int]:
         pairs.update(combinations(cases[best], 2))
         chosen.add(best)
     return chosen
+
+
+def _covering_pairs(cases: list[list[str]], chosen: set[int]) -> set[int]:
+    """Indices of the cases that bring, beside those that are chosen, each pair of values: of those left the one of the most."""
+    pairs = [set(combinations(values, 2)) for values in cases]
+    uncovered = set().union(*pairs).difference(*(pairs[index] for index in chosen))
+    further = set()
+    while uncovered:
+        best = max(range(len(cases)), key=lambda index: len(pairs[index] & uncovered))
+        uncovered -= pairs[best]
+        further.add(best)
+    return further
