@@ -17,7 +17,6 @@ from oracles.several_workers import in_threads, largest_difference, part_of, tra
 SAMPLES = 6
 PARTS = {2: [[3, 3], [6, 0], [0, 6], [1, 5]], 3: [[2, 2, 2], [6, 0, 0], [0, 1, 5], [0, 6, 0]]}
 OPTIMIZERS = {
-    "sgd": optim.sgd(lr=0.25),
     "adagrad": optim.adagrad(lr=0.25, initial_accumulator_value=0.1),
     "rowwise adagrad": optim.rowwise_adagrad(lr=0.25, weight_decay=0.1),
     "lazy adam": optim.adam(lr=0.01),
@@ -42,7 +41,14 @@ def test_three_workers_are_one_process(name):
     assert final["param/word_table"][ROWS - 1].tobytes() == start["param/word_table"][ROWS - 1].tobytes()
 
 
-@pytest.mark.parametrize("options", [{"shard_optimizer": True}, {"deterministic": True, "share": False}, {"bucket_size": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard_optimizer": True, "bucket_size": 1},
+        pytest.param({"deterministic": True, "share": False}, marks=pytest.mark.slow),
+    ],
+    ids=["the optimizer in shares", "in order"],
+)
 def test_with_the_other_options_of_the_exchange(options):
     program, batches = tables_program(OPTIMIZERS["clipped"]), table_batches()
     assert_like_one_process(train_in_threads(program, batches, PARTS[2], **options), train_alone(program, batches))

@@ -51,6 +51,11 @@ class ThreadCommunicator:
 
         return self._met(buffer, group, lambda members: torch.stack([own(member) for member in members])), DONE
 
+    def all_to_all_uneven(self, buffer: torch.Tensor, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
+        assert len(buffer) == sum(sizes[self.rank])
+        shown = self._shared.exchange(self.rank, buffer.clone())
+        return torch.cat([torch.split(given, list(row))[self.rank] for given, row in zip(shown, sizes, strict=True)])
+
     def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
         return scattered(self, buffer, sizes, channel=channel)
 

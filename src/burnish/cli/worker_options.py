@@ -125,6 +125,15 @@ class Exchange(OptionGroup):
             help="Let each worker keep the optimizer's state of a share of the parameters, instead of all of it.",
         ),
     ] = False
+    shard_tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shard-tables",
+            metavar="NAME",
+            help="Let each worker keep some rows of an embedding table of --sparse, instead of all: a name or a pattern, "
+            "repeatable, or auto for every such table.",
+        ),
+    ] = None
     synchronize_every: Annotated[
         int | None,
         typer.Option(
@@ -145,7 +154,8 @@ class Exchange(OptionGroup):
             typer.BadParameter: there is such an option, and one worker alone; or it is none of the choices.
         """
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self) if field.name != "named"}
-        changed: dict[str, Any] = {name: value for name, (value, default) in values.items() if value != default}
+        changed: dict[str, Any] = {name: value for name, (value, default) in values.items() if value != default and value != []}
+        changed |= {"shard_tables": "auto"} if self.shard_tables == ["auto"] else {}
         if not changed:
             return {}
         if is_alone:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,10 +18,12 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.sharding import sharded, shares_of
+from burnish.distributed.graphs.table_shards import TableShards, holding_rows
 from burnish.distributed.runners.accumulating import AccumulatingRunner, part_of
 from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, worker_start
 from burnish.distributed.runners.parts import PartRunner
 from burnish.distributed.runners.sharded import ShardedRunner
+from burnish.distributed.runners.spread_tables import SpreadTablesRunner, held_by
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import cannot_exchange
 from burnish.engines.communicator import Communicator
@@ -32,7 +34,7 @@ from burnish.program import Program, Role
 from burnish.settings import PlainSettings, is_whole
 
 BUCKET_SIZE = 25 * 2**20
-AGREED = ("compression", "deterministic", "shard_optimizer", "synchronize_every")
+AGREED = ("compression", "deterministic", "shard_optimizer", "shard_tables", "synchronize_every")
 """Options of which the training graph says nothing, and in which workers are not to differ."""
 
 
@@ -52,6 +54,9 @@ class DataParallel(PlainSettings):
         shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone, and get the
             sums of their gradients alone. ``state``, ``save_checkpoint`` and ``export`` of the session are then exchanges, which
             all workers make.
+        shard_tables: let each worker keep some rows of embedding tables, and of their slots, instead of all: ``auto`` of every
+            table that the program updates by rows (``compile(sparse=...)``), or names or patterns of these. ``evaluate``,
+            ``predict``, ``state``, ``save_checkpoint`` and ``export`` of the session are then exchanges, which all workers make.
         synchronize_every: let workers step alone for so many steps, and average their states then (local SGD; with an optimizer
             of ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round, and all workers
             take part. None: all have the same weights after each step.
@@ -69,6 +74,7 @@ class DataParallel(PlainSettings):
     compression: str | None = None
     deterministic: bool = False
     shard_optimizer: bool = False
+    shard_tables: str | Sequence[str] | None = None
     synchronize_every: int | None = None
     group: ProcessGroup | None = field(default=None, repr=False, compare=False)
     communicator: Communicator | None = field(default=None, repr=False, compare=False)
@@ -82,10 +88,21 @@ class DataParallel(PlainSettings):
         if not is_whole(self.bucket_size) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
         self._compressed()
+        self._check_tables()
         self._check_local_steps()
         if self.group is not None and not isinstance(self.group, ProcessGroup):
             raise ConfigurationError(
                 f"DataParallel: group={self.group!r} is no group of workers: give what burnish.distributed.join() returns"
+            )
+
+    def _check_tables(self) -> None:
+        tables = self.shard_tables
+        if tables is None or isinstance(tables, str):
+            return
+        if not isinstance(tables, Sequence) or not tables or not all(isinstance(name, str) for name in tables):
+            raise ConfigurationError(
+                f"DataParallel: shard_tables={tables!r}: give 'auto', or names or patterns of embedding tables, such as "
+                "['*embedding*']"
             )
 
     def _check_local_steps(self) -> None:
@@ -97,6 +114,7 @@ class DataParallel(PlainSettings):
         refused = {
             f"norm={str(self.norm)!r}": (isinstance(self.policy, Sync), "statistics of several workers in each step"),
             "shard_optimizer=True": (self.shard_optimizer, "each worker updates all parameters"),
+            f"shard_tables={self.shard_tables!r}": (self.shard_tables is not None, "each worker updates all rows"),
             f"compression={self.compression!r}": (self.compression is not None, "no gradients are exchanged"),
         }
         for option, (is_given, reason) in refused.items():
@@ -158,24 +176,24 @@ class DataParallel(PlainSettings):
                 "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
             )
         check_engine(engine)
-        uncompressed = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
-        compression = self._compressed()
-        encoding = compression if isinstance(compression, Encoding) else None
-        if self.deterministic or encoding is not None:
-            communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
-        low_rank = compression if isinstance(compression, LowRank) and communicator.size > 1 else None
-        power_sgd = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
-        communicator = power_sgd or communicator
+        uncompressed, communicator, power_sgd = self._communicators(device)
         executable = lower(program, engine.target.among_workers())
-        derived = derive(executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share)
-        check_agreement(communicator, derived, state, self._agreed)
         several = communicator.size > 1
+        tables = None if self.shard_tables is None else TableShards.of(program.signature, self.shard_tables, communicator.size)
+        tables = tables if several else None
+        derived = derive(
+            executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share, shards=tables
+        )
+        check_agreement(communicator, derived, state, self._agreed)
+        if tables is not None:
+            derived = holding_rows(derived, tables, communicator.rank)
+            state = held_by(state, tables, communicator.rank)
         accumulated = accumulated_entries(executable) if several and accumulates(executable) else ()
         slots = slots_by_options(program.options["optimizer"])
         shares = shares_of(derived.signature, communicator.size, slots, accumulated) if self.shard_optimizer and several else None
         runner: ProgramRunner = engine.open(
             derived if shares is None else sharded(derived, shares, communicator.rank),
-            part_of(state, accumulated, communicator.rank),
+            part_of(state if shares is None else dict(state), accumulated, communicator.rank),
             device=device,
             threads=threads,
             communicator=communicator,
@@ -186,7 +204,20 @@ class DataParallel(PlainSettings):
             runner = ForgettingRunner(runner, power_sgd)
         if shares is not None:
             runner = ShardedRunner(runner, communicator, shares, derived.signature.state, state)
+        if tables is not None:
+            runner = SpreadTablesRunner(runner, uncompressed, tables, program.signature)
         return AccumulatingRunner(runner, communicator, accumulated, state) if accumulated else runner
+
+    def _communicators(self, device: str | None) -> tuple[Communicator, Communicator, PowerSGD | None]:
+        """How workers are reached: with what they give as it is, and as gradients travel; and what compresses these."""
+        uncompressed = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        compression = self._compressed()
+        encoding = compression if isinstance(compression, Encoding) else None
+        if self.deterministic or encoding is not None:
+            communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
+        low_rank = compression if isinstance(compression, LowRank) and communicator.size > 1 else None
+        power_sgd = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
+        return uncompressed, power_sgd or communicator, power_sgd
 
     def _open_alone(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None

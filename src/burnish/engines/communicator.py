@@ -129,6 +129,15 @@ class Communicator(Protocol):
         """
         ...
 
+    def all_to_all_uneven(self, buffer: Any, sizes: Sequence[Sequence[int]]) -> Any:
+        """Give the i-th part of a buffer to the i-th worker, and return what each worker gave to this one, in the order of ranks.
+
+        Args:
+            buffer: a vector of the parts, one behind the other.
+            sizes: for each worker how much it gives to each; the same on all workers.
+        """
+        ...
+
     def reduce_scatter(self, buffer: Any, sizes: Sequence[int], *, channel: str = "") -> tuple[Any, Pending]:
         """Begin to add up the i-th part of a buffer over the workers, for the i-th of them.
 

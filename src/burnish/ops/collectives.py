@@ -26,6 +26,12 @@ and every operator here is lowered to its operand. A session of several workers 
                                                    rows: of each row that any worker read, ascending. ``table``: the initializer
     AllGatherRows(indices1, rows1, indices2, ...) -> indices1, rows1, ...   the rows of all workers, each of which has any number
                                                    of them, in the order of the ranks
+    LookUpRows(part1, indices1, part2, ...; tables, extents) -> rows1, ...   rows of tables of which each worker holds those whose
+                                                   index has its rank as the remainder by the number of workers. ``tables``: the
+                                                   initializers; ``extents``: how many rows each has
+    ScatterRows(indices1, rows1, indices2, ...) -> places1, rows1, ...   each row goes to the worker that holds that row of the
+                                                   table; what a worker gets of all, in the order of the ranks, with the places in
+                                                   its part
     WorkerRank() -> rank                           the rank of this worker, an int64 scalar
 
 Every worker has the same parameters, and a part of the batch, of any size. The loss that a worker differentiates is its own sums
@@ -45,9 +51,9 @@ from burnish.graph import Tensor, static_shape
 from burnish.ops.registry import Operation
 from burnish.ops.semantic import Operands, OutputType, SemanticOperator, like
 
-Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples"]
+Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples", "rows"]
 """What a collective is for: what is divided by; what is reported; gradients of parameters; running statistics; statistics of a
-layer in forward and backward; how many samples each worker has."""
+layer in forward and backward; how many samples each worker has; sums over the rows of tables that are spread."""
 
 
 def _exchanged(operands: Operands) -> tuple[Tensor, ...]:
@@ -78,6 +84,15 @@ def _any_rows(operands: Operands) -> list[OutputType]:
     return [
         OutputType(tensor.dtype, None if tensor.shape is None else ir.Shape([None, *tensor.shape.dims[1:]]))
         for tensor in _exchanged(operands)
+    ]
+
+
+def _looked_up(operands: Operands) -> list[OutputType]:
+    """As many rows of each table as there are indices."""
+    tensors = _exchanged(operands)
+    return [
+        OutputType(part.dtype, None if part.shape is None else ir.Shape([indices.dimension(0), *part.shape.dims[1:]]))
+        for part, indices in zip(tensors[::2], tensors[1::2], strict=True)
     ]
 
 
@@ -120,6 +135,8 @@ WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [Ou
 
 ALL_REDUCE_ROWS = SemanticOperator("AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",))
 ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_rows, repeatable=False)
+LOOK_UP_ROWS = SemanticOperator("LookUpRows", ("x...",), ("y...",), _looked_up, repeatable=False)
+SCATTER_ROWS = SemanticOperator("ScatterRows", ("x...",), ("y...",), _any_rows, repeatable=False)
 
 MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_ROWS, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
 """What a training graph says of several workers; alone, each is its operand."""
@@ -133,7 +150,9 @@ EXCHANGES = frozenset(
         ALL_GATHER,
         ALL_GATHER_ROWS,
         GATHER_OWNED,
+        LOOK_UP_ROWS,
         OWN_GRADIENTS,
+        SCATTER_ROWS,
         WORKER_RANK,
     }
 )

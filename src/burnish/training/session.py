@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, wraps
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from burnish.compiler.executable import lower
 from burnish.distributed import DataParallel
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.distributed.runners.local_steps import LocalSteps
+from burnish.distributed.runners.spread_tables import SpreadTablesRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, first_non_finite
 from burnish.engines.row_writes import RowWriter
@@ -148,7 +150,8 @@ class Session:
             )
         if not self._objective_is_checked:
             self._objective_is_checked = True
-            warn_of_probabilities(self.program, runner, inputs)
+            if not self.evaluates_together:  # a worker without samples would predict nothing
+                warn_of_probabilities(self.program, runner, inputs)
         outputs = runner.step(inputs)
         return {name: outputs[name].item() for name in self._reported}
 
@@ -243,8 +246,8 @@ class Session:
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the state, by state name; also of a closed session.
 
-        With ``DataParallel(shard_optimizer=True)``, between the updates of an optimizer that accumulates, and with
-        ``synchronize_every``, where it ends a round, all workers call it at the same time, and for ``save_checkpoint`` and
+        With ``DataParallel(shard_optimizer=True)`` or ``shard_tables``, between the updates of an optimizer that accumulates, and
+        with ``synchronize_every``, where it ends a round, all workers call it at the same time, and for ``save_checkpoint`` and
         ``export``, which read it, the others call ``take_part``.
 
         Raises:
@@ -254,8 +257,8 @@ class Session:
             if self._has_part:
                 raise EngineError(
                     "The session is closed, and other workers hold a part of its state (shard_optimizer=True, gradients "
-                    "accumulated since the last update, or a round of synchronize_every): take the state, or write the "
-                    "checkpoint, before it is closed"
+                    "accumulated since the last update, a round of synchronize_every, or shard_tables): take the state, or write "
+                    "the checkpoint, before it is closed"
                 )
             return {name: array.copy() for name, array in self._closed_state.items()}
         return self._runner.state()
@@ -301,11 +304,11 @@ class Session:
             "extra": extra,
             "metadata": self.metadata,
         }
-        state = self._state_on_request()
-        if journal:
-            self._journal = journals.save(self._journal, path, self.program, state, self._row_writer(), check, **described)
-        else:
-            write_checkpoint(path, state, check=check, **described)
+        with self._state_on_request() as state:
+            if journal:
+                self._journal = journals.save(self._journal, path, self.program, state, self._row_writer(), check, **described)
+            else:
+                write_checkpoint(path, state, check=check, **described)
 
     @_one_at_a_time
     def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
@@ -360,8 +363,8 @@ class Session:
             CheckpointError: the file cannot be written.
             ConfigurationError: the optimizer keeps no average.
         """
-        state = self._state_on_request(*self._instead(parameters))
-        return save_inference(export_inference(self.program, state, fold_norm, self.metadata), path)
+        with self._state_on_request(*self._instead(parameters)) as state:
+            return save_inference(export_inference(self.program, state, fold_norm, self.metadata), path)
 
     @_one_at_a_time
     def close(self) -> None:
@@ -376,9 +379,12 @@ class Session:
 
     @_one_at_a_time
     def take_part(self) -> None:
-        """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``."""
+        """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``.
+
+        With ``DataParallel(shard_tables=...)`` also take part in one ``evaluate`` or ``predict`` of others.
+        """
         if isinstance(self._runner, SpreadRunner):
-            self._runner.state()
+            self._runner.take_part()
 
     @_one_at_a_time
     def synchronize(self) -> None:
@@ -393,6 +399,25 @@ class Session:
     def check_journal(self) -> None:
         """Raise ConfigurationError where ``save_checkpoint`` does not take ``journal``."""
         self._row_writer()
+
+    @property
+    def evaluates_together(self) -> bool:
+        """Whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
+        return isinstance(self._runner, SpreadTablesRunner)
+
+    def asking(self) -> AbstractContextManager[None]:
+        """While this lasts, this worker may ask the others for the state, which ``take_part`` meanwhile."""
+        return self._runner.asking() if isinstance(self._runner, SpreadTablesRunner) else nullcontext()
+
+    def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> bool:
+        """Take over, where workers hold tables in parts, the state that the first of them loaded; return whether they do.
+
+        Args:
+            given: returns on all workers what the first one gives, by the name of a state entry.
+        """
+        if isinstance(self._runner, SpreadTablesRunner):
+            self._runner.take_over(given)
+        return self.evaluates_together
 
     @property
     def meets(self) -> bool:
@@ -430,20 +455,25 @@ class Session:
                 writer.row_changes.begin()
                 self._journal = journal
 
-    def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Mapping[str, np.ndarray]:
-        """Return the state, of which an entry is copied when it is asked for; ``instead`` names entries that stand in for others.
+    @contextmanager
+    def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Iterator[Mapping[str, np.ndarray]]:
+        """Give the state, of which an entry is copied when it is asked for; ``instead`` names entries that stand in for others.
 
         It is that of now, and what asks for it is done before the state changes. What other workers hold a part of is asked of
-        them at once, and whole.
+        them at once, and whole; rows of tables an entry at a time.
         """
         read: Callable[[str], np.ndarray]
-        if self._runner is None and not self._has_part:
-            read = self._closed_state.__getitem__
-        elif self._runner is None or isinstance(self._runner, SpreadRunner):
-            read = self.state().__getitem__
-        else:
-            read = self._runner.state_entry
-        return EntriesOnRequest(self.program.signature.state, read, instead)
+        runner = self._runner
+        with self.asking():
+            if runner is None and not self._has_part:
+                read = self._closed_state.__getitem__
+            elif isinstance(runner, SpreadTablesRunner) and runner.gives_entries:
+                read = runner.state_entry
+            elif runner is None or (isinstance(runner, SpreadRunner) and runner.is_spread):
+                read = self.state().__getitem__
+            else:
+                read = runner.state_entry
+            yield EntriesOnRequest(self.program.signature.state, read, instead)
 
     def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
         remedy = "Give what session.state() or program.initial_state() of this program returns"

@@ -173,15 +173,18 @@ def restore(group: ProcessGroup, session: Session, path: Path, strict: bool = Tr
     """
 
     def read() -> None:
-        session.restore(path, strict)
+        with session.asking():
+            session.restore(path, strict)
 
+    if session.evaluates_together and group.rank:
+        session.take_part()  # what the checkpoint lacks is taken from the present state
     on_first(group, read, f"the checkpoint '{path}'")
     take_over_state(group, session)
 
 
 def take_over_state(group: ProcessGroup, session: Session) -> None:
     """Give the sessions of all workers the state that rank 0's has."""
-    if group.world_size > 1:
+    if group.world_size > 1 and not session.take_over(lambda name, array: spread(group, {name: array})[name]):
         state = spread(group, session.state())
         if group.rank:
             session.load_state(state)
@@ -211,6 +214,8 @@ def evaluate(
     for batch in every(loader, group.rank, group.world_size):
         batches.append(session.evaluate_totals(batch, parameters))
         looked_up()
+    if session.evaluates_together and len(loader) % group.world_size and group.rank >= len(loader) % group.world_size:
+        session.take_part()  # the others have a batch more
     totals = Totals()
     for content in group.all_gather_bytes(_packed(batches), name="the totals of the evaluation"):
         for part in _unpacked(content):

@@ -43,6 +43,9 @@ class GroupCommunicator:
     ) -> tuple[torch.Tensor, Pending]:
         return self._group(group, channel).begin_all_to_all(buffer, sizes, name=channel or "values")
 
+    def all_to_all_uneven(self, buffer: torch.Tensor, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
+        return self._group(0, "").all_to_all_uneven(buffer, sizes)
+
     def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
         return scattered(self, buffer, sizes, channel=channel)
 

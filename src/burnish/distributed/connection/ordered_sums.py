@@ -65,6 +65,9 @@ class OrderedSums:
     ) -> tuple[Any, Pending]:
         return self._communicator.all_to_all(buffer, sizes=sizes, group=group, channel=channel)
 
+    def all_to_all_uneven(self, buffer: torch.Tensor, sizes: Sequence[Sequence[int]]) -> Any:
+        return self._communicator.all_to_all_uneven(buffer, sizes)
+
     def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
         compression = self._compression if channel == GRADIENTS and buffer.is_floating_point() else None
         return scattered(self._communicator, buffer, sizes, compression or Encoding(), channel=channel)

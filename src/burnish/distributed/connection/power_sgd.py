@@ -124,6 +124,9 @@ class PowerSGD:
     ) -> tuple[Any, Pending]:
         return self._communicator.all_to_all(buffer, sizes=sizes, group=group, channel=channel)
 
+    def all_to_all_uneven(self, buffer: torch.Tensor, sizes: Sequence[Sequence[int]]) -> Any:
+        return self._communicator.all_to_all_uneven(buffer, sizes)
+
     def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[Any, Pending]:
         return self._communicator.reduce_scatter(buffer, sizes, channel=channel)
 

@@ -33,6 +33,8 @@ LOOK_UP_SECONDS = 0.5
 # By how much an exchange outlasts its time, so that who is late is found out before it ends by itself.
 GRACE_SECONDS = SEARCH_SECONDS + 1
 OPERATIONS = ("sum", "min", "max")
+SMALL_BYTES = 2**15
+"""Up to here what a worker gives to some goes to all, in one exchange."""
 
 
 class ProcessGroup:
@@ -145,6 +147,33 @@ class ProcessGroup:
         parts = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
         received = tensor.new_empty((self.world_size, *parts[self.rank].shape))
         return received, self._begin(lambda way: way.all_to_all(received.unbind(), parts), f"all-to-all of {name}", tensor)
+
+    def all_to_all_uneven(self, tensor: torch.Tensor, sizes: Sequence[Sequence[int]], *, name: str = "values") -> torch.Tensor:
+        """Give each worker a part of a vector, of any size, and return what the workers gave to this one, in their order.
+
+        Args:
+            tensor: the parts, one behind the other; contiguous, of the same dtype on all workers.
+            sizes: for each worker how many elements it gives to each; the same on all workers.
+            name: what is exchanged, for messages.
+        """
+        if self.world_size == 1:
+            return tensor.clone()
+        import torch
+
+        largest = max(map(sum, sizes))
+        if not largest:
+            return tensor.new_empty(0)
+        if largest * tensor.itemsize <= SMALL_BYTES:
+            # All to all is one exchange through memory that workers share, which connections are slower than.
+            rows = self.all_gather_rows(torch.nn.functional.pad(tensor, (0, largest - len(tensor))), name=name)
+            firsts = [sum(row[: self.rank]) for row in sizes]
+            return torch.cat([row[first : first + own[self.rank]] for row, first, own in zip(rows, firsts, sizes, strict=True)])
+        gets = [row[self.rank] for row in sizes]
+        received = tensor.new_empty(sum(gets))
+        parts = torch.split(tensor, list(sizes[self.rank]))
+        into = torch.split(received, gets)
+        self._begin(lambda way: way.all_to_all(into, parts), f"all-to-all of {name}", tensor).wait()
+        return received
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""

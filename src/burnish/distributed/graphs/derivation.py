@@ -24,6 +24,7 @@ from burnish.distributed.graphs.synchronization import (
     keep_statistics,
     synchronize,
 )
+from burnish.distributed.graphs.table_shards import TableShards, look_up_rows, sum_over_workers
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.norms import NormPolicy
@@ -33,7 +34,15 @@ from burnish.program import Role
 from burnish.program.signature import Entry, GraphSignature, Signature
 
 
-def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_size: int, share: bool) -> Executable:
+def derive(
+    executable: Executable,
+    workers: int,
+    norm: NormPolicy,
+    *,
+    bucket_size: int,
+    share: bool,
+    shards: TableShards | None = None,
+) -> Executable:
     """Return an executable with the exchanges of this many workers in its training graph.
 
     Args:
@@ -42,6 +51,7 @@ def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_siz
         norm: what layers of the policy ``train`` do.
         bucket_size: bytes of gradients in one exchange.
         share: let layers that do not wait for each other share an exchange.
+        shards: tables of which each worker holds a part; ``table_shards.holding_rows`` makes of the result what one of them runs.
 
     Raises:
         ConfigurationError: the program has no graph to derive one from, or what it computes of a batch cannot be computed of its
@@ -66,7 +76,7 @@ def derive(executable: Executable, workers: int, norm: NormPolicy, *, bucket_siz
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
     accumulating = workers > 1 and accumulates(executable)
-    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, accumulating)
+    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, accumulating, shards)
     if share:
         share_exchanges(model.graph)
     bucket_gradients(model.graph, bucket_size, accumulating)
@@ -85,11 +95,17 @@ def with_counts(signature: Signature, counts: Entry) -> Signature:
 
 
 def insert_exchanges(
-    model: ir.Model, signature: GraphSignature, workers: int, norm: NormPolicy, accumulating: bool
+    model: ir.Model,
+    signature: GraphSignature,
+    workers: int,
+    norm: NormPolicy,
+    accumulating: bool,
+    shards: TableShards | None = None,
 ) -> Entry | None:
     """Put every exchange into the graph of the gradients, which has this signature, each by itself, in place.
 
-    ``accumulating`` says that each worker accumulates its own gradients, so that no sums are taken of them here.
+    ``accumulating`` says that each worker accumulates its own gradients, so that no sums are taken of them here; ``shards``, of
+    which tables each worker holds a part.
 
     Returns:
         The input that the graph gets for the numbers of a worker's samples; None where these are as many in every step.
@@ -102,14 +118,18 @@ def insert_exchanges(
         updated = signature.outputs_of(Role.STATISTIC)
         keep_statistics(model.graph, elements[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
     join_parts(model.graph, accumulating)
-    exchange_rows(model.graph, workers)
+    exchange_rows(model.graph, workers, () if shards is None else shards.extents)
+    if shards is not None:
+        look_up_rows(model, shards)
+        sum_over_workers(model.graph, shards)
     remove_unused(model)
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
     counts = place_samples(model.graph, signature.inputs_of(Role.DATA), workers)
     if counts is not None:
         own.add(counts.name)
     remove_unused(model)
-    check_replicated(model.graph, own, {entry.name: entry for entry in signature.outputs})
+    apart = () if shards is None else {f"{kind}:{table}" for table in shards.extents for kind in ("indices", "rows")}
+    check_replicated(model.graph, own, {entry.name: entry for entry in signature.outputs if entry.name not in apart})
     return counts
 
 

@@ -13,14 +13,22 @@ from collections.abc import Hashable, Sequence
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, remove_node, replace_uses
-from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_START, OWN_GRADIENTS
+from burnish.ops.collectives import (
+    ALL_GATHER,
+    ALL_GATHER_ROWS,
+    ALL_REDUCE,
+    ALL_REDUCE_START,
+    LOOK_UP_ROWS,
+    OWN_GRADIENTS,
+    SCATTER_ROWS,
+)
 from burnish.ops.semantic import semantic_operator
 
 LATE = frozenset({"figure", "average"})
-BEGINNING = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE_START})
+ALONE = frozenset({ALL_GATHER_ROWS, LOOK_UP_ROWS, SCATTER_ROWS})
+"""Exchanges of rows, which were put in for all that they are of."""
+BEGINNING = frozenset({ALL_REDUCE, ALL_GATHER, ALL_REDUCE_START}) | ALONE
 """What begins an exchange."""
-ALONE = frozenset({ALL_GATHER_ROWS})
-"""Exchanges that were put in for all that they are of."""
 
 
 def share_exchanges(graph: ir.Graph) -> None:
@@ -34,7 +42,9 @@ def share_exchanges(graph: ir.Graph) -> None:
             kind = (node.op_type, attribute_value(node, "group", 0), attribute_value(node, "counted", 0))
             if purpose in LATE:
                 merged.setdefault(("late", *kind), []).append(node)
-            elif purpose != "gradient" and semantic_operator(node) not in ALONE:
+            elif semantic_operator(node) in ALONE:
+                level += 1
+            elif purpose != "gradient":
                 level += 1
                 merged.setdefault((level, *kind), []).append(node)
         levels.update(dict.fromkeys(node.outputs, level))

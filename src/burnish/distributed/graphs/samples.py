@@ -14,14 +14,14 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.graph.operators import RANDOM_OPERATORS
-from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, SAMPLE_SHARE, WORKER_RANK, all_gather
+from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, SAMPLE_SHARE, SCATTER_ROWS, WORKER_RANK, all_gather
 from burnish.ops.semantic import semantic_operator
 from burnish.program.signature import Entry, Role
 from burnish.random import Places
 from burnish.sample_axes import sample_inputs
 
 INT64 = ir.DataType.INT64
-GUARDED = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS})
+GUARDED = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS, SCATTER_ROWS})
 """Exchanges that a worker without samples gives zeros to, or no rows."""
 
 

@@ -33,6 +33,10 @@ class SpreadRunner:
         """Return what this worker holds; asks nobody."""
         return self._runner.own_state() if isinstance(self._runner, SpreadRunner) else self._runner.state()
 
+    def take_part(self) -> None:
+        """Give this worker's part of the state to another one, which asks for the state at the same time."""
+        self.state()
+
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         return self._runner.step(inputs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -58,8 +58,12 @@ class PartRunner(SpreadRunner):
             self._share_stand_in()
         if not counts[0]:
             counts[:] = 0
-            part = self._last or {entry.name: self._stand_in(entry, inputs[entry.name]) for entry in self._batch_inputs}
+            part = self._last or {entry.name: self._instead_of(inputs[entry.name], entry) for entry in self._batch_inputs}
         return self._runner.step({**inputs, **part, self._numbers: counts})
+
+    def _instead_of(self, array: np.ndarray, entry: Entry) -> np.ndarray:
+        """What has samples, where no worker has had any."""
+        return array if array.size else stand_in(entry, array.shape, self._signature)
 
     def _share_stand_in(self) -> None:
         """Give the workers that have had no samples yet what the first one has that had some; all do this together."""
@@ -80,14 +84,19 @@ class PartRunner(SpreadRunner):
         if self._last is None:
             self._last = unpacked(rows[first].numpy().tobytes(), self._batch_inputs)
 
-    def _stand_in(self, entry: Entry, array: np.ndarray) -> np.ndarray:
-        """Zeros, or the valid value next to it, for as many samples as layers take; where no worker has had any."""
-        if array.size:
-            return array
-        rules = [rule for rule in self._signature.extents if rule.dimension == entry.extents[0]]
-        rows = next(count for count in itertools.count(1) if all(rule.takes_part(count) for rule in rules))
-        value = max(0, entry.minimum or 0) if entry.maximum is None else min(max(0, entry.minimum or 0), entry.maximum)
-        return np.full((rows, *array.shape[1:]), value, array.dtype)
+
+def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> np.ndarray:
+    """Zeros, or the valid value next to it, for as many samples as layers take.
+
+    Args:
+        entry: of the batch.
+        shape: whose extents but the first are taken.
+        signature: of the graph that is run.
+    """
+    rules = [rule for rule in signature.extents if rule.dimension == entry.extents[0]]
+    rows = next(count for count in itertools.count(1) if all(rule.takes_part(count) for rule in rules))
+    value = max(0, entry.minimum or 0) if entry.maximum is None else min(max(0, entry.minimum or 0), entry.maximum)
+    return np.full((rows, *shape[1:]), value, entry.numpy_dtype)
 
 
 def packed(part: Mapping[str, np.ndarray]) -> bytes:

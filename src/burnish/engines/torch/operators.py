@@ -5,6 +5,7 @@ from burnish.engines.torch.families.convolution import kernel_calls
 from burnish.engines.torch.families.convolution import translation as convolution
 from burnish.engines.torch.families.elementwise import translation as elementwise
 from burnish.engines.torch.families.embedding import translation as embedding
+from burnish.engines.torch.families.exchange import rows
 from burnish.engines.torch.families.exchange import translation as exchange
 from burnish.engines.torch.families.linear import translation as linear
 from burnish.engines.torch.families.normalization import translation as normalization
@@ -30,6 +31,7 @@ __all__ = [
     "precision",
     "recurrent",
     "resize",
+    "rows",
     "softmax",
     "splitting",
 ]

@@ -18,7 +18,6 @@ from burnish.errors import EngineError
 from burnish.graph import describe_node
 from burnish.ops.collectives import (
     ALL_GATHER,
-    ALL_GATHER_ROWS,
     ALL_REDUCE,
     ALL_REDUCE_FINISH,
     ALL_REDUCE_START,
@@ -214,48 +213,6 @@ class AllGather(torch.nn.Module):
         return tuple(part.reshape(-1, *tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, own, strict=True))
 
 
-class AllGatherRows(torch.nn.Module):
-    """The rows of all workers, of which each may have any number; they travel as bytes.
-
-    Args:
-        communicator: to the others.
-        count: how many tensors are gathered, along their first axis; behind them may come the number of this worker's samples:
-            where that is 0, it gives no rows.
-    """
-
-    def __init__(self, communicator: Communicator, count: int):
-        super().__init__()
-        self._communicator, self._count = communicator, count
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        own = tensors[: self._count]
-        if len(tensors) > self._count and not bool(tensors[self._count]):
-            own = tuple(tensor[:0] for tensor in own)
-        counts = torch.tensor([len(tensor) for tensor in own], dtype=torch.int64, device=own[0].device)
-        numbers = self._communicator.all_gather(counts).tolist()
-        places = [row_places(own, number) for number in numbers]
-        size = max(place[-1].stop for place in places)
-        buffer = own[0].new_empty(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8)
-        for tensor, place in zip(own, places[self._communicator.rank], strict=True):
-            buffer[place].view(tensor.dtype).copy_(tensor.reshape(-1))
-        rows = self._communicator.all_gather(buffer) if size else buffer.expand(len(numbers), 0)
-        gathered = []
-        for index, tensor in enumerate(own):
-            parts = [row[place[index]].view(tensor.dtype) for row, place in zip(rows, places, strict=True)]
-            gathered.append(torch.cat(parts).view(-1, *tensor.shape[1:]))
-        return tuple(gathered)
-
-
-def row_places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> list[slice]:
-    """Where the rows of tensors lie as bytes one behind the other, so many of each."""
-    end, places = 0, []
-    for tensor, count in zip(tensors, counts, strict=True):
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + count * math.prod(tensor.shape[1:]) * tensor.element_size()
-        places.append(slice(start, end))
-    return places
-
-
 class GatherOwned(torch.nn.Module):
     """What the owner of each tensor has, of whatever dtypes; they travel as bytes.
 
@@ -341,7 +298,7 @@ def _parted(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torc
     return tuple(results)
 
 
-def _communicator(op: Call) -> Communicator:
+def communicator_of(op: Call) -> Communicator:
     found = op.communicator
     if found is None:
         raise EngineError(
@@ -354,14 +311,14 @@ def _communicator(op: Call) -> Communicator:
 def _exchange(op: Call) -> tuple[Communicator, int, int, str]:
     beside = int(op.attribute("counted", 0)) + int(op.attribute("conditional", 0))
     channel = GRADIENTS if op.attribute("purpose") == "gradient" else "statistics"
-    return _communicator(op), len(op) - beside, int(op.attribute("group", 0)), channel
+    return communicator_of(op), len(op) - beside, int(op.attribute("group", 0)), channel
 
 
 def _operands(op: Call) -> list[Any]:
     return [op.value(index) for index in range(len(op))]
 
 
-def _results(op: Call, exchange: torch.nn.Module) -> tuple[Any, ...]:
+def results_of(op: Call, exchange: torch.nn.Module) -> tuple[Any, ...]:
     """Call an exchange of all operands, which returns a list, and take its elements apart."""
     results = op.module(exchange, _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
@@ -369,7 +326,7 @@ def _results(op: Call, exchange: torch.nn.Module) -> tuple[Any, ...]:
 
 @translates(ALL_REDUCE)
 def all_reduce(op: Call) -> Any:
-    return _results(op, AllReduce(*_exchange(op)))
+    return results_of(op, AllReduce(*_exchange(op)))
 
 
 @translates(ALL_REDUCE_START)
@@ -383,24 +340,18 @@ def all_reduce_start(op: Call) -> Any:
 def all_reduce_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, AllReduceStart)
-    return _results(op, AllReduceFinish(started))
+    return results_of(op, AllReduceFinish(started))
 
 
 @translates(OWN_GRADIENTS)
 def own_gradients(op: Call) -> Any:
-    return _results(op, OwnGradients(len(op) - int(op.attribute("counted", 0))))
+    return results_of(op, OwnGradients(len(op) - int(op.attribute("counted", 0))))
 
 
 @translates(ALL_GATHER)
 def all_gather(op: Call) -> Any:
     communicator, count, group, _ = _exchange(op)
-    return _results(op, AllGather(communicator, count, group))
-
-
-@translates(ALL_GATHER_ROWS)
-def all_gather_rows(op: Call) -> Any:
-    communicator, count, _, _ = _exchange(op)
-    return _results(op, AllGatherRows(communicator, count))
+    return results_of(op, AllGather(communicator, count, group))
 
 
 @translates(REDUCE_SCATTER_START)
@@ -415,15 +366,15 @@ def reduce_scatter_start(op: Call) -> Any:
 def reduce_scatter_finish(op: Call) -> Any:
     started = op.started[op.value(0)]
     assert isinstance(started, ReduceScatterStart)
-    return _results(op, ReduceScatterFinish(started))
+    return results_of(op, ReduceScatterFinish(started))
 
 
 @translates(GATHER_OWNED)
 def gather_owned(op: Call) -> Any:
-    gather = GatherOwned(_communicator(op), op.attribute("owners"), bool(op.attribute("conditional", 0)))
-    return _results(op, gather)
+    gather = GatherOwned(communicator_of(op), op.attribute("owners"), bool(op.attribute("conditional", 0)))
+    return results_of(op, gather)
 
 
 @translates(WORKER_RANK)
 def worker_rank(op: Call) -> Any:
-    return torch.tensor(_communicator(op).rank, dtype=torch.int64, device=op.device)
+    return torch.tensor(communicator_of(op).rank, dtype=torch.int64, device=op.device)
