@@ -66,6 +66,10 @@ class Course(OptionGroup):
             help="Save, of embedding tables that are updated by rows, the rows that changed since the checkpoint before.",
         ),
     ] = False
+    tables: Annotated[
+        Path | None,
+        typer.Option("--tables", help="A folder for embedding tables that are updated by rows, in files mapped into memory."),
+    ] = None
     best_metric: Annotated[
         str | None, typer.Option("--best-metric", help="What decides the best epoch; by default the first metric.")
     ] = None

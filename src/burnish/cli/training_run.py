@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, is_program
 from burnish.cli.console import counted, output
@@ -165,7 +167,7 @@ class TrainingRun:
         return with_schedule(program, self.compilation.schedule, self.compilation.warmup, steps, remedy, updates)
 
     def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None) -> Trainer:
-        course, reinitialize = self.course, self.course.reinitialize
+        course = self.course
         return Trainer(
             program,
             train_set,
@@ -177,6 +179,7 @@ class TrainingRun:
             checkpoint_every=course.checkpoint_every,
             keep_checkpoints=course.keep_checkpoints,
             journal=course.journal,
+            tables=course.tables,
             best_metric=course.best_metric,
             resume=self.resumes,
             overwrite=self.results.overwrite and not self.resumes,
@@ -185,8 +188,16 @@ class TrainingRun:
             threads=course.threads,
             parallel=self.parallel,
             parameters=kept_average(program),
-            state=program.initial_state(course.seed, reinitialize) if reinitialize and not self.resumes else None,
+            state=self._initial_state(program),
         )
+
+    def _initial_state(self, program: Program) -> Mapping[str, np.ndarray] | None:
+        """Where a run that trains from scratch starts; tables in files are drawn straight into them."""
+        course = self.course
+        if not course.reinitialize or self.resumes:
+            return None
+        initial = program.initial_state if course.tables is None else program.initial_entries
+        return initial(course.seed, course.reinitialize)
 
     def _start_from(self, trainer: Trainer, checkpoint: Path) -> None:
         """Begin in the state of a checkpoint, and say what was not taken over."""

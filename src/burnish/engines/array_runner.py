@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
+from burnish.formats.mapped_tables import adopted
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -41,7 +42,7 @@ class ArrayRunner:
         self._row_writes: list[RowWrite] = []
         if load_model is not None:
             self.row_changes = RowChanges()
-        self._state = {name: np.array(array) for name, array in state.items()}
+        self._state = {name: _own(array) for name, array in state.items()}
         self._loaded: dict[str, LoadedModel] = {}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -78,7 +79,7 @@ class ArrayRunner:
         return np.take(self._state[name], rows, axis=0)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._state = {name: np.array(state[name]) for name in self._state}
+        self._state = {name: _own(state[name]) for name in self._state}
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         run = self._loaded.get(graph)
@@ -96,3 +97,9 @@ class ArrayRunner:
         model = self._executable.copy_of("step")
         self._row_writes = take_row_writes(model.graph, [entry.name for entry in signature.outputs], signature)
         return self._load_model(model, "step")
+
+
+def _own(array: np.ndarray) -> np.ndarray:
+    """A copy of an array, but of a mapped table the table itself."""
+    table = adopted(array)
+    return np.array(array) if table is None else table

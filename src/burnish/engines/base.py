@@ -14,6 +14,7 @@ from burnish.engines.communicator import Communicator
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
+from burnish.program.state import blocks
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -198,6 +199,6 @@ def check_finite_loss(
 def first_non_finite(state: Mapping[str, np.ndarray]) -> str | None:
     """Return the name of the first floating-point entry that holds a NaN or an infinity, or None."""
     for name, array in state.items():
-        if array.dtype.kind not in "iub" and not np.isfinite(np.asarray(array)).all():
+        if array.dtype.kind not in "iub" and not all(np.isfinite(block).all() for block in blocks(array)):
             return name
     return None

@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 import onnx
 import onnx_ir as ir
 
-from burnish.formats.state_file import blocks, encoded
+from burnish.formats.state_file import encoded
 from burnish.graph import model_proto, named_failures
+from burnish.program.state import blocks
 from burnish.transfers import Transfer
 
 SMALLEST_APART = 1 << 16

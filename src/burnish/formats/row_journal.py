@@ -24,8 +24,8 @@ import numpy as np
 
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import flush_to_disk
-from burnish.formats.state_file import BLOCK, StateFile, blocks, encoded
-from burnish.program.state import Kind, LazyArrays
+from burnish.formats.state_file import StateFile, encoded
+from burnish.program.state import BLOCK, Kind, LazyArrays, blocks
 
 MAGIC = b"BNRJ"
 _PREFIX = struct.Struct("<4sIQQ")
@@ -233,8 +233,13 @@ class RowJournal:
                 offset += count * dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         return offset
 
-    def apply(self, name: str, table: np.ndarray) -> None:
+    def apply(self, name: str, table: np.ndarray, among: np.ndarray | None = None) -> None:
         """Write the changed rows of an entry over those of its base.
+
+        Args:
+            name: of the entry.
+            table: what they are written to.
+            among: the rows to write, ascending; None for all that changed.
 
         Raises:
             CheckpointError: they cannot be read, or name rows that the table does not have.
@@ -245,8 +250,12 @@ class RowJournal:
                 raise self._damaged(ValueError(f"'{name}' has {len(table):,} rows, and a record names others"))
             for begin in range(0, place.count, ROWS_AT_ONCE):
                 part = rows[begin : begin + ROWS_AT_ONCE]
+                chosen = np.full(part.size, True) if among is None else np.isin(part, among)
+                if not chosen.any():
+                    continue
                 row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
-                table[part] = self._array(place.rows + begin * row_bytes, (part.size, *table.shape[1:]), table.dtype)
+                content = self._array(place.rows + begin * row_bytes, (part.size, *table.shape[1:]), table.dtype)
+                table[part[chosen]] = content[chosen]
 
     def _array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         assert self._file is not None
@@ -305,12 +314,19 @@ class JournalledState(LazyArrays):
         self._journal.apply(name, array)
         return array
 
-    def read_into(self, name: str, target: np.ndarray) -> None:
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
         if name in self._head:
-            self._head.read_into(name, target)
+            self._head.read_into(name, target, is_zero)
         else:
-            self._base.read_into(name, target)
+            self._base.read_into(name, target, is_zero)
             self._journal.apply(name, target)
+
+    def read_rows_into(self, name: str, rows: np.ndarray, table: np.ndarray) -> None:
+        """Write rows of an array, int64, ascending and each once, into a table of the same dtype and shape."""
+        for begin in range(0, rows.size, ROWS_AT_ONCE):
+            part = rows[begin : begin + ROWS_AT_ONCE]
+            table[part] = self._base.rows(name, part)
+        self._journal.apply(name, table, rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import replacing
-from burnish.program.state import Arrays, Kind, LazyArrays, kind_of
+from burnish.program.state import BLOCK, Arrays, Kind, LazyArrays, blocks, kind_of, write_blocks
 from burnish.transfers import Transfer
 
 DTYPES: Mapping[str, np.dtype] = {
@@ -48,8 +48,6 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
 ALIGNMENT = 8
 """Bytes that the header is a multiple of, as safetensors writes it."""
-BLOCK = 1 << 20
-"""Bytes that are looked at, counted and written before the next ones are: they stay in the cache meanwhile."""
 
 
 class Checksum:
@@ -105,14 +103,6 @@ def write_state_file(
         if checksum is not None:
             file.seek(0)
             file.write(_header(kinds, offsets, {**metadata, checksum: counted.text()}))
-
-
-def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """An array in flat parts of at most ``BLOCK`` bytes."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    step = max(1, BLOCK // max(1, flat.itemsize))
-    for begin in range(0, flat.size, step):
-        yield flat[begin : begin + step]
 
 
 def encoded(block: np.ndarray) -> memoryview:
@@ -193,11 +183,29 @@ class StateFile(LazyArrays):
         self._read_into(array.reshape(-1).view(np.uint8).data, self._offsets[name])
         return _little_endian(array)
 
-    def read_into(self, name: str, target: np.ndarray) -> None:
-        if not target.flags.c_contiguous or sys.byteorder == "big":
-            np.copyto(target, self[name], casting="no")
-        else:
-            self._read_into(target.reshape(-1).view(np.uint8).data, self._offsets[name])
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        write_blocks(target, self._parts(name), is_zero)
+
+    def _parts(self, name: str) -> Iterator[np.ndarray]:
+        """An array in flat parts, of which there is one at a time."""
+        dtype, _ = self._kinds[name]
+        offset, left = self._offsets[name], _size(self._kinds[name])
+        buffer = np.empty(max(1, BLOCK // dtype.itemsize), dtype)
+        while left:
+            part = buffer[: left // dtype.itemsize]
+            self._read_into(part.view(np.uint8).data, offset)
+            yield _little_endian(part)
+            offset, left = offset + part.nbytes, left - part.nbytes
+
+    def rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return rows of an array, each read where it lies."""
+        dtype, shape = self._kinds[name]
+        array = np.empty((rows.size, *shape[1:]), dtype)
+        size = dtype.itemsize * math.prod(shape[1:])
+        content = array.reshape(-1).view(np.uint8).data
+        for place, row in enumerate(rows.tolist()):
+            self._read_into(content[place * size : (place + 1) * size], self._offsets[name] + row * size)
+        return _little_endian(array)
 
     def _read_into(self, content: memoryview, offset: int) -> None:
         """Fill a buffer with what is in the file from a place behind the header on."""

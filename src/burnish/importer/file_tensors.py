@@ -7,9 +7,11 @@ in place is noticed, and refused.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -91,18 +93,38 @@ class Elements:
         """Return a new array of what the file holds."""
         try:
             array = np.empty(self.shape, self.dtype.numpy())
-            is_same = self.file.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
+        except MemoryError as error:
+            raise self._unreadable(error) from error
+        self._fill(array.reshape(-1), self.offset)
+        return array
+
+    def parts(self, size: int) -> Iterator[np.ndarray]:
+        """The elements in flat parts of so many bytes, of which there is one at a time."""
+        dtype = self.dtype.numpy()
+        offset, left = self.offset, math.prod(self.shape)
+        buffer = np.empty(max(1, size // dtype.itemsize), dtype)
+        while left:
+            part = buffer[:left]
+            self._fill(part, offset)
+            yield part
+            offset, left = offset + part.nbytes, left - part.size
+
+    def _fill(self, flat: np.ndarray, offset: int) -> None:
+        try:
+            is_same = self.file.read_into(flat.view(np.uint8).data, offset)
         except (OSError, MemoryError) as error:
-            raise ModelError(
-                f"the tensor '{self.name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there "
-                "is memory for it"
-            ) from error
+            raise self._unreadable(error) from error
         if not is_same:
             raise ModelError(
                 f"the tensor '{self.name}' is to be read from '{self.file.path}', and that file has been written to since "
                 "the model was loaded: load or compile the model again, and write other models to files of their own"
             )
-        return array
+
+    def _unreadable(self, error: Exception) -> ModelError:
+        return ModelError(
+            f"the tensor '{self.name}' cannot be read from '{self.file.path}': {error}. Check the disk, and that there is "
+            "memory for it"
+        )
 
 
 class FileTensor(ir.LazyTensor):
@@ -124,6 +146,21 @@ class FileTensor(ir.LazyTensor):
         """
         elements = self._elements
         return elements.read() if elements.array is None else elements.array.copy()
+
+    def parts(self, size: int) -> Iterator[np.ndarray]:
+        """Its elements in flat parts of so many bytes, which the next part may lie over.
+
+        Raises:
+            ModelError: as ``own_array``.
+        """
+        elements = self._elements
+        if elements.array is None:
+            yield from elements.parts(size)
+            return
+        flat = elements.array.reshape(-1)
+        step = max(1, size // flat.itemsize)
+        for begin in range(0, flat.size, step):
+            yield flat[begin : begin + step]
 
     def release(self) -> None:
         """Let the memory go, where the file is as it was."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -16,13 +17,16 @@ from onnx.reference.op_run import OpRun
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.graph import describe_node, model_proto, static_shape
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.program.state import Kind, kind_of
+from burnish.program.state import Kind, LazyArrays, kind_of
 from burnish.program.weights import Weights
 from burnish.random import check_seed
 from burnish.transfers import Transfer
 
 EMBEDDING_DEVIATION = 0.02
 """Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""
+
+DRAWN_AT_ONCE = 1 << 20
+"""Numbers of an embedding that are drawn before they are written."""
 
 SHAPES = frozenset({"Flatten", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
 """What gives a weight, or each part of it, the shape that it is applied in."""
@@ -60,6 +64,79 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 
+class InitialState(LazyArrays):
+    """The state that training starts from, each entry of which is made when it is asked for, in the order of the signature.
+
+    Args:
+        entries: of the state.
+        weights: arrays by state name.
+        computed: what the init graph made.
+        redrawn: what takes the place of weights.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        weights: Mapping[str, np.ndarray],
+        computed: Mapping[str, np.ndarray],
+        redrawn: Mapping[str, _Redrawn],
+    ):
+        self._entries = {entry.name: entry for entry in entries}
+        self._weights, self._computed, self._redrawn = weights, computed, redrawn
+        owners = Counter(map(id, computed.values()))
+        self._own = {
+            name for name, array in computed.items() if array.flags.owndata and array.flags.writeable and owners[id(array)] == 1
+        }
+        self._transfer = Transfer("reading the weights", sum(_size(kind_of(weights, name)) for name in weights))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array that no one else has; an entry may be asked for once."""
+        dtype = self._entries[name].numpy_dtype
+        constant = self.constant(name)
+        if constant is not None:
+            # Zeros are memory that the system gives when it is written to, if ever: an engine only reads the optimizer's once.
+            shape = self._computed[name].shape
+            return np.full(shape, constant) if np.frombuffer(constant.tobytes(), np.uint8).any() else np.zeros(shape, dtype)
+        if name in self._computed:
+            # What the graph has made for one entry alone is not copied: an optimizer's slots are as large as the model.
+            return np.array(self._computed[name], dtype=dtype, copy=None if name in self._own else True)
+        if name in self._redrawn:
+            return self._redrawn[name].array(self._weights)
+        weights = self._weights
+        array = weights.take(name) if isinstance(weights, Weights) else np.array(weights[name], dtype=dtype)
+        self._transfer.advance(array.nbytes)
+        return array
+
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        if name in self._redrawn:
+            self._redrawn[name].write(target, self._weights)
+        elif name in self._computed or not isinstance(self._weights, Weights):
+            constant = self.constant(name)
+            if constant is None:
+                super().read_into(name, target, is_zero)
+            elif not is_zero or np.frombuffer(constant.tobytes(), np.uint8).any():
+                target[...] = constant
+        else:
+            self._weights.read_into(name, target, is_zero)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        array = self._computed.get(name)
+        if array is None or not array.size or any(array.strides) or not array.ndim:
+            return None
+        return array[(0,) * array.ndim].astype(self._entries[name].numpy_dtype).reshape(())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def kind(self, name: str) -> Kind:
+        array = self._computed.get(name)
+        shape = kind_of(self._weights, name)[1] if array is None else array.shape
+        return self._entries[name].numpy_dtype, shape
+
+
 def initial_state(
     graphs: Mapping[str, ir.Model],
     signature: Signature,
@@ -67,8 +144,8 @@ def initial_state(
     held_rows: Mapping[str, Sequence[int]],
     seed: int,
     reinitialize: str | None,
-) -> dict[str, np.ndarray]:
-    """Return the initial state of a program in the order of the signature; see ``Program.initial_state``.
+) -> InitialState:
+    """Return the initial state of a program; see ``Program.initial_state``.
 
     Args:
         graphs: of the program, by name; only those that are needed are read.
@@ -77,24 +154,13 @@ def initial_state(
         seed, reinitialize: as ``Program.initial_state`` takes them.
     """
     check_seed(seed)
+    redrawn: dict[str, _Redrawn] = {}
     if reinitialize is not None:
         forward = (graphs["predict"], graphs["evaluate"])
-        weights = _reinitialized(forward, dict(weights), held_rows, seed, reinitialize)
-    computed = run_init(graphs["init"], signature["init"], weights, seed)
-    owners = Counter(map(id, computed.values()))
-    own = {name for name, array in computed.items() if array.flags.owndata and array.flags.writeable and owners[id(array)] == 1}
-    transfer = Transfer("reading the weights", sum(_size(kind_of(weights, name)) for name in weights))
-
-    def taken(entry: Entry) -> np.ndarray:
-        name = entry.name
-        if name in computed:
-            # What the graph has made for one entry alone is not copied: an optimizer's slots are as large as the model.
-            return np.array(computed[name], dtype=entry.numpy_dtype, copy=None if name in own else True)
-        array = weights.take(name) if isinstance(weights, Weights) else np.array(weights[name], dtype=entry.numpy_dtype)
-        transfer.advance(array.nbytes)
-        return array
-
-    return {entry.name: taken(entry) for entry in signature.state}
+        redrawn = _reinitialized(forward, weights, held_rows, seed, reinitialize)
+    started = _WithRedrawn(weights, redrawn)
+    computed = run_init(graphs["init"], signature["init"], started, seed)
+    return InitialState(signature.state, weights, computed, redrawn)
 
 
 def _size(kind: Kind) -> int:
@@ -102,17 +168,34 @@ def _size(kind: Kind) -> int:
     return dtype.itemsize * math.prod(shape)
 
 
-class ConstantOfShape(OpRun):
-    """The standard's operator, whose zeros are memory that the system gives when it is written to, if ever.
+class _WithRedrawn(LazyArrays):
+    """Weights, some of them drawn anew."""
 
-    An optimizer's slots of zeros are as large as the model, and an engine only reads them once.
+    def __init__(self, weights: Mapping[str, np.ndarray], redrawn: Mapping[str, _Redrawn]):
+        self._weights, self._redrawn = weights, redrawn
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._redrawn[name].array(self._weights) if name in self._redrawn else self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def kind(self, name: str) -> Kind:
+        return kind_of(self._weights, name)
+
+
+class ConstantOfShape(OpRun):
+    """The standard's operator, whose result is one number in memory, whatever its shape.
+
+    An optimizer's slots are as large as the model.
     """
 
     def _run(self, shape: np.ndarray, value: np.ndarray | None = None) -> tuple[np.ndarray]:
         filling = np.zeros(1, np.float32) if value is None else value
-        extents = tuple(int(extent) for extent in shape)
-        is_zero = filling.tobytes() == bytes(filling.nbytes)  # by its bits: -0.0 is another number
-        return (np.zeros(extents, filling.dtype) if is_zero else np.full(extents, filling.reshape(())),)
+        return (np.broadcast_to(filling.reshape(()), tuple(int(extent) for extent in shape)),)
 
 
 def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
@@ -154,33 +237,70 @@ class _Use:
     seen: tuple[int, ...] | None
 
 
+@dataclass(frozen=True)
+class _Redrawn:
+    """A weight that is drawn anew, always in the same numbers.
+
+    Attributes:
+        name: of the state entry.
+        kind: its dtype and shape.
+        draw: gives, from a generator, the array in consecutive parts along its first axis, or as one.
+        seed: of the generator.
+        held_rows: rows that stay as the source has them.
+    """
+
+    name: str
+    kind: Kind
+    draw: Callable[[np.random.Generator], Iterator[np.ndarray]]
+    seed: tuple[int, int]
+    held_rows: Sequence[int] = ()
+
+    def array(self, weights: Mapping[str, np.ndarray]) -> np.ndarray:
+        dtype, shape = self.kind
+        array = np.empty(shape, dtype)
+        self.write(array, weights)
+        return array
+
+    def write(self, target: np.ndarray, weights: Mapping[str, np.ndarray]) -> None:
+        begin = 0
+        for part in self.draw(np.random.default_rng(self.seed)):
+            if part.shape == target.shape:
+                target[...] = part
+            else:
+                target[begin : begin + len(part)] = part
+                begin += len(part)
+        if self.held_rows:
+            rows = list(self.held_rows)
+            target[rows] = weights[self.name][rows]
+
+
 def _reinitialized(
     forward: Iterable[ir.Model],
     weights: Mapping[str, np.ndarray],
     held_rows: Mapping[str, Sequence[int]],
     seed: int,
     scheme_name: str,
-) -> dict[str, np.ndarray]:
+) -> dict[str, _Redrawn]:
     scheme = SCHEMES.get(scheme_name)
     if scheme is None:
         raise ConfigurationError(f"reinitialize={scheme_name!r} is not a scheme: choose one of {', '.join(SCHEMES)}, or None")
+    kinds = {name: kind_of(weights, name) for name in weights}
     uses: dict[str, list[_Use]] = {}
     for model in forward:
         for value in model.graph.inputs:
             name = value.name or ""
-            if name in weights and not uses.get(name):
-                uses[name] = _uses(value, weights[name].shape)
+            if name in kinds and not uses.get(name):
+                uses[name] = _uses(value, kinds[name][1])
     redrawn = {}
-    for name, array in weights.items():
-        floating = array.dtype.kind == "f" or array.dtype.isbuiltin != 1
+    for name, (dtype, shape) in kinds.items():
+        floating = dtype.kind == "f" or dtype.isbuiltin != 1
         if not floating or not uses.get(name):
-            redrawn[name] = array
             continue
         digest = hashlib.sha256(name.encode()).digest()
-        generator = np.random.default_rng([seed & (1 << 64) - 1, int.from_bytes(digest[:8], "little")])
-        redrawn[name] = _draw(name, array, uses[name], scheme, scheme_name, generator).astype(array.dtype)
-    for name, rows in held_rows.items():
-        redrawn[f"param/{name}"][rows] = weights[f"param/{name}"][rows]
+        draw = _drawing(name, shape, uses[name], scheme, scheme_name)
+        held = held_rows.get(name.removeprefix("param/"), ()) if name.startswith("param/") else ()
+        numbers = (seed & (1 << 64) - 1, int.from_bytes(digest[:8], "little"))
+        redrawn[name] = _Redrawn(name, (dtype, shape), draw, numbers, held)
     return redrawn
 
 
@@ -207,24 +327,44 @@ def _is_vector(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and sum(extent != 1 for extent in shape) <= 1
 
 
-def _draw(
-    name: str, array: np.ndarray, uses: Sequence[_Use], scheme: Scheme, scheme_name: str, generator: np.random.Generator
-) -> np.ndarray:
+def _drawing(
+    name: str, shape: tuple[int, ...], uses: Sequence[_Use], scheme: Scheme, scheme_name: str
+) -> Callable[[np.random.Generator], Iterator[np.ndarray]]:
+    """How a weight is drawn, from what its uses say that it is."""
     for use in uses:
         fans = _fans(use)
         if fans is not None:
-            return scheme(generator, array.shape, *fans)
+            return partial(_in_one, scheme, shape, *fans)
     for use in uses:
-        constant = _constant(array, use)
+        constant = _constant(shape, use)
         if constant is not None:
-            return np.full(array.shape, constant)
+            return partial(_constant_parts, shape, constant)
     if any(use.node.op_type in ("Gather", "Add") for use in uses):
-        return generator.standard_normal(array.shape, dtype=np.float32) * EMBEDDING_DEVIATION
+        return partial(_embedding_parts, shape)
     raise ConfigurationError(
-        f"reinitialize={scheme_name!r}: cannot tell how to draw '{name}' of shape {list(array.shape)} from its use in "
+        f"reinitialize={scheme_name!r}: cannot tell how to draw '{name}' of shape {list(shape)} from its use in "
         f"{describe_node(uses[0].node)}. Compile without reinitialize, set this entry in program.initial_state() and give "
         "that to Session(state=...)"
     )
+
+
+def _in_one(
+    scheme: Scheme, shape: tuple[int, ...], fan_in: int, fan_out: int, generator: np.random.Generator
+) -> Iterator[np.ndarray]:
+    yield scheme(generator, shape, fan_in, fan_out)
+
+
+def _constant_parts(shape: tuple[int, ...], constant: float, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    yield np.broadcast_to(np.float64(constant), shape)
+
+
+def _embedding_parts(shape: tuple[int, ...], generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """The rows of a table, some at a time: the numbers are those of one draw."""
+    row = math.prod(shape[1:])
+    step = max(1, DRAWN_AT_ONCE // max(1, row))
+    for begin in range(0, shape[0] if shape else 1, step):
+        rows = (min(step, shape[0] - begin), *shape[1:]) if shape else ()
+        yield generator.standard_normal(rows, dtype=np.float32) * EMBEDDING_DEVIATION
 
 
 def _fans(use: _Use) -> tuple[int, int] | None:
@@ -252,7 +392,7 @@ def _fans(use: _Use) -> tuple[int, int] | None:
     return None
 
 
-def _constant(array: np.ndarray, use: _Use) -> float | None:
+def _constant(shape: tuple[int, ...], use: _Use) -> float | None:
     """Return the value that a bias, scale, mean, variance or slope starts from; None for anything else."""
     operator, operand = use.node.op_type, use.operand
     biases = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
@@ -260,7 +400,7 @@ def _constant(array: np.ndarray, use: _Use) -> float | None:
         return 0.0
     if operator.endswith("Normalization"):
         return (1.0, 0.0, 0.0, 1.0)[operand - 1] if 1 <= operand <= 4 else None
-    per_channel = array.size == max(array.shape, default=1)
+    per_channel = math.prod(shape) == max(shape, default=1)
     if operator in ("Add", "Sub") and per_channel:
         return 0.0
     if operator in ("Mul", "Div") and per_channel:

@@ -23,6 +23,7 @@ from burnish.passes import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
 from burnish.program.signature import GRAPH_NAMES, Signature
+from burnish.program.state import LazyArrays
 from burnish.program.weights import Weights
 from burnish.provided import provided
 from burnish.settings import is_whole
@@ -168,6 +169,19 @@ class Program:
         Raises:
             ConfigurationError: a seed that is no integer of 64 bits, an unknown scheme, or a parameter whose use does not tell
                 how to draw it.
+        """
+        return dict(self.initial_entries(seed, reinitialize))
+
+    def initial_entries(self, seed: int = 0, reinitialize: str | None = None) -> LazyArrays:
+        """Return ``initial_state`` as a mapping that makes each array when it is asked for, once.
+
+        ``Session(program, tables=..., state=program.initial_entries(...))`` writes tables that do not fit into memory.
+
+        Args:
+            seed, reinitialize: as ``initial_state`` takes them.
+
+        Raises:
+            ConfigurationError: as ``initial_state``.
         """
         held_rows = self.options.get("hold_rows", {})
         return initial_state(self.graphs, self.signature, self.weights, held_rows, seed, reinitialize)

@@ -13,6 +13,8 @@ from burnish.optim.slots import parameter_of, slot_of
 from burnish.program.signature import Entry, Signature
 
 Arrays = dict[str, np.ndarray]
+BLOCK = 1 << 20
+"""Bytes that are looked at, counted and written before the next ones are: they stay in the cache meanwhile."""
 Kind = tuple[np.dtype, tuple[int, ...]]
 """Dtype and shape of an array."""
 
@@ -22,11 +24,28 @@ class LazyArrays(Mapping[str, np.ndarray]):
 
     @abstractmethod
     def kind(self, name: str) -> Kind:
-        """Return the dtype and the shape of an array, without making it."""
+        """Return the dtype and the shape of an array, without making it; KeyError where there is none of this name."""
 
-    def read_into(self, name: str, target: np.ndarray) -> None:
-        """Fill an array of the same dtype and shape; a subclass that need not make the array for it says how."""
-        np.copyto(target, self[name], casting="no")
+    def __contains__(self, name: object) -> bool:
+        try:
+            self.kind(str(name))
+        except KeyError:
+            return False
+        return True
+
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        """Fill an array of the same dtype and shape; a subclass that need not make the array for it says how.
+
+        Args:
+            name: of the array.
+            target: what to fill, contiguous.
+            is_zero: it holds zeros, which need not be written again.
+        """
+        write_blocks(target, blocks(self[name]), is_zero)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return the scalar that all elements of an array are, where that is known without making it."""
+        return None
 
 
 class EntriesOnRequest(LazyArrays):
@@ -79,16 +98,39 @@ class _Chosen(LazyArrays):
         return len(self._names)
 
     def kind(self, name: str) -> Kind:
+        if name not in self._names:
+            raise KeyError(name)
         return self._arrays.kind(name)
 
-    def read_into(self, name: str, target: np.ndarray) -> None:
-        self._arrays.read_into(name, target)
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        self._arrays.read_into(name, target, is_zero)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        return self._arrays.constant(name)
 
 
 def chosen(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> Mapping[str, np.ndarray]:
     """Return the arrays of these names, as far as they are there; those made on request are not made."""
     present = [name for name in names if name in arrays]
     return _Chosen(arrays, present) if isinstance(arrays, LazyArrays) else {name: arrays[name] for name in present}
+
+
+def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array in flat parts of at most ``BLOCK`` bytes."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    step = max(1, BLOCK // max(1, flat.itemsize))
+    for begin in range(0, flat.size, step):
+        yield flat[begin : begin + step]
+
+
+def write_blocks(target: np.ndarray, parts: Iterable[np.ndarray], is_zero: bool) -> None:
+    """Fill a contiguous array with flat parts; with ``is_zero`` those of zeros, by their bits, are there already."""
+    flat = target.reshape(-1)
+    begin = 0
+    for part in parts:
+        if not is_zero or part.view(np.uint8).any():
+            flat[begin : begin + part.size] = part
+        begin += part.size
 
 
 def read_into(arrays: Mapping[str, np.ndarray], name: str, target: np.ndarray) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.importer import FileTensor
-from burnish.program.state import Kind, LazyArrays
+from burnish.program.state import BLOCK, Kind, LazyArrays, write_blocks
 
 ROUNDED = "rounded_weights"
 """The option of a program that holds {initializer: dtype} for what its file has in sixteen bits, and its state in float32."""
@@ -41,6 +41,13 @@ class Weights(LazyArrays):
     def kind(self, name: str) -> Kind:
         tensor = self._tensors[name]
         return self._dtypes[name].numpy(), tuple(tensor.shape.numpy())
+
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        tensor = self._tensors[name]
+        if isinstance(tensor, FileTensor):
+            write_blocks(target, tensor.parts(BLOCK), is_zero)
+        else:
+            super().read_into(name, target, is_zero)
 
     def take(self, name: str) -> np.ndarray:
         """Return an array that no one else has, and let the memory of its tensor go, where it can be read again."""

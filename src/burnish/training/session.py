@@ -34,6 +34,7 @@ from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import warn_of_probabilities
+from burnish.training.tables import SessionTables
 from burnish.training.totals import Totals, figures, only_totals
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
@@ -66,6 +67,8 @@ class Session:
         threads: threads used inside one operator; None is the engine's choice. Same seed and threads: same results, bitwise.
         parallel: None trains alone. With ``burnish.DataParallel()`` every worker opens a session of the same program, and gives
             each step its part of the batch, of any size, or an empty one; what a step reports is of the whole batch.
+        tables: a folder for files, mapped into memory, with the embedding tables that are updated by rows, and what the optimizer
+            keeps for them. They may be larger than memory, and are a working copy: what a run goes back to is a checkpoint.
 
     Attributes:
         metadata: entries for the ``metadata_props`` of exported models, beside those of the source: what was done to pixels, and
@@ -86,6 +89,7 @@ class Session:
         device: str | None = None,
         threads: int | None = None,
         parallel: DataParallel | None = None,
+        tables: str | Path | None = None,
     ):
         if not isinstance(program, Program):
             raise ConfigurationError(
@@ -95,7 +99,13 @@ class Session:
         self._lock = threading.RLock()
         self.program = program
         self.engine = engines.get(engine)
-        if state is None:
+        self._tables: SessionTables | None = None
+        if tables is not None:
+            is_own, state = state is None, program.initial_entries(seed) if state is None else state
+            self._check_state(state)
+            self._tables = SessionTables(tables, program, state, is_own, parallel is not None)
+            state = self._tables.instead(state)
+        elif state is None:
             state = program.initial_state(seed)
             state = HandedOver(state) if parallel is None else state
         program.release_weights()
@@ -113,6 +123,8 @@ class Session:
             self._runner = self.engine.open(lower(program, self.engine.target), state, device=device, threads=threads)
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
+        if self._tables is not None:
+            self._tables.check(self.engine.name, journals.writer_of(self._runner))
         self._closed_state: dict[str, np.ndarray] = {}
         self._closed_tables: RowWriter | None = None
         self._journal: Journal | None = None
@@ -260,8 +272,9 @@ class Session:
                     "accumulated since the last update, a round of synchronize_every, or shard_tables): take the state, or write "
                     "the checkpoint, before it is closed"
                 )
+            self._settle()
             return {name: array.copy() for name, array in self._closed_state.items()}
-        return self._runner.state()
+        return self._require_runner().state()
 
     @_one_at_a_time
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -307,6 +320,8 @@ class Session:
         with self._state_on_request() as state:
             if journal:
                 self._journal = journals.save(self._journal, path, self.program, state, self._row_writer(), check, **described)
+                if self._tables is not None and self._runner is not None:
+                    self._tables.follow(self._journal.place)
             else:
                 write_checkpoint(path, state, check=check, **described)
 
@@ -328,7 +343,7 @@ class Session:
                 program; or it has no parameter that this program has. The state is as it was.
         """
         if strict:
-            with open_checkpoint(path) as opened:
+            with open_checkpoint(path, None if self._tables is None else self._tables.agrees_with) as opened:
                 check_checkpoint(path, opened, self.program, self._identity)
                 self._load(opened.state, Journal.at(Path(path), opened.journal))
             self.metadata = {**self.metadata, **opened.metadata}
@@ -372,10 +387,13 @@ class Session:
         if isinstance(self._runner, SpreadRunner):
             self._closed_state, self._has_part = self._runner.own_state(), self._runner.is_spread
         elif self._runner is not None:
-            self._closed_state = self._runner.state()
+            with self._state_on_request() as state:
+                self._closed_state = dict(state)
         if (writer := journals.writer_of(self._runner)) is not None:
             self._closed_tables = ClosedTables(writer.row_changes, self._closed_state)
         self._runner = None
+        if self._tables is not None:
+            self._tables.close()
 
     @_one_at_a_time
     def take_part(self) -> None:
@@ -434,11 +452,18 @@ class Session:
     def _identity(self) -> ProgramIdentity:
         return ProgramIdentity.of(self.program)
 
-    def _require_runner(self) -> ProgramRunner:
-        """The runner, or EngineError where the session is closed."""
+    def _require_runner(self, settled: bool = True) -> ProgramRunner:
+        """The runner, or EngineError where the session is closed; ``settled`` with its tables filled."""
         if self._runner is None:
             raise EngineError("The session is closed: open another with Session(program, state=session.state())")
+        if settled:
+            self._settle()
         return self._runner
+
+    def _settle(self) -> None:
+        """See that the tables in files hold the state's."""
+        if self._tables is not None:
+            self._tables.settle()
 
     def _row_writer(self) -> RowWriter:
         """What says which rows have changed, or ConfigurationError where nothing does."""
@@ -446,9 +471,13 @@ class Session:
 
     def _load(self, state: Mapping[str, np.ndarray], journal: Journal | None = None) -> None:
         """Replace the state by one that was checked; ``journal`` is where its next checkpoint with a journal may go on."""
-        runner = self._require_runner()
+        runner = self._require_runner(settled=False)
         self._journal = None
-        runner.load_state(state)
+        if self._tables is None:
+            runner.load_state(state)
+        else:
+            runner.load_state(self._tables.instead(state))
+            self._tables.load(state, None if journal is None else journal.place)
         if (writer := journals.writer_of(runner)) is not None:
             writer.row_changes.stop()
             if journal is not None:
@@ -462,6 +491,7 @@ class Session:
         It is that of now, and what asks for it is done before the state changes. What other workers hold a part of is asked of
         them at once, and whole; rows of tables an entry at a time.
         """
+        self._settle()
         read: Callable[[str], np.ndarray]
         runner = self._runner
         with self.asking():
@@ -472,7 +502,7 @@ class Session:
             elif runner is None or (isinstance(runner, SpreadRunner) and runner.is_spread):
                 read = self.state().__getitem__
             else:
-                read = runner.state_entry
+                read = runner.state_entry if self._tables is None else self._tables.reading(runner.state_entry)
             yield EntriesOnRequest(self.program.signature.state, read, instead)
 
     def _check_state(self, state: Mapping[str, np.ndarray]) -> None:

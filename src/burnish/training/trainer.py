@@ -100,6 +100,7 @@ class Trainer:
         parallel: None trains alone. With ``burnish.DataParallel()`` every worker makes a trainer of the same arguments and runs
             it: each has its part of every batch, and the run is that of one process with the whole batches. ``batch_size`` is
             that of all workers together. The first one keeps the folder of the run; the others need not reach it.
+        tables: as in ``Session``. With ``journal``, a run that resumes finds them there.
 
     Raises:
         ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already.
@@ -137,6 +138,7 @@ class Trainer:
         pixels: PixelsLike | None = None,
         progress: bool | Progress = True,
         parallel: DataParallel | None = None,
+        tables: str | Path | None = None,
     ):
         _check_whole(epochs=epochs, batch_size=batch_size, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         check_seed(seed)
@@ -164,7 +166,7 @@ class Trainer:
         try:
             self._agree(course, data.evaluation)
             self._check_folder(resume or overwrite)
-            self.session = Session(program, engine, state, seed, device, threads, parallel)
+            self.session = Session(program, engine, state, seed, device, threads, parallel, tables)
             self._begin(data, resume)
         except BaseException as error:
             self._group.fail(error)

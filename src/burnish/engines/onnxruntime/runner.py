@@ -21,9 +21,10 @@ from burnish.engines.interrupts import uninterrupted
 from burnish.engines.onnxruntime.failures import has_bfloat16, run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes, take_row_writes, written_by_rows
-from burnish.formats.state_file import blocks
+from burnish.formats.mapped_tables import adopted
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.program.state import blocks
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -105,6 +106,8 @@ class OnnxRuntimeRunner:
             array = state[name]
             if name in self._updates:
                 np.copyto(buffer.array, array, casting="no")
+            elif adopted(array) is not None:
+                continue  # it is this buffer's, and its session fills it
             elif not all(map(np.array_equal, blocks(buffer.array), blocks(array))):
                 shared[name] = array
         for name, array in shared.items():
@@ -175,6 +178,9 @@ class _Buffer:
 
     @classmethod
     def copy_of(cls, array: np.ndarray, entry: Entry) -> _Buffer:
+        """A buffer of an array's elements, in memory of its own; of a mapped table, in the table itself."""
+        if (table := adopted(array)) is not None:
+            return cls(table, entry)
         buffer = cls.empty(array.shape, entry)
         np.copyto(buffer.array, array, casting="no")
         return buffer

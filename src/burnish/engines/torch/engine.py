@@ -40,11 +40,12 @@ from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Re
 from burnish.engines.torch.runtime.devices import device_of
 from burnish.engines.torch.runtime.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.runtime.tensor_float import tensor_float
-from burnish.engines.torch.translate.dtypes import array_of, tensor_of, torch_dtype
+from burnish.engines.torch.translate.dtypes import array_of, mapped_tensor_of, tensor_of, torch_dtype, view_of
 from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import EngineError
+from burnish.formats.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
@@ -254,9 +255,13 @@ class TorchRunner:
         with self._memory:
             results = self._run("step", inputs)
             outputs = {name: array_of(results[name], dtype) for name, dtype in self._reported}
-            check_finite_loss(signature, outputs, self.state)
+            check_finite_loss(signature, outputs, self._present)
             self._move_on(results)
         return outputs
+
+    def _present(self) -> Arrays:
+        """The state, to look at and not to keep."""
+        return {name: view_of(tensor, self._entries[name].dtype) for name, tensor in self._state.items()}
 
     def _move_on(self, results: Tensors) -> None:
         """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
@@ -322,6 +327,9 @@ class TorchRunner:
         freed = 0
         for name, entry in self._entries.items():
             array = take(name)
+            if (table := adopted(array)) is not None:
+                tensors[name] = mapped_tensor_of(table, entry.dtype, self._device)
+                continue
             tensors[name] = self._laid_out(tensor_of(array, entry.dtype).to(self._device))
             freed += array.nbytes
             if freed > FREED_AT_ONCE:

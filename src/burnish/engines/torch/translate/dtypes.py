@@ -49,6 +49,27 @@ def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def mapped_tensor_of(array: np.ndarray, dtype: ir.DataType, device: torch.device) -> torch.Tensor:
+    """A tensor that shares its memory with an array in a mapped file.
+
+    Raises:
+        EngineError: the device has memory of its own.
+    """
+    if device.type != "cpu":
+        raise EngineError(
+            f"tables: mapped files are read and written by the processor, not on device '{device}': leave tables out, or train "
+            "on device='cpu'"
+        )
+    if dtype == ir.DataType.BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def view_of(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
+    """An array of a tensor's elements, to read now: it may share the tensor's memory."""
+    return tensor.numpy() if tensor.is_cpu and dtype != ir.DataType.BFLOAT16 else array_of(tensor, dtype)
+
+
 def array_of(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
     """An array with a copy of the tensor, wherever it lies and however it is laid out."""
     tensor = tensor.detach() if tensor.is_cpu else tensor.detach().cpu()

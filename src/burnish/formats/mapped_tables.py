@@ -1,0 +1,288 @@
+"""Embedding tables in files that are mapped into memory: the system reads what a step touches, and writes it back when it likes.
+
+The files are a working copy. What a run goes back to is a checkpoint: a process that is killed leaves rows of a step in them that
+no checkpoint has. So that a run need not copy all of a checkpoint when it goes on, ``written.log`` beside the files says which
+checkpoint with a journal they were last the same as, and, before they are written, which rows are written since. It counts as
+long as the system has not been started again: what the system had not written back is then gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.file_writing import replacing
+from burnish.formats.row_journal import JournalledState, JournalPlace
+from burnish.program.state import Kind, LazyArrays, kind_of, read_into
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a mapped file cannot be replaced by another process anyway
+    fcntl = None  # type: ignore[assignment]
+
+LAYOUT, LOCK, LOG = "tables.json", "lock", "written.log"
+MOST_LOGGED = 1 / 8
+"""Bytes of the log, as a share of the tables', from which on it is given up: a run that goes on then copies the checkpoint."""
+_COUNTS = struct.Struct("<II")
+
+
+class MappedTable(np.ndarray):
+    """An array in a mapped file, which an engine works on as it is, in place of a copy."""
+
+
+class MappedTables:
+    """The tables of a session in a folder, mapped into memory.
+
+    Args:
+        folder: made where there is none; files that are there are used again where they hold tables of the same kinds.
+        kinds: dtype and shape of each state entry to keep there.
+
+    Attributes:
+        tables: the arrays, by state entry. Until ``fill`` they hold what the files held, or zeros.
+
+    Raises:
+        ConfigurationError: the folder holds something else or the tables of another program, or another session uses it.
+        CheckpointError: it cannot be written, or the disk has no room.
+    """
+
+    def __init__(self, folder: str | Path, kinds: Mapping[str, Kind]):
+        self.folder = Path(folder).absolute()
+        self._kinds = dict(kinds)
+        self._order = sorted(self._kinds)
+        self._log: BinaryIO | None = None
+        self._left = 0
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+            self._check_layout()
+            self.tables = {name: self._mapped(number) for number, name in enumerate(self._order)}
+        except OSError as error:
+            raise CheckpointError(
+                f"The tables cannot be kept in '{self.folder}': {error}. Choose a folder that you can write to, on a disk with "
+                f"room for {self._bytes():,} bytes"
+            ) from error
+
+    def _bytes(self) -> int:
+        return sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in self._kinds.values())
+
+    def _locked(self) -> BinaryIO:
+        """The lock of the folder, which says in whose session it is."""
+        lock = open(self.folder / LOCK, "a+b")  # noqa: SIM115  # open as long as the session is
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.close()
+                raise ConfigurationError(
+                    f"tables: another session keeps its tables in '{self.folder}': close it, or name another folder"
+                ) from error
+        self._owner = uuid.uuid4().hex.encode()
+        lock.truncate(0)
+        lock.write(self._owner)
+        lock.flush()
+        return lock
+
+    def release(self) -> None:
+        """Leave the folder to other sessions; the tables can be read until one takes it over."""
+        self.forget()
+        self._lock.close()
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether another session has the folder now."""
+        return self._lock.closed and (self.folder / LOCK).read_bytes() != self._owner
+
+    def _check_layout(self) -> None:
+        layout = {"tables": [[name, str(self._kinds[name][0]), list(self._kinds[name][1])] for name in self._order]}
+        path = self.folder / LAYOUT
+        if path.exists():
+            try:
+                is_same = json.loads(path.read_text(encoding="utf-8")) == layout
+            except ValueError:
+                is_same = False
+            if not is_same:
+                raise ConfigurationError(
+                    f"tables: '{self.folder}' holds the tables of another program: name another folder, or remove this one"
+                )
+            return
+        if others := [path.name for path in self.folder.iterdir() if path.name != LOCK]:
+            raise ConfigurationError(
+                f"tables: '{self.folder}' holds something else already, such as '{others[0]}': name a folder for tables alone"
+            )
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(layout), encoding="utf-8")
+
+    def _mapped(self, number: int) -> MappedTable:
+        """A table in its file, which has all its blocks: a disk that is full would end the process when a row is written."""
+        dtype, shape = self._kinds[self._order[number]]
+        path = self._file(number)
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if not path.exists() or path.stat().st_size != size:
+            (self.folder / LOG).unlink(missing_ok=True)
+            with path.open("wb") as file:
+                _reserve(file, size)
+        return np.memmap(path, np.uint8, "r+").view(dtype).reshape(shape).view(MappedTable)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"table-{number:04d}.bin"
+
+    def fill(self, arrays: Mapping[str, np.ndarray], place: JournalPlace | None = None) -> None:
+        """Make the tables those of a state, and no longer follow a checkpoint.
+
+        Args:
+            arrays: by state entry; those that are made on request need not fit into memory.
+            place: of ``arrays`` in a journal. Where the tables were the same as it, only what was written since is read.
+        """
+        written = None if place is None else self._written_since(place)
+        self.forget()
+        (self.folder / LOG).unlink(missing_ok=True)
+        if written is not None and isinstance(arrays, JournalledState):
+            for name, rows in written.items():
+                arrays.read_rows_into(name, rows, self.tables[name])
+            return
+        for number, name in enumerate(self._order):
+            table = self.tables[name].view(np.ndarray)
+            constant = arrays.constant(name) if isinstance(arrays, LazyArrays) else None
+            is_zero = self._emptied(number)
+            if constant is not None and is_zero and not np.any(np.frombuffer(constant.tobytes(), np.uint8)):
+                continue
+            if isinstance(arrays, LazyArrays):
+                arrays.read_into(name, table, is_zero)
+            else:
+                read_into(arrays, name, table)
+
+    def _emptied(self, number: int) -> bool:
+        """Make a file zeros, without writing them where the system can do so; whether it could."""
+        path = self._file(number)
+        size = path.stat().st_size
+        if os.name == "nt":  # a file that is mapped cannot be cut there
+            return False
+        with path.open("r+b") as file:
+            file.truncate(0)
+            _reserve(file, size)
+        return True
+
+    def agrees_with(self, place: JournalPlace) -> bool:
+        """Whether the tables were the same as a checkpoint, but for rows that are known."""
+        return self._written_since(place) is not None
+
+    def follow(self, place: JournalPlace) -> None:
+        """Note that the tables are the same as a checkpoint; ``note`` says what is written from here on."""
+        self.forget()
+        boot = _boot()
+        if boot is None:
+            return
+        header = json.dumps({"place": place.as_json(), "boot": boot}).encode()
+        with replacing(self.folder / LOG) as partial:
+            partial.write_bytes(struct.pack("<I", len(header)) + header)
+        self._log = open(self.folder / LOG, "ab", buffering=0)  # noqa: SIM115  # as long as the tables follow
+        self._left = int(MOST_LOGGED * self._bytes())
+
+    def note(self, entries: tuple[str, ...], rows: np.ndarray) -> None:
+        """Say that rows of some entries are about to be written."""
+        if self._log is None:
+            return
+        numbers = [self._order.index(name) for name in entries if name in self.tables]
+        record = _COUNTS.pack(len(numbers), rows.size) + np.array(numbers, np.uint32).tobytes() + rows.tobytes()
+        self._left -= len(record)
+        if self._left < 0:
+            self.forget()
+            (self.folder / LOG).unlink(missing_ok=True)
+        else:
+            self._log.write(record)
+
+    def forget(self) -> None:
+        """Note nothing any more."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _written_since(self, place: JournalPlace) -> dict[str, np.ndarray] | None:
+        """The rows that were written since the tables were the same as a checkpoint; None where that is not known."""
+        with contextlib.suppress(OSError, ValueError, KeyError, struct.error, IndexError):
+            content = (self.folder / LOG).read_bytes()
+            (size,) = struct.unpack_from("<I", content)
+            header = json.loads(content[4 : 4 + size])
+            if header["place"] != place.as_json() or header["boot"] != _boot() or _boot() is None:
+                return None
+            written: dict[str, list[np.ndarray]] = {}
+            for numbers, rows in _records(content, 4 + size):
+                for number in numbers:
+                    written.setdefault(self._order[number], []).append(rows)
+            return {name: np.unique(np.concatenate(parts)) for name, parts in written.items()}
+        return None
+
+    def instead(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """A state with the tables of this folder in place of its own, none of which is made."""
+        return _WithTables(state, self.tables)
+
+
+def _records(content: bytes, offset: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The records of a log; one that was cut short says nothing yet of rows that were written."""
+    while offset + _COUNTS.size <= len(content):
+        entries, rows = _COUNTS.unpack_from(content, offset)
+        begin = offset + _COUNTS.size
+        offset = begin + 4 * entries + 8 * rows
+        if offset > len(content):
+            return
+        numbers = np.frombuffer(content, np.uint32, entries, begin).tolist()
+        yield numbers, np.frombuffer(content, np.int64, rows, begin + 4 * entries)
+
+
+class _WithTables(LazyArrays):
+    def __init__(self, state: Mapping[str, np.ndarray], tables: Mapping[str, MappedTable]):
+        self._state, self._tables = state, tables
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tables[name] if name in self._tables else self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def kind(self, name: str) -> Kind:
+        return kind_of(self._state, name)
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Give a file its size, and the blocks that it needs, of zeros.
+
+    Raises:
+        OSError: the disk has no room.
+    """
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+    if shutil.disk_usage(os.path.dirname(os.path.abspath(file.name))).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    file.truncate(size)
+
+
+def _boot() -> str | None:
+    """What tells this start of the system from others; None where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def adopted(array: np.ndarray) -> np.ndarray | None:
+    """A mapped table as a plain array of the same memory; None for an array that is to be copied."""
+    return array.view(np.ndarray) if isinstance(array, MappedTable) else None
