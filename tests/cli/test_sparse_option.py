@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -37,3 +39,34 @@ def test_compile_keeps_the_gradients_of_tables_as_rows(run, folder, clicks, give
 def test_a_table_that_the_model_does_not_have_is_named(run, folder, clicks):
     printed = run("compile", clicks, "-o", "program", *LOSS, "--sparse", "table_9", code=1).stderr
     assert "error: sparse: the pattern 'table_9' matches no parameter that trains; did you mean 'table_" in printed
+
+
+def test_a_run_keeps_its_tables_in_files_and_saves_what_changed(run, folder):
+    from burnish.training import checkpoint
+
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["": 18]> tokens (int64[N, 4] x) => (float[N, 2] logits)
+        <float[64, 4] embedding = {%s}, float[4, 2] head = {1, 2, 3, 4, 4, 3, 2, 1}, int64[1] axis = {1}> {
+            embedded = Gather (embedding, x)
+            mean = ReduceMean <keepdims = 0> (embedded, axis)
+            logits = MatMul (mean, head)
+        }"""
+        % ", ".join(["0.5"] * 256)
+    )
+    onnx.save(model, folder / "tokens.onnx")
+    generator = np.random.default_rng(0)
+    np.savez(folder / "data.npz", x=generator.integers(0, 9, (24, 4)), y=generator.integers(0, 2, 24))
+    options = ("--data", "data.npz", "--sparse", "auto", "--optimizer", "adagrad", "--batch-size", "4", "--checkpoint-every", "2")
+    files = ("--reinitialize", "xavier", "--journal", "--tables", "tables")
+    run("train", "tokens.onnx", "-o", "first", *options, *files)
+    run("train", "tokens.onnx", "-o", "first", *options, *files, "--epochs", "2", "--resume")
+    run("train", "tokens.onnx", "-o", "whole", *options, "--epochs", "2", "--reinitialize", "xavier")
+    assert (folder / "first/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
+    latest = folder / "first/checkpoints/latest.safetensors"
+    assert checkpoint.place_of(latest) is not None
+    state = checkpoint.read_checkpoint(latest).state
+    tables = {path.name: np.fromfile(path, np.float32) for path in (folder / "tables").glob("*.bin")}
+    assert {content.tobytes() for content in tables.values()} == {
+        state[name].tobytes() for name in ("param/embedding", "opt/sum_of_squares/embedding")
+    }

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import numpy as np
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.file_writing import replacing
+from burnish.formats.file_writing import remove_left_behind, replacing
 from burnish.formats.row_journal import JournalledState, JournalPlace
 from burnish.program.state import Kind, LazyArrays, kind_of, read_into
 
@@ -106,6 +106,8 @@ class MappedTables:
     def _check_layout(self) -> None:
         layout = {"tables": [[name, str(self._kinds[name][0]), list(self._kinds[name][1])] for name in self._order]}
         path = self.folder / LAYOUT
+        for name in (LAYOUT, LOG):  # of a process that was killed
+            remove_left_behind(self.folder / name)
         if path.exists():
             try:
                 is_same = json.loads(path.read_text(encoding="utf-8")) == layout

@@ -156,8 +156,7 @@ class Trainer:
         self.eval_loader = data.evaluation_loader(batch_size)
         self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = _watched(program, best_metric), _evaluated(program, parameters)
-        self._notes = data.notes(program, batch_size)
-        self._rates = Rates.of(program, lr, schedule, monitor, self._names)
+        self._notes, self._rates = data.notes(program, batch_size), Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
         is_first = self._group.rank == 0
         self.run_folder = (RunFolder if is_first else FollowedFolder)(self.run_directory, course, keep_checkpoints, journal)
