@@ -44,19 +44,19 @@ def test_a_table_that_the_model_does_not_have_is_named(run, folder, clicks):
 def test_a_run_keeps_its_tables_in_files_and_saves_what_changed(run, folder):
     from burnish.training import checkpoint
 
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 10, opset_import: ["": 18]> tokens (int64[N, 4] x) => (float[N, 2] logits)
-        <float[64, 4] embedding = {%s}, float[4, 2] head = {1, 2, 3, 4, 4, 3, 2, 1}, int64[1] axis = {1}> {
-            embedded = Gather (embedding, x)
-            mean = ReduceMean <keepdims = 0> (embedded, axis)
-            logits = MatMul (mean, head)
-        }"""
-        % ", ".join(["0.5"] * 256)
-    )
+    nodes = [
+        onnx.helper.make_node("Gather", ["embedding", "x"], ["rows"]),
+        onnx.helper.make_node("MatMul", ["rows", "head"], ["y"]),
+    ]
+    head = onnx.numpy_helper.from_array(np.arange(8, dtype=np.float32).reshape(4, 2), "head")
+    table = onnx.numpy_helper.from_array(np.full((64, 4), 0.5, np.float32), "embedding")
+    inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.INT64, ["N"])]
+    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 2])]
+    graph = onnx.helper.make_graph(nodes, "tokens", inputs, outputs, [table, head])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
     onnx.save(model, folder / "tokens.onnx")
     generator = np.random.default_rng(0)
-    np.savez(folder / "data.npz", x=generator.integers(0, 9, (24, 4)), y=generator.integers(0, 2, 24))
+    np.savez(folder / "data.npz", x=generator.integers(0, 9, 24), y=generator.integers(0, 2, 24))
     options = ("--data", "data.npz", "--sparse", "auto", "--optimizer", "adagrad", "--batch-size", "4", "--checkpoint-every", "2")
     files = ("--reinitialize", "xavier", "--journal", "--tables", "tables")
     run("train", "tokens.onnx", "-o", "first", *options, *files)
