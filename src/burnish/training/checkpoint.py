@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from burnish.engines.base import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import file_path
 from burnish.formats.identity import graph_hashes, program_hash
@@ -131,6 +132,19 @@ def write_checkpoint(
             with contextlib.suppress(OSError):  # something else is in it
                 path.parent.rmdir()
         raise
+
+
+def finite_check(path: str | Path, names: Collection[str]) -> Callable[[str, np.ndarray], None]:
+    """Return what ``write_checkpoint`` takes as ``check``: CheckpointError for NaN or infinite values in these state entries."""
+
+    def check(name: str, part: np.ndarray) -> None:
+        if name in names and first_non_finite({name: part}) is not None:
+            raise CheckpointError(
+                f"No checkpoint was written to '{path}': '{name}' holds NaN or infinite values. An earlier file there is "
+                "untouched: restore it and lower the learning rate (lr), or clip the gradients"
+            )
+
+    return check
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

@@ -11,7 +11,9 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, InputError
 from burnish.norms import ExtentRule
+from burnish.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.program.state import check_state
 from burnish.settings import suggestion
 
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
@@ -358,3 +360,11 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
 def _position(mask: np.ndarray) -> str:
     """Return the first true position of a mask, as an index."""
     return str([int(index) for index in np.unravel_index(int(mask.argmax()), mask.shape)])
+
+
+def check_given_state(program: Program, state: Mapping[str, np.ndarray]) -> None:
+    """Raise ConfigurationError unless a state that a user gives is a mapping with the entries of a program's state."""
+    remedy = "Give what session.state() or program.initial_state() of this program returns"
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")
+    check_state(program.signature.state, state, ConfigurationError, "The state", remedy)

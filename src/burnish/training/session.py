@@ -6,10 +6,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.distributed.runners.local_steps import LocalSteps
 from burnish.distributed.runners.spread_tables import SpreadTablesRunner
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.base import NOTHING, HandedOver, first_non_finite
+from burnish.engines.base import NOTHING, HandedOver
 from burnish.engines.row_writes import RowWriter
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
 from burnish.formats.export import export_inference, save_inference
@@ -28,28 +28,24 @@ from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.carry_over import carry_over
-from burnish.program.state import EntriesOnRequest, averages, check_state
+from burnish.program.state import EntriesOnRequest, averages
 from burnish.training import journal as journals
-from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, open_checkpoint, read_checkpoint, write_checkpoint
-from burnish.training.inputs import BatchCheck, HyperparameterCheck
+from burnish.training.checkpoint import (
+    ProgramIdentity,
+    check_checkpoint,
+    finite_check,
+    open_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import warn_of_probabilities
 from burnish.training.tables import SessionTables
 from burnish.training.totals import Totals, figures, only_totals
+from burnish.training.turns import one_at_a_time
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _one_at_a_time(method: Method) -> Method:
-    """Let a method of a session wait until another thread's call of the same session is done."""
-
-    @wraps(method)
-    def waiting(self: Session, /, *arguments: Any, **settings: Any) -> Any:
-        with self._lock:
-            return method(self, *arguments, **settings)
-
-    return cast(Method, waiting)
 
 
 class Session:
@@ -102,14 +98,14 @@ class Session:
         self._tables: SessionTables | None = None
         if tables is not None:
             is_own, state = state is None, program.initial_entries(seed) if state is None else state
-            self._check_state(state)
+            check_given_state(self.program, state)
             self._tables = SessionTables(tables, program, state, is_own, parallel is not None)
             state = self._tables.instead(state)
         elif state is None:
             state = program.initial_state(seed)
             state = HandedOver(state) if parallel is None else state
         program.release_weights()
-        self._check_state(state)
+        check_given_state(self.program, state)
         self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)
         step = program.signature["step"]
         labels = tuple(entry.name for entry in step.inputs_of(Role.LABEL))
@@ -132,7 +128,7 @@ class Session:
         self.metadata: dict[str, str] = {}
         self._objective_is_checked = False
 
-    @_one_at_a_time
+    @one_at_a_time
     def step(self, batch: Mapping[str, Any], **hyperparameters: float) -> dict[str, float]:
         """Run one training step.
 
@@ -236,7 +232,7 @@ class Session:
             raise InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up")
         return self.combine_totals(totals.added())
 
-    @_one_at_a_time
+    @one_at_a_time
     def predict(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         """Return the model's outputs by name, in inference mode; labels in the batch are not used.
 
@@ -245,7 +241,7 @@ class Session:
         return dict(self._require_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
 
     @property
-    @_one_at_a_time
+    @one_at_a_time
     def step_count(self) -> int:
         """How many steps the state has taken."""
         if self._step_name is None:
@@ -254,7 +250,7 @@ class Session:
             return int(self._closed_state[self._step_name])
         return int(self._runner.state_entry(self._step_name))
 
-    @_one_at_a_time
+    @one_at_a_time
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the state, by state name; also of a closed session.
 
@@ -276,17 +272,17 @@ class Session:
             return {name: array.copy() for name, array in self._closed_state.items()}
         return self._require_runner().state()
 
-    @_one_at_a_time
+    @one_at_a_time
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the whole state.
 
         Raises:
             ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
         """
-        self._check_state(state)
+        check_given_state(self.program, state)
         self._load(state)
 
-    @_one_at_a_time
+    @one_at_a_time
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None, journal: bool = False) -> None:
         """Write the whole state into one safetensors file, whole or not at all.
 
@@ -301,22 +297,9 @@ class Session:
             CheckpointError: the file cannot be written, or the state holds NaN or infinite values; an earlier file is untouched.
             ConfigurationError: ``journal`` for a program without such tables, or an engine that does not say which rows it wrote.
         """
-        updated = self.program.signature["step"].updates
-
-        def check(name: str, part: np.ndarray) -> None:
-            if name in updated and first_non_finite({name: part}) is not None:
-                raise CheckpointError(
-                    f"No checkpoint was written to '{path}': '{name}' holds NaN or infinite values. An earlier file there is "
-                    "untouched: restore it and lower the learning rate (lr), or clip the gradients"
-                )
-
-        described: dict[str, Any] = {
-            "step": self.step_count,
-            "identity": self._identity,
-            "engine": self.engine.name,
-            "extra": extra,
-            "metadata": self.metadata,
-        }
+        check = finite_check(path, self.program.signature["step"].updates)
+        described: dict[str, Any] = {"step": self.step_count, "identity": self._identity, "engine": self.engine.name}
+        described |= {"extra": extra, "metadata": self.metadata}
         with self._state_on_request() as state:
             if journal:
                 self._journal = journals.save(self._journal, path, self.program, state, self._row_writer(), check, **described)
@@ -325,7 +308,7 @@ class Session:
             else:
                 write_checkpoint(path, state, check=check, **described)
 
-    @_one_at_a_time
+    @one_at_a_time
     def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
         """Take over the state of a checkpoint, made on whatever engine.
 
@@ -361,7 +344,7 @@ class Session:
         return checkpoint.extra
 
     @garbage_kept()
-    @_one_at_a_time
+    @one_at_a_time
     def export(self, path: str | Path, fold_norm: bool = True, parameters: str | None = None) -> Path:
         """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
 
@@ -381,7 +364,7 @@ class Session:
         with self._state_on_request(*self._instead(parameters)) as state:
             return save_inference(export_inference(self.program, state, fold_norm, self.metadata), path)
 
-    @_one_at_a_time
+    @one_at_a_time
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
         if isinstance(self._runner, SpreadRunner):
@@ -395,7 +378,7 @@ class Session:
         if self._tables is not None:
             self._tables.close()
 
-    @_one_at_a_time
+    @one_at_a_time
     def take_part(self) -> None:
         """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``.
 
@@ -404,7 +387,7 @@ class Session:
         if isinstance(self._runner, SpreadRunner):
             self._runner.take_part()
 
-    @_one_at_a_time
+    @one_at_a_time
     def synchronize(self) -> None:
         """End a round of steps that workers take alone (``DataParallel(synchronize_every=...)``); all of them call it.
 
@@ -413,7 +396,7 @@ class Session:
         if isinstance(self._runner, LocalSteps):
             self._runner.synchronize()
 
-    @_one_at_a_time
+    @one_at_a_time
     def check_journal(self) -> None:
         """Raise ConfigurationError where ``save_checkpoint`` does not take ``journal``."""
         self._row_writer()
@@ -505,13 +488,7 @@ class Session:
                 read = runner.state_entry if self._tables is None else self._tables.reading(runner.state_entry)
             yield EntriesOnRequest(self.program.signature.state, read, instead)
 
-    def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
-        remedy = "Give what session.state() or program.initial_state() of this program returns"
-        if not isinstance(state, Mapping):
-            raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")
-        check_state(self.program.signature.state, state, ConfigurationError, "The state", remedy)
-
-    @_one_at_a_time
+    @one_at_a_time
     def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         return dict(self._require_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
 
