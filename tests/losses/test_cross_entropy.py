@@ -132,3 +132,45 @@ def test_a_softmax_along_the_last_axis_is_stepped_over_and_metrics_read_the_last
 def test_classes_are_along_the_second_or_the_last_axis(axis: object) -> None:
     with pytest.raises(ConfigurationError, match=rf"class_axis must be 1 or -1, not {axis!r}"):
         losses.cross_entropy(class_axis=axis)  # type: ignore[arg-type]
+
+
+TAGGER = """
+<ir_version: 8, opset_import: ["": 18]>
+tagger (float[N, T, 4] x) => (float[N, T, 3] y)
+<float[4, 3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1}> { h = MatMul(x, w) y = %s (h) }"""
+
+
+@pytest.mark.parametrize("last", ["Identity", "Softmax <axis = -1>"])
+def test_a_tagger_trains_along_its_last_axis(last: str) -> None:
+    """It takes the steps that PyTorch takes, also where it ends in a Softmax, which the loss steps over."""
+    model = onnx.parser.parse_model(TAGGER.replace("%s", last))
+    program = burnish.compile(model, loss="cross_entropy:class_axis=-1", optimizer="sgd:lr=0.5")
+    rng = np.random.default_rng(6)
+    x, labels = rng.standard_normal((2, 5, 4)).astype(np.float32), rng.integers(0, 3, (2, 5))
+    weight = torch.tensor(onnx.numpy_helper.to_array(model.graph.initializer[0]).copy(), requires_grad=True)
+    logits = torch.from_numpy(x) @ weight
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), torch.from_numpy(labels))
+    expected.backward()
+    for engine in ("onnxruntime", "torch"):
+        with burnish.Session(program, engine=engine) as session:
+            results = session.step({"x": x, "labels": labels})
+            moved = session.state()["param/w"]
+        assert results["loss"] == pytest.approx(expected.item(), rel=1e-6)
+        assert results["accuracy"] == pytest.approx((logits.argmax(-1).numpy() == labels).mean())
+        np.testing.assert_allclose(moved, weight.detach() - 0.5 * weight.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_an_open_second_axis_is_warned_of() -> None:
+    model = onnx.parser.parse_model(TAGGER.replace("%s", "Identity"))
+    said = r"axis 1 of 'y' of shape .*T.*, which is open: .*'cross_entropy:class_axis=-1'"
+    with pytest.warns(burnish.errors.ObjectiveWarning, match=said):
+        burnish.compile(model, loss="cross_entropy")
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "cross_entropy:class_axis=-1", "focal", "cross_entropy:probabilities=true"])
+def test_a_model_of_one_class_is_refused(loss: str) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] x) => (float[N, 1] y) <float[4, 1] w = {1, 2, 3, 4}>'
+    with pytest.raises(
+        burnish.errors.ConfigurationError, match=r"'y' of shape \[N,1\] has one class along axis -?1, and nothing"
+    ):
+        burnish.compile(onnx.parser.parse_model(text + "{ y = MatMul(x, w) }"), loss=loss)

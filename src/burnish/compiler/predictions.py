@@ -56,6 +56,11 @@ class Prediction:
         options: dict[str, Any] = {"output": self.output, "reads": self.name}
         return options if self.class_axis is None else {**options, "class_axis": self.class_axis}
 
+    def has_classes_last(self) -> bool:
+        """Whether, of three axes, the second is open, as that of a sequence is, and the last is not: no class is open."""
+        dims = () if self.value.shape is None else self.value.shape.dims
+        return len(dims) == 3 and not isinstance(dims[1], int) and isinstance(dims[2], int) and dims[2] > 1
+
     def warning(self, loss: str) -> str:
         """Return the warning for a loss that applies an activation to probabilities."""
         assert self.bounded_by is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -175,3 +176,68 @@ def test_a_new_axis() -> None:
     """ONNX Runtime 1.24 has a kernel, and ends the process in it."""
     x = RNG.normal(size=(B, S))
     close(computed("ExpandDims", [x, np.array(-2, np.int32)], held=(1,)), x[:, None])
+
+
+@pytest.mark.parametrize("op_type", ["NhwcConv", "NhwcFusedConv"])
+def test_convolutions_of_images_with_channels_last(op_type: str) -> None:
+    x, weight, bias, more = RNG.normal(size=(B, 6, 5, 4)), RNG.normal(size=(6, 2, 3, 2)), RNG.normal(size=6), RNG.normal(size=6)
+    images = torch.tensor(x).permute(0, 3, 1, 2)
+    y = torch.nn.functional.conv2d(
+        torch.nn.functional.pad(images, (0, 0, 1, 0)), torch.tensor(weight), torch.tensor(bias), stride=(2, 1), groups=2
+    ).permute(0, 2, 3, 1)
+    attributes = {"group": 2, "strides": [2, 1], "pads": [1, 0, 0, 0]}
+    if op_type == "NhwcConv":
+        close(computed(op_type, [x, weight, bias], attributes), y.numpy())
+    else:
+        summand = np.broadcast_to(more, y.shape).copy()
+        fused = computed(op_type, [x, weight, bias, summand], {**attributes, "activation": "Relu"})
+        close(fused, torch.relu(y + torch.tensor(more)).numpy())
+
+
+SIGNALS = pytest.mark.parametrize(("shape", "axes"), [((6,), 1), ((3, 5), 1), ((2, 4, 6), 2), ((2, 3, 4, 7), 3)])
+
+
+def spectrum_case(op_type: str, x: np.ndarray, axes: int) -> onnx.ModelProto:
+    return Case(op_type, "form", [x], {"signal_ndim": axes, "onesided": 1, "normalized": 0}).model("float64")
+
+
+def gradient_of(model: onnx.ModelProto, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    gradient = burnish.grad(model, wrt=["input0"], of="output0")
+    return burnish.engines.get("reference").run(gradient, {"input0": x, "cotangent:output0": dy})["grad:input0"]
+
+
+@SIGNALS
+def test_transforms_of_real_signals(shape: tuple[int, ...], axes: int) -> None:
+    x = torch.tensor(RNG.normal(size=shape), requires_grad=True)
+    expected = torch.view_as_real(torch.fft.rfftn(x, dim=tuple(range(-axes, 0))))
+    of_size = 10 * 2.0**-24 * x.detach().abs().sum().item()  # of what a sum of all values of a signal rounds to in float32
+    y = computed("Rfft", [x.detach().numpy()], {"signal_ndim": axes})
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=0, atol=of_size)
+    dy = RNG.normal(size=expected.shape)
+    expected.backward(torch.tensor(dy))
+    ours = gradient_of(spectrum_case("Rfft", x.detach().numpy(), axes), x.detach().numpy(), dy)
+    np.testing.assert_allclose(ours, x.grad.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("is_odd", [False, True])
+@SIGNALS
+def test_inverse_transforms_to_real_signals(shape: tuple[int, ...], axes: int, is_odd: bool) -> None:
+    half = torch.tensor(RNG.normal(size=(*shape, 2)), requires_grad=True)
+    lengths = (*shape[-axes:-1], 2 * shape[-1] - 1 - (not is_odd))
+    expected = torch.fft.irfftn(torch.view_as_complex(half), lengths, tuple(range(-axes, 0)))
+    model = spectrum_case("Irfft", half.detach().numpy(), axes)
+    if is_odd:  # what ONNX Runtime's kernel returns; a file that means it says so
+        kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.DOUBLE, expected.shape)
+        model.graph.output[0].type.CopyFrom(kind)
+    x, dy = half.detach().numpy(), RNG.normal(size=expected.shape)
+    y = burnish.engines.get("reference").run(burnish.load(model), {"input0": x})["output0"]
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=1e-9, atol=1e-9)
+    expected.backward(torch.tensor(dy))
+    np.testing.assert_allclose(gradient_of(model, x, dy), half.grad.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("attributes", [{"onesided": 0}, {"normalized": 1}])
+def test_transforms_that_their_operator_does_not_define(attributes: dict[str, int]) -> None:
+    model = Case("Rfft", "form", [RNG.normal(size=(3, 4))], {"signal_ndim": 1, **attributes}).model()
+    with pytest.raises(burnish.errors.BurnishError, match=r"Rfft 'node'"):
+        burnish.grad(model, wrt=["input0"], of="output0")

@@ -7,6 +7,7 @@ from typing import Any
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.activations import fast_gelu_of
+from burnish.importer.runtime_operators.layouts import channels_first, channels_last
 from burnish.importer.runtime_operators.registry import rewrites
 from burnish.ops import Operation
 from burnish.ops.positions import known_rank
@@ -83,12 +84,14 @@ def gemm_fast_gelu(op: Operation) -> Tensor:
     return fast_gelu_of(product if bias is None else product + bias)
 
 
-@rewrites("FusedConv")
+@rewrites("FusedConv", "NhwcConv", "NhwcFusedConv")
 def fused_convolution(op: Operation) -> Tensor:
-    """A convolution, what is added to it, and an activation."""
+    """A convolution, what is added to it, and an activation; images may have their channels last, weights have them first."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    y = op.builder.op("Conv", op.input, op.required(1), op.optional(2), **{name: op.attribute(name) for name in names})
-    summand = op.optional(3)
+    is_last, x = op.node.op_type.startswith("Nhwc"), op.input
+    images = channels_first(op, x) if is_last else x
+    y = op.builder.op("Conv", images, op.required(1), op.optional(2), **{name: op.attribute(name) for name in names})
+    y, summand = channels_last(op, y) if is_last else y, op.optional(3)
     y = y if summand is None else y + summand
     known = _PARAMETERS.get(op.attribute("activation", ""), ())
     return _activated(op, y, dict(zip(known, op.attribute("activation_params", ()), strict=False)))

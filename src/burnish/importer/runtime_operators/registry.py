@@ -26,7 +26,7 @@ STANDARD_INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul"})
 
 FAMILIES = tuple(
     "activations attention block_quantization early_forms grouped_query_attention integers linear_algebra normalization products "
-    "quantization relative_positions".split()
+    "quantization relative_positions spectra".split()
 )
 """The modules beside this one that register rewrites."""
 
