@@ -12,10 +12,21 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError
-from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_node, replace_node, replace_uses, replace_value
+from burnish.graph import (
+    Builder,
+    Tensor,
+    attribute_value,
+    bodies,
+    describe_node,
+    remove_node,
+    replace_node,
+    replace_uses,
+    replace_value,
+)
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.graph.uses import is_used
 from burnish.norms import Auto, BatchStatistics, Frozen, NormPolicy, RunningVariance, Train, check_layer
+from burnish.norms.branches import bind_layers, is_branching
 from burnish.norms.training import RunningStatistics, normalize
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
@@ -28,17 +39,26 @@ from burnish.sample_axes import Analysis, numbered
 # thousand standard deviations no digit of it is left.
 EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
+NORMALIZATION = frozenset({"BatchNormalization"})
+
 IN_A_BODY = Numbered(*[Places(problem="a branch or loop body draws for them")] * 2)
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
-    """The batch normalization nodes of a graph, in its order."""
-    return [node for node in graph if node.op_type == "BatchNormalization" and node.domain == ""]
+    """The batch normalization nodes of a graph and of the branches in it, in its order."""
+    layers = []
+    for node in graph:
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            layers.append(node)
+        elif is_branching(node):
+            layers += [layer for body in bodies(node) for layer in batch_normalizations(body)]
+    return layers
 
 
-def batch_normalizations_in_bodies(graph: ir.Graph) -> list[ir.Node]:
-    """The batch normalization nodes in the branches and loop bodies of a graph."""
-    return [node for body in graph.subgraphs() for node in batch_normalizations(body)]
+def batch_normalizations_in_loops(graph: ir.Graph) -> list[ir.Node]:
+    """The batch normalization nodes in loop bodies of a graph, which run any number of times in a step."""
+    run_once = {*batch_normalizations(graph)}
+    return [node for body in graph.subgraphs() for node in _nodes(body, NORMALIZATION) if node not in run_once]
 
 
 def bind_training(
@@ -52,7 +72,7 @@ def bind_training(
     """Specialize a graph to training, in place.
 
     Args:
-        graph: the graph; its batch normalization nodes, and all that draw at random, are replaced. Batch normalization in bodies
+        graph: the graph; its batch normalization nodes, and all that draw at random, are replaced. Batch normalization in loops
             is frozen.
         policies: the policy of each batch normalization node.
         running_variance: which batch variance enters the running variance.
@@ -72,15 +92,8 @@ def bind_training(
     analysis = Analysis(graph, data) if drawing else None
     places = {} if analysis is None else {node: numbered(analysis, node.outputs[0]) for node in drawing}
     key_of: dict[ir.Node, ir.Value] = {}
-    for node in batch_normalizations(graph):
-        policy = policies[node]
-        assert not isinstance(policy, Auto), "an automatic policy is settled before a graph is bound"
-        if isinstance(policy, BatchStatistics):
-            _bind_batch_statistics(graph, node, policy, statistics)
-        else:
-            _bind_frozen(node)
-            _center(graph, node)
-    _freeze_in_bodies(graph)
+    bind_layers(graph, policies, statistics, _bind_layer)
+    _freeze_in_loops(graph)
     for body, inside in keys_in_bodies(graph, key, RANDOM_OPERATORS):
         for node in _nodes(body, RANDOM_OPERATORS):
             drawing.append(node)
@@ -99,7 +112,7 @@ def bind_inference(graph: ir.Graph) -> None:
     Other nodes that draw at random stay as they are: there is no key in inference, and the runtime draws as it likes.
     """
     for body in (graph, *graph.subgraphs()):
-        for node in batch_normalizations(body):
+        for node in _nodes(body, NORMALIZATION):
             _bind_frozen(node)
         for node in _nodes(body, {"Dropout"}):
             _remove_dropout(node)
@@ -127,7 +140,7 @@ def bind_as_exported(graph: ir.Graph) -> None:
     exported: dict[ir.Node, NormPolicy] = {
         node: Train()
         for body in (graph, *graph.subgraphs())
-        for node in batch_normalizations(body)
+        for node in _nodes(body, NORMALIZATION)
         if attribute_value(node, "training_mode", 0)
     }
     statistics = RunningStatistics(RunningVariance.ONNX, exported)
@@ -178,8 +191,17 @@ def _bind_batch_statistics(graph: ir.Graph, node: ir.Node, policy: BatchStatisti
     remove_node(node)
 
 
-def _freeze_in_bodies(graph: ir.Graph) -> None:
-    for node in batch_normalizations_in_bodies(graph):
+def _bind_layer(graph: ir.Graph, node: ir.Node, policy: NormPolicy, statistics: RunningStatistics) -> None:
+    assert not isinstance(policy, Auto), "an automatic policy is settled before a graph is bound"
+    if isinstance(policy, BatchStatistics):
+        _bind_batch_statistics(graph, node, policy, statistics)
+    else:
+        _bind_frozen(node)
+        _center(graph, node)
+
+
+def _freeze_in_loops(graph: ir.Graph) -> None:
+    for node in batch_normalizations_in_loops(graph):
         body = node.graph
         assert isinstance(body, ir.Graph)
         body.opset_imports.update(graph.opset_imports)

@@ -79,7 +79,7 @@ class LightModel:
         losses, gradients = [], {}
         for _ in range(steps):
             optimizer.zero_grad()
-            output = torch_interpreter.run(self.model, inputs, logits, statistics)
+            output = torch_interpreter.run(self.model, inputs, logits, statistics, BATCH)
             loss = torch.nn.functional.cross_entropy(output, labels)
             loss.backward()
             gradients = gradients or {name: weight.grad.double().numpy() for name, weight in weights.items()}
@@ -128,6 +128,15 @@ class LightModel:
         """By how much weights and running statistics are not what they were at the start."""
         start = {key.partition("/")[2]: array for key, array in self.state.items() if key.startswith(("param/", "stat/"))}
         return {name: np.asarray(array, np.float64) - start[name] for name, array in state.items() if name in start}
+
+
+def loss_errors(actual: Sequence[float], expected: Sequence[float]) -> float:
+    """The largest difference of a loss, over what rounding may make of it: 1e-5 of it, and a part of how far it has fallen.
+
+    In float32 values move across the kinks of ReLU and MaxPool, which changes a gradient, and so a fall, by a percent.
+    """
+    exact = np.asarray(expected)
+    return float(np.max(np.abs(np.subtract(actual, exact)) / (1e-5 * np.abs(exact) + 0.01 * np.abs(exact - exact[0]))))
 
 
 def drawn(key: str, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -24,7 +24,7 @@ class Run:
     """One run of a graph in training mode.
 
     Attributes:
-        batch: samples in the batch; the file was written for one.
+        batch: samples in the batch.
         statistics: running means and variances by name, which the run moves on as the standard says.
     """
 
@@ -32,7 +32,7 @@ class Run:
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
-def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor], of: str, statistics: dict[str, Tensor]) -> Tensor:
+def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor], of: str, statistics: dict[str, Tensor], batch: int) -> Tensor:
     """Compute a value of a model in training mode.
 
     Args:
@@ -40,9 +40,10 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor], of: str, statistic
         inputs: its inputs and weights by name; what they do not have is read from the file.
         of: the value.
         statistics: running means and variances by name; replaced by those after the run.
+        batch: samples in the batch; the file was written for one.
     """
     graph = model.graph
-    state = Run(next(iter(inputs[value.name] for value in graph.input if value.name in inputs)).shape[0], statistics)
+    state = Run(batch, statistics)
     values = {tensor.name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
     values |= inputs
     values |= statistics

@@ -32,7 +32,7 @@ from burnish.errors import ConfigurationError, DenseGradientWarning, ObjectiveWa
 from burnish.graph import garbage_kept, integer_weights
 from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients
 from burnish.lowering import TargetLike, target_of
-from burnish.modes import batch_normalizations, batch_normalizations_in_bodies
+from burnish.modes import batch_normalizations, batch_normalizations_in_loops
 from burnish.norms import (
     Auto,
     Frozen,
@@ -153,12 +153,12 @@ def compile(
     module, source, trainable, norm = take_module(source, example_inputs, dynamic_shapes, trainable, norm)
     in_file, model = _opened(source, "burnish.compile", batch, bind)
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
-    layers, in_bodies = batch_normalizations(model.graph), batch_normalizations_in_bodies(model.graph)
-    asked_for = resolve_policies(norm, [*layers, *in_bodies])
+    layers, in_loops = batch_normalizations(model.graph), batch_normalizations_in_loops(model.graph)
+    asked_for = resolve_policies(norm, [*layers, *in_loops])
     state = hold_frozen(find_state(model, trainable), asked_for)
     frozen = frozen_by_pattern(updater := optim.get(optimizer), state.trainable)
     _warn_of_objective(predictions, objective, _doubts(in_file, {*state.trainable} - {*frozen}, norm, trainable))
-    policies = settle_policies(asked_for, state, frozen, in_bodies)
+    policies = settle_policies(asked_for, state, frozen, in_loops)
     compilation = Compilation(
         model=model,
         in_file=in_file,

@@ -133,7 +133,7 @@ def _passed_on(value: ir.Value | None) -> ir.Value | None:
 
 
 def settle_policies(
-    policies: Mapping[ir.Node, NormPolicy], state: ModelState, frozen: Collection[str], in_bodies: Iterable[ir.Node] = ()
+    policies: Mapping[ir.Node, NormPolicy], state: ModelState, frozen: Collection[str], in_loops: Iterable[ir.Node] = ()
 ) -> dict[ir.Node, NormPolicy]:
     """Return the policies with ``train`` or ``frozen`` in place of each ``auto``.
 
@@ -141,10 +141,10 @@ def settle_policies(
         policies: of the batch normalization layers.
         state: what of the model is to train.
         frozen: those of its trainable weights that the optimizer freezes.
-        in_bodies: those of the layers that are in branches and loop bodies.
+        in_loops: those of the layers that are in loop bodies.
 
     Raises:
-        ConfigurationError: a layer is to train that is in a body, or of which a running statistic is no initializer, so that no
+        ConfigurationError: a layer is to train that is in a loop, or of which a running statistic is no initializer, so that no
             step could move it.
     """
     trained = set(state.trainable).difference(frozen)
@@ -159,12 +159,12 @@ def settle_policies(
     for node, policy in result.items():
         if not isinstance(policy, Frozen):
             _check_statistics(node, state.statistics)
-    _check_frozen(in_bodies, result)
+    _check_frozen(in_loops, result)
     return result
 
 
 def _check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPolicy]) -> None:
-    """Check that batch normalization in branches and loop bodies is frozen.
+    """Check that batch normalization in loop bodies is frozen.
 
     Raises:
         ConfigurationError: a layer is to train: how often its running statistics would move is not known.
@@ -172,8 +172,9 @@ def _check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPoli
     for node in layers:
         if not isinstance(policies[node], Frozen):
             raise ConfigurationError(
-                f"norm: the batch normalization '{layer_name(node)}' is in a branch or loop body, where no step can move its "
-                f"running statistics: freeze it, norm={{'{layer_name(node)}': 'frozen'}}, and its scale and bias still train"
+                f"norm: the batch normalization '{layer_name(node)}' is in the body of a loop, which normalizes any "
+                "number of times in a step: no running statistics are those of inference. Freeze it, "
+                f"norm={{'{layer_name(node)}': 'frozen'}}, and its scale and bias still train"
             )
 
 

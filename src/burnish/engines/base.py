@@ -189,6 +189,11 @@ def check_finite_loss(
                 message + "The state is kept as it was before this step. Look for NaN or infinite values in the batch, "
                 "lower the learning rate (lr), or clip the gradients"
             )
+        if step == 0:
+            raise NonFiniteLossError(
+                message + f"The state that this session began with holds NaN or infinite values in '{damaged}'. Where the model "
+                "has them on purpose, as a mask, see that the batch leaves something beside them; else start from another state"
+            )
         raise NonFiniteLossError(
             message + f"The state is kept as it was before this step, but '{damaged}' holds NaN or infinite values already, "
             "from an earlier update that overflowed. Restore an earlier checkpoint and lower the learning rate (lr), "

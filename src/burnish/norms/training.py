@@ -22,6 +22,8 @@ from burnish.ops.normalization.renorm import BATCH_RENORM_TRAINING
 # their groups of samples lie within a worker's part, and only their running statistics are averaged.
 POLICY_METADATA = "burnish.norm.policy"
 LAYER_METADATA = "burnish.norm.layer"
+BRANCH_METADATA = "burnish.norm.branch"
+"""Where an If says which layer in its branches takes statistics of the batch; what is in branches is lowered early."""
 
 
 class RunningStatistics:
@@ -47,6 +49,11 @@ class RunningStatistics:
         updating = [node for node, policy in policies.items() if isinstance(policy, BatchStatistics)]
         self._uses = Counter(value for node in updating for value in node.inputs[3:5])
         self._done: Counter[ir.Value] = Counter()
+
+    def replaced(self, updated: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+        """Let next values be others, as where a branch begins or ends; return what they were."""
+        before, self.updated = self.updated, dict(updated)
+        return before
 
     def current(self, builder: Builder, running: ir.Value) -> Tensor:
         """The running statistic as the layers before this one left it; layers may share one."""

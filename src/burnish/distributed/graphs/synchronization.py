@@ -15,7 +15,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, remove_node, replace_node
 from burnish.norms import NormPolicy, Renorm, Sync, Train, get
-from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
+from burnish.norms.training import BRANCH_METADATA, LAYER_METADATA, POLICY_METADATA
 from burnish.ops import Operation
 from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, all_gather, all_reduce
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
@@ -45,8 +45,15 @@ def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[
         workers: how many there are.
 
     Raises:
-        ConfigurationError: the size of a group does not divide the number of workers.
+        ConfigurationError: the size of a group does not divide the number of workers, or a layer is in a branch, which some
+            workers may take and others not.
     """
+    for node in graph.all_nodes():
+        if (layer := node.metadata_props.get(BRANCH_METADATA)) is not None:
+            raise ConfigurationError(
+                f"the batch normalization '{layer}' is in a branch, and workers cannot exchange its statistics there: freeze it, "
+                f"norm={{'{layer}': 'frozen'}}, or train alone"
+            )
     policies: dict[str, NormPolicy] = {}
     for node in graph:
         text = node.metadata_props.get(POLICY_METADATA)
