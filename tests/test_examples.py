@@ -65,6 +65,15 @@ def test_a_recommendation_model_is_as_good_as_that_of_pytorch(tmp_path):
     assert abs(ours - theirs) <= 0.002
 
 
+@pytest.mark.slow
+def test_a_small_transformer_tells_packages_by_their_docstrings(tmp_path):
+    pytest.importorskip("tokenizers", reason="the example trains a tokenizer")
+    printed = run(tmp_path, "train_docstrings.py", "--layers", "1", "--epochs", "12")
+    transformer, words = (float(number) for number in re.findall(r"^accuracy of [\w ]+: ([\d.]+)", printed, re.MULTILINE))
+    assert transformer >= 0.85
+    assert words >= 0.8
+
+
 def test_gradients_agree_with_differences(tmp_path):
     printed = run(tmp_path, "gradients_of_any_graph.py")
     assert "cotangent:y" in printed

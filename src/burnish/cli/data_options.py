@@ -10,11 +10,14 @@ NAMES = {
     "images": "a folder of images",
     "csv": "a .csv file",
     "parquet": "a .parquet file",
+    "txt": "a file of texts",
+    "jsonl": "a .jsonl file",
 }
 LABELS = {
     "digits": "which know theirs",
     "npz": "whose labels are the array y, or that of the loss's input",
     "images": "whose classes are its subfolders",
+    "txt": "whose labels come before a tab in each line",
 }
 
 
@@ -44,7 +47,7 @@ def check_data_options(
             "--data"
         )
     kind, source = next(iter(kinds.items()))
-    if label is not None and not kinds.keys() & {"csv", "parquet"}:
+    if label is not None and not kinds.keys() & {"csv", "parquet", "jsonl"}:
         raise typer.BadParameter(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
             f"{NAMES[kind]}, {LABELS[kind]}: leave it out"

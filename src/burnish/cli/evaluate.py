@@ -23,6 +23,7 @@ from burnish.cli.model_options import (
 )
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
 
 OBJECTIVE = "What is measured of an ONNX file; a run has its own"
 
@@ -47,6 +48,7 @@ def evaluate(
     image_size: ImageSizeOption = None,
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
+    texts: TextOptions,
     loss: Annotated[
         str | None,
         typer.Option("--loss", help="As train takes it; by default what the file says.", rich_help_panel=OBJECTIVE),
@@ -72,7 +74,10 @@ def evaluate(
     named_metrics = read_metrics(metrics) if metrics else None
     opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
     names, settings = opened.described.classes, pixels.settings()
-    dataset = open_dataset(data, opened.to_evaluate, label=label, classes=names, image_size=image_size, pixels=settings)
+    text = texts.settings_for(model, data, opened.described)
+    dataset = open_dataset(
+        data, opened.to_evaluate, label=label, classes=names, image_size=image_size, pixels=settings, text=text
+    )
     console = output()
     describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
     if names is None and (classes := getattr(dataset, "classes", None)):

@@ -25,6 +25,7 @@ from burnish.cli.model_options import (
 )
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +79,7 @@ def predict(
     image_size: ImageSizeOption = None,
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
+    texts: TextOptions,
     shown: Shown,
 ) -> None:
     """Print what a model says of data: classes and probabilities, or values."""
@@ -88,7 +90,8 @@ def predict(
     from burnish.training.answers import read_answer, table
 
     opened = saved.open(model, to_evaluate=False)
-    samples = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings())
+    text = texts.settings_for(model, data, opened.described)
+    samples = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings(), text=text)
     console = output()
     describe(console, opened, data, len(samples.dataset), samples.preprocessing, pixels.first_named is not None)
     if samples.note is not None:

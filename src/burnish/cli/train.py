@@ -11,6 +11,7 @@ from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.schedule_options import check_schedule
+from burnish.cli.text_options import TextOptions, for_language
 from burnish.cli.train_options import Course, Data, Results
 from burnish.cli.worker_options import Exchange, Workers, join_workers
 
@@ -22,6 +23,7 @@ def train(
     *,
     data: Data,
     pixels: Pixels,
+    texts: TextOptions,
     compilation: Compilation,
     course: Course,
     workers: Workers,
@@ -49,4 +51,5 @@ def train(
     from burnish.cli.training_run import TrainingRun
 
     parallel, group = join_workers(course.device, workers.worker_timeout, settings)
-    TrainingRun(model, data, pixels, compilation, course, results, command, parallel, group).train()
+    compilation = for_language(compilation, texts)
+    TrainingRun(model, data, pixels, texts, compilation, course, results, command, parallel, group).train()

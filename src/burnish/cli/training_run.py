@@ -19,6 +19,7 @@ from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.pixel_options import Pixels, pixels_line
 from burnish.cli.program_lines import export_line, planned_line, what_trains
 from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
+from burnish.cli.text_options import TOKENIZER, TextOptions
 from burnish.cli.train_options import Course, Data, Results
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
@@ -39,7 +40,7 @@ class TrainingRun:
     """A run in a folder: a new one, or one that goes on.
 
     Attributes:
-        model, data, pixels, compilation, course, results: as the command line says.
+        model, data, pixels, texts, compilation, course, results: as the command line says.
         command: the arguments of the command line, to print and to keep.
         parallel, group: the workers, as ``join_workers`` returns them.
 
@@ -51,6 +52,7 @@ class TrainingRun:
     model: Path
     data: Data
     pixels: Pixels
+    texts: TextOptions
     compilation: Compilation
     course: Course
     results: Results
@@ -141,7 +143,10 @@ class TrainingRun:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
         spec = DataSpec.by(program, earlier)
-        train_set = open_dataset(data.data, spec, label=data.label, image_size=data.image_size, pixels=self.pixels.settings())
+        text = self.texts.settings()
+        train_set = open_dataset(
+            data.data, spec, label=data.label, image_size=data.image_size, pixels=self.pixels.settings(), text=text
+        )
         described = DataDescription.of(train_set)
         line = f"{data.data}: {counted(len(train_set), 'sample')}"
         if described.classes:
@@ -149,12 +154,19 @@ class TrainingRun:
         eval_set = None
         if data.eval_data is not None:
             eval_set = open_dataset(
-                data.eval_data, spec.like(described), label=data.label, classes=described.classes, image_size=data.image_size
+                data.eval_data,
+                spec.like(described),
+                label=data.label,
+                classes=described.classes,
+                image_size=data.image_size,
+                text=text,
             )
             line += f"; {data.eval_data}: {counted(len(eval_set), 'sample')} to evaluate on"
         self._say(line)
         if (line_of_pixels := pixels_line(described, spec, self.pixels)) is not None:
             self._say(line_of_pixels)
+        if described.text is not None:
+            self._say(f"texts: {described.text.text()}")
         return program, train_set, eval_set
 
     def _with_schedule(self, program: Program, samples: int) -> Program:
@@ -226,15 +238,18 @@ class TrainingRun:
     def _record(self, program: Program, described: DataDescription, course: Mapping[str, Any]) -> None:
         """Write into the folder the program, and what the run was started with."""
         # Of the run that is overwritten: they would pass for this run's.
-        for left in ("tuned.onnx", TAKEOVER):
+        for left in ("tuned.onnx", TAKEOVER, TOKENIZER):
             (self.folder / left).unlink(missing_ok=True)
         program.save(self.folder / "program")
+        if self.texts.tokenizer is not None:
+            (self.folder / TOKENIZER).write_bytes(self.texts.tokenizer.read_bytes())
         record = {
             "command": launch.command_line(self.command),
             "model": str(self.model),
             "data": self.data.data,
             "classes": described.classes,
             "pixels": None if described.preprocessing is None else described.preprocessing.options(),
+            "text": None if described.text is None else described.text.options(),
             "course": course,
             "launch": launch.run_id(),
             "parameters": kept_average(program),

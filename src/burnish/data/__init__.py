@@ -6,12 +6,14 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 from burnish.data.augment import shift_images
 from burnish.data.clicks import CriteoFile, synthetic_clicks
 from burnish.data.data_spec import DataSpec
-from burnish.data.dataset import ArrayDataset, Dataset
+from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
 from burnish.data.idx import read_idx
 from burnish.data.loader import Loader
 from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import FORMATS, DataSource, as_dataset, open_dataset
+from burnish.data.text.dataset import TextDataset
+from burnish.data.text.settings import Text
 
 __all__ = [
     "FORMATS",
@@ -21,8 +23,11 @@ __all__ = [
     "DataSource",
     "DataSpec",
     "Dataset",
+    "EpochDataset",
     "Loader",
     "Preprocessing",
+    "Text",
+    "TextDataset",
     "as_dataset",
     "open_dataset",
     "read_idx",

@@ -18,6 +18,15 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values.
 
     Raises:
+        DataError: as ``read_columns``.
+    """
+    return {name: _column(values) for name, values in read_columns(path).items()}
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a file by name, as they are written.
+
+    Raises:
         DataError: the file is empty, not UTF-8, or has a line of another length or with an empty value, or two columns of a name.
     """
     try:
@@ -41,7 +50,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     if len(set(header)) != len(header):
         repeated = next(name for name in header if header.count(name) > 1)
         raise DataError(f"{path}: two columns are called '{repeated}'; give every column its own name")
-    return {name: _column([row[index].strip() for row in rows]) for index, name in enumerate(header)}
+    return {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
 
 
 def _delimiter(first_line: str) -> str:

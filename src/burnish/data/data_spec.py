@@ -74,8 +74,8 @@ class DataSpec:
     def like(self, described: DataDescription) -> DataSpec:
         """Return the same for data that are to be read as others were."""
         preprocessing = described.preprocessing or self.described.preprocessing
-        classes = described.classes or self.described.classes
-        return replace(self, described=replace(self.described, preprocessing=preprocessing, classes=classes))
+        classes, text = described.classes or self.described.classes, described.text or self.described.text
+        return replace(self, described=replace(self.described, preprocessing=preprocessing, classes=classes, text=text))
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the classes of data in the order of their indices: the model's own, where it has all of them."""

@@ -24,6 +24,22 @@ class Dataset(Protocol):
         ...
 
 
+@runtime_checkable
+class EpochDataset(Dataset, Protocol):
+    """A data set that chooses the order in which it is visited, and whose samples may differ from epoch to epoch.
+
+    Both are functions of their arguments alone, so that a run goes on anywhere, and every worker sees the same.
+    """
+
+    def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+        """Return the sample indices of an epoch in a shuffled order of their visit, int64 [samples]."""
+        ...
+
+    def batch_of_epoch(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
+        """Return a whole batch as an epoch has it; ``batch`` returns that of seed 0 and epoch 0."""
+        ...
+
+
 class ArrayDataset:
     """Samples held in arrays, by input name; the first axis of each is the sample.
 

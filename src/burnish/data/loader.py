@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from burnish.data.dataset import Dataset
+from burnish.data.dataset import Dataset, EpochDataset
 from burnish.errors import ConfigurationError
 
 Augmentation = Callable[[dict[str, np.ndarray], np.random.Generator], dict[str, np.ndarray]]
@@ -19,7 +19,7 @@ class Loader:
     """Cuts a data set into batches.
 
     Args:
-        dataset: the samples.
+        dataset: the samples. An ``EpochDataset`` says itself in which order it is shuffled.
         batch_size: samples in a batch; the last batch of an epoch may be shorter.
         seed: seed of the order and of the augmentation.
         shuffle: visit the samples in a new order each epoch, else in their own.
@@ -75,6 +75,8 @@ class Loader:
         """Return the sample indices of an epoch in the order of their visit (int64, [samples])."""
         if not self.shuffle:
             return np.arange(len(self.dataset), dtype=np.int64)
+        if isinstance(self.dataset, EpochDataset):
+            return self.dataset.order(self.batch_size, self.seed, epoch)
         return np.random.default_rng((self.seed, ORDER, epoch)).permutation(len(self.dataset)).astype(np.int64)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
@@ -83,14 +85,22 @@ class Loader:
         for number in range(start, len(self)):
             indices = order[number * self.batch_size : (number + 1) * self.batch_size]
             part = part_of(len(indices), self.rank, self.workers)
-            if self.augment is not None:
-                batch = self.augment(self.dataset.batch(indices), np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
+            if self.augment is not None or isinstance(self.dataset, EpochDataset):
+                batch = self._whole(indices, epoch, number)
                 yield batch if self.workers == 1 else {name: array[part] for name, array in batch.items()}
             elif part.start == part.stop:
                 # A data set need not be able to read nothing; one sample tells the shapes.
                 yield {name: array[:0] for name, array in self.dataset.batch(indices[:1]).items()}
             else:
                 yield self.dataset.batch(indices[part])
+
+    def _whole(self, indices: np.ndarray, epoch: int, number: int) -> dict[str, np.ndarray]:
+        """Return a batch of which what a sample becomes may depend on the others, as padding does, or on the epoch."""
+        own = self.dataset if isinstance(self.dataset, EpochDataset) else None
+        batch = self.dataset.batch(indices) if own is None else own.batch_of_epoch(indices, self.seed, epoch)
+        if self.augment is None:
+            return batch
+        return self.augment(batch, np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
 
 
 def part_of(samples: int, rank: int, workers: int) -> slice:

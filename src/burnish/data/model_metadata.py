@@ -1,4 +1,4 @@
-"""What a model says of its data, in its ``metadata_props``: what is done to pixels, and what its classes are called."""
+"""What a model says of its data, in its ``metadata_props``: what is done to pixels and texts, and what its classes are called."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 from burnish.data import pixel_presets as pixels
 from burnish.data.preprocessing import Preprocessing
+from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
 from burnish.importer.classical import CLASS_NUMBERS, CLASSES
 from burnish.settings import is_whole
 
 PIXELS = "burnish.pixels"
+TEXT = "burnish.text"
 
 
 @dataclass(frozen=True)
@@ -24,20 +26,24 @@ class DataDescription:
         preprocessing: what is done to the pixels of its images; None where that is not known, or there are none.
         classes: the names of its classes, in the order of their indices; None where they have none.
         numbers: what it calls its classes, in that order, where it gives them numbers that are not their indices.
+        text: how its texts became tokens; None where that is not known, or there are none.
     """
 
     preprocessing: Preprocessing | None = None
     classes: tuple[str, ...] | None = None
     numbers: tuple[int, ...] | None = None
+    text: TextDescription | None = None
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
-        """Return what a data set says of itself by its attributes ``preprocessing`` and ``classes``."""
+        """Return what a data set says of itself by its attributes ``preprocessing``, ``classes`` and ``described``."""
         described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
+        text = getattr(dataset, "described", None)
         is_named = isinstance(classes, Sequence) and not isinstance(classes, str)
         return cls(
             described if isinstance(described, Preprocessing) else None,
             tuple(map(str, classes)) if is_named and classes else None,
+            text=text if isinstance(text, TextDescription) else None,
         )
 
     @classmethod
@@ -53,17 +59,24 @@ class DataDescription:
         numbers = _entry(metadata, CLASS_NUMBERS, list, source)
         if numbers is not None and not all(map(is_whole, numbers)):
             raise _damaged(source, CLASS_NUMBERS, "a number is no integer")
+        texts = _entry(metadata, TEXT, dict, source)
         try:
             read = None if described is None else pixels.get(described)
         except BurnishError as error:
             raise _damaged(source, PIXELS, str(error)) from error
-        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None)
+        try:
+            text = None if texts is None else TextDescription.read(texts)
+        except (BurnishError, TypeError) as error:
+            raise _damaged(source, TEXT, str(error)) from error
+        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text)
 
     def metadata(self) -> dict[str, str]:
         """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
         entries: dict[str, Any] = {}
         if self.preprocessing is not None:
             entries[PIXELS] = self.preprocessing.options()
+        if self.text is not None:
+            entries[TEXT] = self.text.options()
         if self.classes is not None:
             entries[CLASSES] = list(self.classes)
         if self.numbers is not None:

@@ -14,7 +14,16 @@ def read_parquet(path: Path) -> dict[str, np.ndarray]:
     """Return the columns of a file by name: numbers or text.
 
     Raises:
-        DataError: pyarrow is missing, no Parquet file, a missing value, or a nested column.
+        DataError: as ``read_columns``, or a nested column.
+    """
+    return {name: _column(column, name, path) for name, column in read_columns(path).items()}
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """Return the columns of a file by name, as pyarrow has them.
+
+    Raises:
+        DataError: pyarrow is missing, no Parquet file, or a missing value.
     """
     try:
         import pyarrow
@@ -26,12 +35,13 @@ def read_parquet(path: Path) -> dict[str, np.ndarray]:
         names = table.column_names
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from a name that is not UTF-8
         raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
-    return {name: _column(column, name, path) for name, column in zip(names, table.columns, strict=True)}
+    for name, column in zip(names, table.columns, strict=True):
+        if column.null_count:
+            raise DataError(f"{path}: column '{name}' has {column.null_count} missing values; fill them in or remove the rows")
+    return dict(zip(names, table.columns, strict=True))
 
 
 def _column(column: Any, name: str, path: Path) -> np.ndarray:
-    if column.null_count:
-        raise DataError(f"{path}: column '{name}' has {column.null_count} missing values; fill them in or remove the rows")
     array = np.asarray(column.to_numpy())
     if array.dtype != object:
         return array

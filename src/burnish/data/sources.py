@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,17 +17,29 @@ from burnish.data.npz import open_npz
 from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.table import table_dataset
+from burnish.data.text.columns import TOKENS, is_columnar
+from burnish.data.text.dataset import TextDataset
+from burnish.data.text.settings import Text
 from burnish.errors import DataError
 
-DataSource = Dataset | str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]
+DataSource = Dataset | str | Path | tuple[Any, Any] | Mapping[str, Any]
 
-Kind = Literal["digits", "npz", "images", "csv", "parquet"]
+Kind = Literal["digits", "npz", "images", "csv", "parquet", "txt", "jsonl"]
 
-FILES: dict[str, Kind] = {".npz": "npz", ".csv": "csv", ".parquet": "parquet"}
+FILES: dict[str, Kind] = {
+    ".npz": "npz",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".txt": "txt",
+    ".jsonl": "jsonl",
+}
+TEXT_ALONE = ("txt", "jsonl")
+TEXTS = ("csv", "parquet", *TEXT_ALONE)
 
 FORMATS = (
     "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
-    "a .csv file or a .parquet file"
+    "a .csv, .tsv or .parquet file; or, with a tokenizer, texts in one of these three, a .txt or a .jsonl file"
 )
 
 
@@ -39,17 +51,20 @@ def open_dataset(
     classes: Sequence[str] | None = None,
     image_size: tuple[int, int] | None = None,
     pixels: PixelsLike | None = None,
+    text: Text | None = None,
 ) -> Dataset:
     """Open data for a program.
 
     Args:
-        source: ``digits``, ``digits:test``, or the path of an ``.npz``, ``.csv`` or ``.parquet`` file or an image folder.
+        source: ``digits``, ``digits:test``, or the path of an ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file or an image
+            folder; with ``text`` of one of the last three, a ``.txt`` or a ``.jsonl`` file.
         spec: what the program takes.
         label: the label column of a table.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
         image_size: height and width of images, where the model leaves them open.
         pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by
             default what the model's metadata says, else 0 to 255 become 0 to 1.
+        text: how texts become tokens; None for data that are no texts.
 
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
@@ -57,6 +72,10 @@ def open_dataset(
         ConfigurationError: no such pixels.
     """
     kind, path = data_kind(source), Path(source)
+    check_text(source, kind, text)
+    if text is not None:
+        refuse_pixels(source, kind, pixels)
+        return TextDataset(path, text, spec, label, classes)
     if kind == "images":
         return ImageFolder(path, spec, classes, image_size, pixels)
     if kind == "npz":
@@ -74,6 +93,14 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
         DataError: as ``read_csv`` and ``read_parquet``.
     """
     return read_csv(path) if data_kind(path) == "csv" else read_parquet(path)
+
+
+def check_text(source: str | Path, kind: Kind, text: Text | None) -> None:
+    """Raise DataError where data hold texts and nothing says what becomes of them, or hold none and something does."""
+    if text is None and kind in TEXT_ALONE:
+        raise DataError(f"{source}: texts become tokens by a tokenizer: name one (text=..., --tokenizer tokenizer.json)")
+    if text is not None and kind not in TEXTS:
+        raise DataError(f"{source}: a tokenizer makes tokens of texts, and these data hold none: leave it out")
 
 
 def refuse_pixels(source: str | Path, kind: Kind, pixels: PixelsLike | None) -> None:
@@ -103,21 +130,30 @@ def data_kind(source: str | Path) -> Kind:
 
 
 def as_dataset(
-    source: DataSource, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
+    source: DataSource,
+    spec: DataSpec,
+    classes: Sequence[str] | None = None,
+    pixels: PixelsLike | None = None,
+    text: Text | None = None,
 ) -> Dataset:
     """Return a data set as it is, or make one.
 
     Args:
-        source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; or arrays by input name, which
-            are taken as they are.
+        source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; arrays by input name, which are taken
+            as they are; or one of Hugging Face ``datasets``, whose columns are texts (with ``text``), tokens (``input_ids``), or
+            features. With ``text`` also ``(texts, labels)``, columns by name, or texts.
         spec: what the program takes.
-        classes, pixels: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever ``pixels``.
+        classes, pixels, text: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever ``pixels``.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
     if isinstance(source, str | Path):
-        return open_dataset(source, spec, classes=classes, pixels=pixels)
+        return open_dataset(source, spec, classes=classes, pixels=pixels, text=text)
+    if is_columnar(source):
+        return _of_columns(source, spec, classes, text)
+    if text is not None and not isinstance(source, Dataset):
+        return TextDataset(source, text, spec, classes=classes)
     if isinstance(source, Mapping):
         return ArrayDataset(source)
     if isinstance(source, tuple) and len(source) == 2:
@@ -128,3 +164,11 @@ def as_dataset(
         f"no data set is made of a value of type {type(source).__name__}: give (x, y), arrays by input name, "
         f"an object with __len__ and batch(indices), or {FORMATS}"
     )
+
+
+def _of_columns(source: Any, spec: DataSpec, classes: Sequence[str] | None, text: Text | None) -> Dataset:
+    """Make a data set of one of Hugging Face."""
+    if text is not None or TOKENS in source.column_names:
+        return TextDataset(source, text or Text(), spec, classes=classes)
+    columns = {name: np.asarray(source[name]) for name in source.column_names}
+    return table_dataset(columns, spec, None, "data", classes)

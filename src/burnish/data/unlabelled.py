@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,10 @@ from burnish.data.images import SUFFIXES
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import data_kind, read_table, refuse_pixels
+from burnish.data.sources import check_text, data_kind, read_table, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, columns_by_input, feature_matrix
+from burnish.data.text.dataset import TextDataset
+from burnish.data.text.settings import Text
 from burnish.errors import DataError
 
 
@@ -48,6 +50,7 @@ def open_samples(
     label: str | None = None,
     image_size: tuple[int, int] | None = None,
     pixels: PixelsLike | None = None,
+    text: Text | None = None,
 ) -> Samples:
     """Open data without their labels.
 
@@ -57,7 +60,7 @@ def open_samples(
         spec: what the model takes.
         label: a column of a table to leave out. By default, where the table has more columns than the model takes, one that is
             called label, y or target, else the last.
-        image_size, pixels: as ``open_dataset`` takes them.
+        image_size, pixels, text: as ``open_dataset`` takes them.
 
     Raises:
         DataError: nothing there, damaged data, or data that do not fit the model.
@@ -69,6 +72,11 @@ def open_samples(
     path = Path(source)
     is_image = path.suffix.lower() in SUFFIXES and path.is_file()
     kind = "images" if is_image else data_kind(source)
+    check_text(source, kind, text)
+    if text is not None:
+        refuse_pixels(source, kind, pixels)
+        texts = TextDataset(path, text, replace(spec, label=None, predicts=True), label)
+        return Samples(texts, "row", _rows(len(texts)), None, texts.note)
     if kind == "images":
         files = ImageFiles(path, spec, image_size, pixels)
         return Samples(files, "file", files.names, files.preprocessing)

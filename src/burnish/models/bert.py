@@ -55,7 +55,7 @@ def bert(
     builder = network.builder
     ids, mask = network.input("input_ids"), network.input("attention_mask")
     table = network.drawn("embeddings.tokens", vocabulary, width)
-    place = builder.op("Gather", network.drawn("embeddings.positions", positions, width), network.places(ids), axis=0)
+    place = network.position(network.places(ids), positions)
     x = network.dropout(network.norm("embeddings.norm", builder.op("Gather", table, ids, axis=0) + place))
     is_padding = builder.op("Unsqueeze", builder.op("Equal", mask, 0), builder.integers([1, 2]))
     added = network.hidden_keys(is_padding)

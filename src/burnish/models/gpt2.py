@@ -54,7 +54,7 @@ def gpt2(
     ids = network.input("input_ids")
     table = network.drawn("embeddings.tokens", vocabulary, width)
     places = network.places(ids)
-    place = builder.op("Gather", network.drawn("embeddings.positions", positions, width), places, axis=0)
+    place = network.position(places, positions)
     x = network.dropout(builder.op("Gather", table, ids, axis=0) + place)
     comes_after = builder.op("Greater", places, builder.op("Unsqueeze", places, builder.integers([1])))
     added = network.hidden_keys(comes_after)

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from burnish.data.model_metadata import DataDescription
+from burnish.data.text.settings import TextDescription
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.settings import is_number, is_whole
@@ -49,6 +51,7 @@ class Transformer:
         self.builder = Builder(self.graph)
         self.width, self.heads, self.hidden, self.epsilon, self.ratio = width, heads, hidden, epsilon, dropout
         self._generator = np.random.default_rng(seed)
+        self._positions: int | None = None
 
     def input(self, name: str) -> Tensor:
         """Add an input of whole numbers, one for each token."""
@@ -76,6 +79,11 @@ class Transformer:
 
     def dropout(self, x: Tensor) -> Tensor:
         return x if self.ratio == 0 else self.builder.op("Dropout", x, self.builder.scalar(self.ratio, ir.DataType.FLOAT))
+
+    def position(self, places: Tensor, positions: int) -> Tensor:
+        """Emit what is added to the tokens at these places, of as many as there are: [tokens, width]."""
+        self._positions = positions
+        return self.builder.op("Gather", self.drawn("embeddings.positions", positions, self.width), places, axis=0)
 
     def places(self, ids: Tensor) -> Tensor:
         """Emit 0, 1, ... for the tokens of a text, int64 [tokens]."""
@@ -117,8 +125,9 @@ class Transformer:
         return self.builder.op("MatMul", x, self.builder.op("Transpose", table, perm=[1, 0]))
 
     def model(self, logits: Tensor, *extents: str | int) -> ir.Model:
-        """Return the model that gives ``logits`` of these extents."""
+        """Return the model that gives ``logits`` of these extents, and says how long its texts may be."""
         logits.value.name = "logits"
         logits.value.shape = ir.Shape(list(extents))
         self.graph.outputs.append(logits.value)
-        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="burnish")
+        metadata = DataDescription(text=TextDescription(length=self._positions)).metadata()
+        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="burnish", metadata_props=metadata)

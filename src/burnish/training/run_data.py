@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, as_dataset
+from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, Text, as_dataset
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import InputError
@@ -31,7 +31,14 @@ class RunData:
     described: DataDescription
 
     @classmethod
-    def open(cls, program: Program, train: DataSource, evaluation: DataSource | None, pixels: PixelsLike | None) -> RunData:
+    def open(
+        cls,
+        program: Program,
+        train: DataSource,
+        evaluation: DataSource | None,
+        pixels: PixelsLike | None,
+        text: Text | None = None,
+    ) -> RunData:
         """Open both sources, as ``Trainer`` takes them.
 
         Raises:
@@ -39,11 +46,11 @@ class RunData:
             InputError: data for evaluation that the program does not take: refused now, and not after an epoch of training.
         """
         spec = DataSpec.by(program)
-        train_set = as_dataset(train, spec, pixels=pixels)
+        train_set = as_dataset(train, spec, pixels=pixels, text=text)
         described = DataDescription.of(train_set)
         if evaluation is None:
             return cls(train_set, None, described)
-        eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes)
+        eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
         try:
             check_batch(program.signature["evaluate"], eval_set.batch(np.arange(1)), part=True)
         except InputError as error:
@@ -70,5 +77,6 @@ class RunData:
 
     def course(self) -> dict[str, Any]:
         """Return what of the data a run must find again when it is resumed."""
-        preprocessing = self.described.preprocessing
-        return {"samples": len(self.train), "pixels": None if preprocessing is None else preprocessing.text()}
+        preprocessing, text = self.described.preprocessing, self.described.text
+        course = {"samples": len(self.train), "pixels": None if preprocessing is None else preprocessing.text()}
+        return course if text is None else {**course, "text": text.options()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import Dataset, DataSource
+from burnish.data import Dataset, DataSource, Text
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
@@ -95,6 +95,7 @@ class Trainer:
         augment: random changes to training batches, as ``Loader`` takes them.
         pixels: what is done to the pixels of images and to arrays of bytes, where the data are no data set yet: as
             ``burnish.data.open_dataset`` takes it. Checkpoints and exported models say what it was.
+        text: how texts become tokens, where the data are texts and no data set yet.
         progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``. Of several workers, the
             first alone reports.
         parallel: None trains alone. With ``burnish.DataParallel()`` every worker makes a trainer of the same arguments and runs
@@ -136,6 +137,7 @@ class Trainer:
         monitor: str | None = None,
         augment: Augmentation | None = None,
         pixels: PixelsLike | None = None,
+        text: Text | None = None,
         progress: bool | Progress = True,
         parallel: DataParallel | None = None,
         tables: str | Path | None = None,
@@ -145,16 +147,15 @@ class Trainer:
         # NumPy's numbers do not go into a checkpoint's record.
         epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
         DataParallel.check(parallel)
-        data = RunData.open(program, train_data, eval_data, pixels)
-        self.program, self.epochs, self.checkpoint_every = program, epochs, checkpoint_every
-        self.run_directory = Path(run_directory)
+        data = RunData.open(program, train_data, eval_data, pixels, text)
+        self.epochs, self.checkpoint_every, self.run_directory = epochs, checkpoint_every, Path(run_directory)
         if parallel is not None:
             parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
         self._group = (parallel and parallel.group) or ProcessGroup(0, 1)
         self._steps_alone = bool(parallel and parallel.synchronize_every)
         self.loader = data.training_loader(program, batch_size, seed, augment, self._group.rank, self._group.world_size)
         self.eval_loader = data.evaluation_loader(batch_size)
-        self._names = [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
+        self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = _watched(program, best_metric), _evaluated(program, parameters)
         self._notes, self._rates = data.notes(program, batch_size), Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}

@@ -1,0 +1,233 @@
+"""Texts with their labels, wherever they are from: files of lines, tables, JSON lines, data sets of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.data import csv, parquet
+from burnish.data.table import LABEL_COLUMNS
+from burnish.data.text.tokens import Tokens
+from burnish.errors import DataError
+
+TEXT_COLUMNS = ("text", "sentence", "document", "content")
+TOKENS, MASK = "input_ids", "attention_mask"
+FILES = {".txt": "txt", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+FORMATS = "a .txt file (a text a line), a .csv, .tsv, .parquet or .jsonl file, or a data set with columns"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts, or tokens of them, with their labels.
+
+    Attributes:
+        texts: one for each sample; None where the data hold tokens.
+        tokens: of each sample, where the data hold them.
+        labels: of each sample, names or numbers; None where there are none.
+        classes: names of the classes in the order of their indices, where the data say so.
+        source: what to call the data in an error.
+        left_out: how many empty texts were left out.
+    """
+
+    texts: Sequence[str] | None
+    tokens: Sequence[Tokens] | None
+    labels: np.ndarray | None
+    classes: tuple[str, ...] | None
+    source: str
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens if self.texts is None else self.texts)  # type: ignore[arg-type]
+
+
+def is_columnar(source: object) -> bool:
+    """Whether something is a data set of Hugging Face ``datasets``, or has its columns in the same way."""
+    return isinstance(getattr(source, "column_names", None), list) and hasattr(source, "__getitem__")
+
+
+def read_texts(source: Any, column: str | None, label: str | None, labelled: bool, name: str = "data") -> Texts:
+    """Read texts.
+
+    Args:
+        source: a path, a data set with ``column_names``, columns by name, ``(texts, labels)``, or texts.
+        column: of a table, that holds the texts; None for one with a usual name, or the only one.
+        label: the column with the labels; None for one with a usual name, or the only other one.
+        labelled: whether labels are wanted.
+        name: what to call data that are no file.
+
+    Raises:
+        DataError: nothing there, an unknown format, no such column, or a value that is no text.
+    """
+    if isinstance(source, Path) or (isinstance(source, str) and Path(source).suffix.lower() in FILES):
+        return _of_file(Path(source), column, label, labelled)
+    if is_columnar(source):
+        features = getattr(source, "features", {})
+        return _of_columns({each: source[each] for each in source.column_names}, column, label, labelled, name, features)
+    if isinstance(source, Mapping):
+        return _of_columns(source, column, label, labelled, name)
+    if isinstance(source, tuple) and len(source) == 2:
+        return _made(source[0], np.asarray(source[1]), None, name, labelled)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes):
+        if labelled:
+            raise DataError(f"{name}: texts without labels; give (texts, labels), or the task 'masked' or 'causal'")
+        return _made(source, None, None, name, labelled)
+    raise DataError(
+        f"{source if isinstance(source, str) else type(source).__name__}: no texts; text is {FORMATS}, or (texts, labels)"
+    )
+
+
+def _of_file(path: Path, column: str | None, label: str | None, labelled: bool) -> Texts:
+    kind = FILES.get(path.suffix.lower())
+    if not path.is_file() or kind is None:
+        raise DataError(f"{path}: {'no such file' if kind else 'no file of texts'}; text is {FORMATS}")
+    if kind == "txt":
+        return _of_lines(path, labelled)
+    if kind == "jsonl":
+        columns: Mapping[str, Sequence[Any]] = _json_columns(path)
+    elif kind == "csv":
+        columns = csv.read_columns(path)
+    else:
+        columns = {name: values.to_pylist() for name, values in parquet.read_columns(path).items()}
+    return _of_columns(columns, column, label, labelled, str(path))
+
+
+def _of_lines(path: Path, labelled: bool) -> Texts:
+    """A text a line; with labels, the label, a tab and the text. Empty lines are left out, and counted."""
+    texts, labels, empty = [], [], 0
+    for number, line in _lines(path):
+        if not line.strip():
+            empty += 1
+            continue
+        if labelled:
+            label, tab, line = line.partition("\t")
+            if not tab or not label.strip() or not line.strip():
+                raise DataError(
+                    f"{path}, line {number}: a label, a tab and a text are expected; without labels, the task is another"
+                )
+            labels.append(label.strip())
+        texts.append(line)
+    return _made(texts, np.asarray(labels) if labelled else None, None, str(path), labelled, empty)
+
+
+def _lines(path: Path) -> Iterable[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: no text in UTF-8 ({error})") from error
+
+
+def _json_columns(path: Path) -> dict[str, list[Any]]:
+    """The objects of a file, one a line, by key; each has those of the first."""
+    columns: dict[str, list[Any]] = {}
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: no JSON ({error})") from error
+        if not isinstance(entry, dict):
+            raise DataError(f"{path}, line {number}: a {type(entry).__name__}, and an object is expected")
+        columns = columns or {name: [] for name in entry}
+        missing = next((name for name in columns if entry.get(name) is None), None)
+        if missing is not None:
+            raise DataError(f"{path}, line {number}: no value for '{missing}'; fill it in or remove the line")
+        for name, values in columns.items():
+            values.append(entry[name])
+    return columns
+
+
+def _of_columns(
+    columns: Mapping[str, Any],
+    column: str | None,
+    label: str | None,
+    labelled: bool,
+    source: str,
+    features: Mapping[str, Any] | None = None,
+) -> Texts:
+    names = list(columns)
+    chosen = label or next((name for name in names if name.lower() in LABEL_COLUMNS), None)
+    tokens: list[Tokens] | None = None
+    texts: list[str] = []
+    if TOKENS in names and column is None:
+        tokens = _tokens(columns, source)
+    else:
+        held = _text_column(columns, column, chosen, source)
+        texts = list(columns[held])
+        others = [name for name in names if name != held]
+        chosen = chosen or (others[0] if len(others) == 1 else None)
+    if not labelled:
+        return _made(texts, None, tokens, source, labelled)
+    if chosen is None or chosen not in names:
+        missing = f"no column '{chosen}'" if chosen else "no column is called label, y or target"
+        raise DataError(f"{source}: {missing}, and labels are to be learned; the columns are {', '.join(names)}")
+    values = np.asarray(list(columns[chosen]))
+    if values.ndim != 1:
+        raise DataError(
+            f"{source}: the column '{chosen}' holds lists, and a text has one label; the tasks 'masked' and 'causal' make labels "
+            "for tokens"
+        )
+    classes = getattr((features or {}).get(chosen), "names", None)
+    if classes is not None and values.dtype.kind in "iu":
+        if len(values) and not 0 <= values.min() <= values.max() < len(classes):
+            wrong = values[(values < 0) | (values >= len(classes))][0]
+            raise DataError(f"{source}: the label {wrong} is none of the {len(classes)} classes; leave these samples out")
+        values = np.asarray(classes)[values]
+    return _made(texts, values, tokens, source, labelled, classes=classes)
+
+
+def _text_column(columns: Mapping[str, Any], column: str | None, label: str | None, source: str) -> str:
+    if column is not None:
+        if column not in columns:
+            raise DataError(f"{source}: no column '{column}'; the columns are {', '.join(columns)}")
+        return column
+    named = next((name for name in columns if name.lower() in TEXT_COLUMNS), None)
+    others = [name for name in columns if name != label]
+    if named is None and len(others) != 1:
+        raise DataError(
+            f"{source}: which column holds the texts is not known: none is called {', '.join(TEXT_COLUMNS)}; the columns are "
+            f"{', '.join(columns)}: name one (--text-column)"
+        )
+    return named or others[0]
+
+
+def _tokens(columns: Mapping[str, Any], source: str) -> list[Tokens]:
+    """Tokens as they are, without those that the column of the mask calls padding."""
+    rows = []
+    for index, row in enumerate(map(np.asarray, columns[TOKENS])):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise DataError(f"{source}: '{TOKENS}' of sample {index} is no list of whole numbers")
+        rows.append(row)
+    if MASK not in columns:
+        return list(rows)
+    masks = [np.asarray(mask, dtype=bool) for mask in columns[MASK]]
+    return [row[mask] for row, mask in zip(rows, masks, strict=True)]
+
+
+def _made(
+    texts: Iterable[Any],
+    labels: np.ndarray | None,
+    tokens: Sequence[Tokens] | None,
+    source: str,
+    labelled: bool,
+    empty: int = 0,
+    classes: Sequence[str] | None = None,
+) -> Texts:
+    held = list(texts)
+    for index, text in enumerate(held):
+        if not isinstance(text, str):
+            raise DataError(f"{source}: sample {index} is a {type(text).__name__}, and a text is expected")
+    named = None if classes is None else tuple(map(str, classes))
+    made = Texts(None if tokens is not None else held, tokens, labels if labelled else None, named, source, empty)
+    if not len(made):
+        raise DataError(f"{source}: no texts")
+    if made.labels is not None and len(made.labels) != len(made):
+        raise DataError(f"{source}: {len(made)} texts and {len(made.labels)} labels; each text needs one")
+    return made

@@ -1,0 +1,272 @@
+"""Texts as a data set: tokens, padded to a few lengths, with what is to be learned of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from burnish.data.data_spec import DataSpec, fit_label
+from burnish.data.text.columns import MASK, TOKENS, Texts, read_texts
+from burnish.data.text.masking import Masking, next_tokens
+from burnish.data.text.settings import Text, TextDescription
+from burnish.data.text.tokenizer import TextTokenizer
+from burnish.data.text.tokens import Tokens, TokenTable, order_by_length
+from burnish.errors import DataError
+from burnish.program import Entry
+
+SEGMENTS, PLACES = "token_type_ids", "position_ids"
+CLASSES_LAST = "cross_entropy:class_axis=-1"
+
+
+class TextDataset:
+    """Texts as batches of tokens, each batch padded to the first bucket that holds its longest text.
+
+    All lengths go through one compiled program, whose number of tokens is open, and padding counts nowhere: the mask hides it
+    from attention, and its labels are ignored. A ``Loader`` that shuffles keeps texts of like lengths together.
+
+    A batch holds what the program has of ``input_ids``, ``attention_mask`` (1 at tokens, 0 at padding), ``token_type_ids`` (0)
+    and ``position_ids``, [samples, tokens]; a model with a single input has its tokens there, whatever it is called. The labels
+    are those of the texts [samples], or of each token [samples, tokens]: with the task ``masked`` the token that stood there, at
+    those that were chosen; with ``causal`` the next one.
+
+    Args:
+        source: what ``burnish.data.text.columns.read_texts`` reads: a path, a data set of Hugging Face, columns by name,
+            ``(texts, labels)``, or texts.
+        text: how texts become tokens.
+        spec: what the program takes.
+        label: the column with the labels.
+        classes: names of the classes in the order of their indices.
+        name: what to call data that are no file.
+
+    Attributes:
+        text: the settings, with nothing left open.
+        described: what a model that is trained on these texts says of them.
+        classes: names of the classes; None where there are none.
+        cut: how many texts were longer than the model takes, and cut off.
+        note: what a person should know of the data.
+
+    Raises:
+        DataError: texts that cannot be read or are too long, a tokenizer that is missing or another than the model was trained
+            with, tokens that the model does not have, or inputs and labels that texts do not fill.
+        ConfigurationError: settings that do not fit the model.
+    """
+
+    preprocessing = None
+
+    def __init__(
+        self,
+        source: Any,
+        text: Text,
+        spec: DataSpec,
+        label: str | None = None,
+        classes: Sequence[str] | None = None,
+        name: str = "data",
+    ):
+        self._inputs = _inputs_of(spec, name)
+        extent = self._inputs[TOKENS].extents[1]
+        of_tokens = None if spec.label is None else _is_of_tokens(spec.label, self._inputs[TOKENS])
+        self.text = text = text.settled(spec.described.text, extent if isinstance(extent, int) else None, of_tokens)
+        is_labelled = text.task == "label" and spec.label is not None
+        texts = read_texts(source, text.column, label, is_labelled, name)
+        self._source, self.cut = texts.source, 0
+        tokenizer = None if text.tokenizer is None else TextTokenizer(text.tokenizer, text.length or 0)
+        self._check_tokenizer(tokenizer, spec, texts)
+        self._notes = [f"{texts.left_out} empty lines are left out"] if texts.left_out else []
+        self._padding = 0 if tokenizer is None or tokenizer.padding is None else tokenizer.padding
+        self._table = self._tokens(texts, tokenizer)
+        self._check_vocabulary(tokenizer)
+        self._masking: Masking | None = None
+        self.classes: tuple[str, ...] | None = None
+        self._labels, self._label = None, spec.label
+        if is_labelled:
+            assert spec.label is not None
+            assert texts.labels is not None
+            self._labels, self.classes = fit_label(
+                texts.labels, spec.only_label(name), self._source, classes or texts.classes, spec
+            )
+        elif spec.label is not None:
+            self._ignored = _ignored(spec.only_label(self._source), self._inputs[TOKENS], self._source, str(text.task))
+            if text.task == "masked":
+                self._masking = _masking(text, tokenizer, self._source)
+        buckets = np.asarray(text.buckets)
+        if spec.predicts:  # outputs of all batches are put together
+            buckets = buckets[np.searchsorted(buckets, [self._table.lengths.max()])]
+        self._buckets = buckets
+        self._bucket_of = np.searchsorted(buckets, self._table.lengths)
+        self.described = TextDescription.of(text, None if tokenizer is None else tokenizer.checksum)
+        self.note = f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, in which texts of one bucket come together; see ``order_by_length``."""
+        return order_by_length(self._bucket_of, batch_size, seed, epoch)
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the texts at ``indices``; what is masked is the same each time."""
+        return self.batch_of_epoch(indices, 0, 0)
+
+    def batch_of_epoch(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
+        """Return the texts at ``indices`` as an epoch has them, padded to the first bucket that holds them all."""
+        indices = np.asarray(indices, np.int64)
+        extent = int(self._buckets[self._bucket_of[indices].max(initial=0)])
+        tokens, is_token = self._table.filled(indices, extent)
+        labels: np.ndarray | None = None
+        if self._masking is not None:
+            labels = np.full_like(tokens, self._ignored)
+            for row, index in enumerate(indices.tolist()):
+                text = self._table.text(index)
+                replaced, chosen = self._masking.masked(text, seed, epoch, index)
+                tokens[row, : len(text)] = replaced
+                labels[row, : len(text)][chosen] = text[chosen]
+        elif self._labels is not None:
+            labels = self._labels[indices]
+        elif self._label is not None:
+            labels = next_tokens(tokens, is_token, self._ignored)
+        tokens[~is_token] = self._padding
+        places = np.broadcast_to(np.arange(extent), tokens.shape)
+        made = {TOKENS: tokens, MASK: is_token, SEGMENTS: np.zeros_like(tokens), PLACES: places}
+        batch = {entry.name: _as(entry, made[role]) for role, entry in self._inputs.items()}
+        if labels is not None and self._label is not None:
+            batch[self._label.name] = _as(self._label, labels)
+        return batch
+
+    def _tokens(self, texts: Texts, tokenizer: TextTokenizer | None) -> TokenTable:
+        if texts.tokens is not None:
+            rows = enumerate(texts.tokens)
+            table = TokenTable(row if self.text.joined else self._fitted(row, partial(_same, row), index) for index, row in rows)
+        else:
+            assert tokenizer is not None
+            assert texts.texts is not None
+            table = TokenTable(self._encoded(texts.texts, tokenizer))
+        if self.cut:
+            self._notes.append(
+                f"of {len(texts):,} texts, {self.cut:,} had more than {self.text.length} tokens, and lost the rest"
+            )
+        if self.text.joined:
+            table = table.joined(self.text.length or 0)
+        return self._without_empty(table)
+
+    def _encoded(self, texts: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Tokens]:
+        end = tokenizer.end if self.text.task == "causal" else None
+        for index, tokens in enumerate(tokenizer.encode(texts)):
+            if end is not None and tokens[-1:] != [end]:
+                tokens = [*tokens, end]
+            yield tokens if self.text.joined else self._fitted(tokens, partial(tokenizer.cut, texts[index]), index)
+
+    def _fitted(self, tokens: Tokens, cut: Callable[[], Tokens], index: int) -> Tokens:
+        """Return the tokens of a text, cut off where there are more than the model takes."""
+        length = self.text.length or 0
+        if len(tokens) <= length:
+            return tokens
+        if self.text.too_long == "error":
+            raise DataError(
+                f"{self._source}: sample {index} has {len(tokens)} tokens, and {length} at most are read: raise the length, "
+                "shorten the text, or let long ones be cut off (too_long='cut')"
+            )
+        self.cut += 1
+        return cut()[:length]
+
+    def _without_empty(self, table: TokenTable) -> TokenTable:
+        """Leave out what a language model learns nothing of; a text with a label has one token, that of padding."""
+        least = {"label": 1, "masked": 1, "causal": 2}[str(self.text.task)]
+        short = table.lengths < least
+        if not short.any():
+            return table
+        texts = [table.text(index) for index in range(len(table))]
+        if self.text.task == "label":
+            self._notes.append(f"{int(short.sum())} texts have no token")
+            padding = np.array([self._padding])
+            return TokenTable(padding if empty else text for text, empty in zip(texts, short, strict=True))
+        kept = [text for text, empty in zip(texts, short, strict=True) if not empty]
+        if not kept:
+            raise DataError(f"{self._source}: no text has {least} tokens or more")
+        self._notes.append(f"{int(short.sum())} texts with fewer than {least} tokens are left out")
+        return TokenTable(kept)
+
+    def _check_tokenizer(self, tokenizer: TextTokenizer | None, spec: DataSpec, texts: Texts) -> None:
+        if tokenizer is None:
+            if texts.tokens is None:
+                raise DataError(f"{self._source}: texts become tokens by a tokenizer: name one (--tokenizer tokenizer.json)")
+            return
+        recorded = spec.described.text.tokenizer if spec.described.text is not None else None
+        if recorded is not None and recorded != tokenizer.checksum:
+            raise DataError(
+                f"{self._source}: the model was trained with another tokenizer (checksum {recorded[:12]}, and this one has "
+                f"{tokenizer.checksum[:12]}): give the one that it was trained with"
+            )
+
+    def _check_vocabulary(self, tokenizer: TextTokenizer | None) -> None:
+        """Refuse tokens that the model has no row for."""
+        entry, tokens = self._inputs[TOKENS], self._table.tokens
+        low, high = entry.minimum, entry.maximum
+        largest = int(tokens.max(initial=0)) if tokenizer is None else max(tokenizer.size - 1, int(tokens.max(initial=0)))
+        if low is None or high is None or (largest <= high and int(tokens.min(initial=0)) >= 0):
+            return
+        whose = "the data hold" if tokenizer is None else "the tokenizer has"
+        raise DataError(
+            f"{self._source}: {whose} tokens up to {largest}, and the model's input '{entry.name}' takes 0 to {high}: take the "
+            "tokenizer that the model was made for, or a model with more rows"
+        )
+
+
+def _same(tokens: Tokens) -> Tokens:
+    return tokens
+
+
+def _inputs_of(spec: DataSpec, source: str) -> dict[str, Entry]:
+    """Return the model's inputs by what fills them."""
+    known = (TOKENS, MASK, SEGMENTS, PLACES)
+    inputs = {entry.name: entry for entry in spec.data}
+    if len(inputs) == 1:
+        inputs = {TOKENS: spec.data[0]}
+    wrong = next((name for name in inputs if name not in known), None)
+    if wrong is not None or TOKENS not in inputs:
+        has = ", ".join(repr(entry.name) for entry in spec.data)
+        raise DataError(
+            f"{source}: texts fill the inputs {', '.join(map(repr, known))}, or the only one of a model, and this one has {has}: "
+            "give arrays by input name"
+        )
+    for entry in inputs.values():
+        if len(entry.extents) != 2 or (entry.name == inputs[TOKENS].name and entry.dtype.is_floating_point()):
+            raise DataError(
+                f"{source}: the input '{entry.name}' is {entry.dtype} of {len(entry.extents)} dimensions, and texts give whole "
+                "numbers [samples, tokens]: take a model that reads tokens"
+            )
+    return inputs
+
+
+def _is_of_tokens(label: Entry, tokens: Entry) -> bool:
+    """Whether a loss compares each token with a label: their number is open where that of the tokens is."""
+    return len(label.extents) == 2 and isinstance(label.extents[1], int) <= isinstance(tokens.extents[1], int)
+
+
+def _ignored(label: Entry, tokens: Entry, source: str, task: str) -> int:
+    """Return the label that counts nowhere."""
+    if not _is_of_tokens(label, tokens) or label.dtype.is_floating_point():
+        raise DataError(
+            f"{source}: the task '{task}' has a label for each token, and the loss compares with '{label.name}' "
+            f"[{', '.join(map(str, label.extents))}]: a model of language gives [batch, tokens, vocabulary], and its loss is "
+            f"{CLASSES_LAST} (--loss {CLASSES_LAST})"
+        )
+    if label.ignored is None:
+        raise DataError(
+            f"{source}: the loss counts every token, padding too: choose one with an ignore_index, such as {CLASSES_LAST}"
+        )
+    return label.ignored
+
+
+def _masking(text: Text, tokenizer: TextTokenizer | None, source: str) -> Masking:
+    if tokenizer is None:
+        raise DataError(f"{source}: which token is the mask, the tokenizer knows: name it (--tokenizer tokenizer.json)")
+    if tokenizer.mask is None:
+        raise DataError(f"{source}: the tokenizer has no token [MASK] or <mask>: train one with it, or choose the task 'causal'")
+    return Masking(text.masked_share, tokenizer.mask, tokenizer.size, tokenizer.special)
+
+
+def _as(entry: Entry, array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, dtype=entry.numpy_dtype)

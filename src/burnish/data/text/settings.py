@@ -1,0 +1,153 @@
+"""How texts become batches of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.settings import is_number, is_whole
+
+TASKS = ("label", "masked", "causal")
+LONGEST = 512
+SHORTEST_BUCKET = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """How texts become batches of tokens, and what is learned of them.
+
+    Attributes:
+        tokenizer: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``. None for data that
+            hold tokens already (a column ``input_ids``).
+        task: ``label``, the label of each text; ``masked``, tokens that are masked (Devlin et al. 2018); ``causal``, at each
+            token the next one; None: what the model was trained on, else ``label``.
+        length: tokens that a text has at most, with those that the tokenizer puts around it; None: what the model says, else 512.
+        buckets: the lengths that batches are padded to, ascending: each to the first that holds its longest text. None: powers of
+            two from 16 up to ``length``.
+        too_long: ``cut`` cuts a longer text off, and counts it; ``error`` refuses it.
+        joined: let texts follow each other, and cut them into pieces of ``length``; not for ``label``.
+        masked_share: of the tokens, for ``masked``.
+        column: of a table, that holds the texts; None: ``text``, ``sentence``, ``document`` or ``content``, or the only one.
+
+    Raises:
+        ConfigurationError: a setting out of range, or of no meaning for the task.
+    """
+
+    tokenizer: Any = field(default=None, compare=False)
+    task: str | None = None
+    length: int | None = None
+    buckets: Sequence[int] | None = None
+    too_long: str = "cut"
+    joined: bool = False
+    masked_share: float = 0.15
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in (None, *TASKS):
+            raise ConfigurationError(f"text: task must be {', '.join(map(repr, TASKS))}, not {self.task!r}")
+        if self.length is not None and (not is_whole(self.length) or self.length < 2):
+            raise ConfigurationError(f"text: length={self.length!r}: give a whole number of 2 or more")
+        if self.too_long not in ("cut", "error"):
+            raise ConfigurationError(f"text: too_long must be 'cut' or 'error', not {self.too_long!r}")
+        if not is_number(self.masked_share) or not 0 < self.masked_share < 1:
+            raise ConfigurationError(f"text: masked_share={self.masked_share!r}: give the share of tokens, between 0 and 1")
+        if self.joined and self.task in (None, "label"):
+            raise ConfigurationError("text: joined texts have no labels of their own: it is for the tasks 'masked' and 'causal'")
+        if self.buckets is not None:
+            sizes = tuple(self.buckets)
+            if not sizes or not all(is_whole(size) and size >= 1 for size in sizes) or list(sizes) != sorted(set(sizes)):
+                raise ConfigurationError(f"text: buckets must be whole numbers of 1 or more, ascending, not {self.buckets!r}")
+            object.__setattr__(self, "buckets", tuple(map(int, sizes)))
+
+    def settled(self, known: TextDescription | None, fixed: int | None, of_tokens: bool | None = None) -> Text:
+        """Return the same with task, length and buckets, where they are left open.
+
+        Args:
+            known: what the model says of the texts that it was trained on.
+            fixed: how many tokens it takes; None where it takes any number.
+            of_tokens: whether its loss compares tokens with labels, or whole texts; None where there is no loss.
+
+        Raises:
+            ConfigurationError: a length that the model does not take, or buckets that do not hold it; or the task is not known.
+        """
+        recorded_task = None if known is None else known.task
+        if of_tokens is not None and recorded_task is not None and (recorded_task != "label") != of_tokens:
+            recorded_task = None  # of the model that this one goes on from
+        task = self.task or recorded_task or (None if of_tokens else "label")
+        if task is None:
+            raise ConfigurationError(
+                "text: the loss compares each token with a label, and what is learned is not known: say which task it is, "
+                "'masked' or 'causal' (--task)"
+            )
+        length = self.length or (known and known.length) or fixed or LONGEST
+        if fixed is not None and length > fixed:
+            raise ConfigurationError(f"text: length={length}, and the model takes {fixed} tokens: give {fixed} at most")
+        buckets = (fixed,) if fixed is not None else self.buckets
+        if buckets is None:
+            recorded = known is not None and known.buckets and known.length == length
+            buckets = known.buckets if known is not None and recorded else powers_of_two(length)
+        if buckets[-1] < length:
+            raise ConfigurationError(
+                f"text: the longest of the buckets is {buckets[-1]}, and texts may have {length} tokens: give a larger one, or a "
+                "smaller length"
+            )
+        return replace(self, task=task, length=length, buckets=tuple(buckets))
+
+
+@dataclass(frozen=True)
+class TextDescription:
+    """What a model says of the texts that it was trained on.
+
+    Attributes:
+        task, length, buckets, joined, masked_share: as ``Text`` has them; None or empty where the model does not say.
+        tokenizer: checksum of the tokenizer; None where there was none.
+    """
+
+    task: str | None = None
+    length: int | None = None
+    buckets: tuple[int, ...] = ()
+    joined: bool = False
+    masked_share: float | None = None
+    tokenizer: str | None = None
+
+    @classmethod
+    def of(cls, text: Text, checksum: str | None) -> TextDescription:
+        """Return what settled settings come to."""
+        share = text.masked_share if text.task == "masked" else None
+        return cls(text.task, text.length, tuple(text.buckets or ()), text.joined, share, checksum)
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> TextDescription:
+        """Return what ``options`` wrote.
+
+        Raises:
+            ConfigurationError: it is something else.
+        """
+        unknown = options.keys() - {each.name for each in fields(cls)}
+        known: dict[str, Any] = {name: value for name, value in options.items() if name not in unknown}
+        read = cls(**{**known, "buckets": tuple(known.get("buckets", ()))})
+        Text(task=read.task, length=read.length, buckets=read.buckets or None)
+        if read.tokenizer is not None and not isinstance(read.tokenizer, str):
+            raise ConfigurationError(f"text: the checksum of the tokenizer is {read.tokenizer!r}")
+        return read
+
+    def options(self) -> dict[str, Any]:
+        """Return what is known as JSON-compatible values."""
+        return {name: list(value) if name == "buckets" else value for name, value in asdict(self).items() if value}
+
+    def text(self) -> str:
+        """Return what is done to texts, in words."""
+        learned = {"label": "labels", "masked": f"{100 * (self.masked_share or 0):g} % masked", "causal": "the next token"}
+        sizes = ", ".join(map(str, self.buckets))
+        pieces = f"joined and cut into pieces of {self.length}" if self.joined else f"{self.length} tokens at most"
+        return f"{learned.get(self.task or '', 'tokens')}; {pieces}, padded to {sizes}"
+
+
+def powers_of_two(length: int) -> tuple[int, ...]:
+    """Return the buckets that hold texts of up to ``length`` tokens, by default."""
+    sizes = [SHORTEST_BUCKET]
+    while 2 * sizes[-1] < length:
+        sizes.append(2 * sizes[-1])
+    return (*(size for size in sizes if size < length), length)

@@ -1,0 +1,107 @@
+"""Tokenizers of Hugging Face: ``tokenizers.Tokenizer``, its ``tokenizer.json``, and those of ``transformers``, as one thing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import DataError
+
+AT_ONCE = 1000
+"""Texts that are tokenized together."""
+MASKS = ("[MASK]", "<mask>")
+PADDINGS = ("[PAD]", "<pad>")
+ENDS = ("<|endoftext|>", "</s>", "[SEP]", "<eos>")
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+class TextTokenizer:
+    """What makes tokens of texts.
+
+    Its own truncation and padding are not taken; a text that is cut off keeps the tokens that the tokenizer puts around it.
+
+    Args:
+        source: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``.
+        length: of a text that is cut off.
+
+    Attributes:
+        size: how many tokens there are.
+        special: those that stand for no piece of text.
+        mask, padding, end: the token that stands for a gap, for padding, and for the end of a text; None where there is none.
+        checksum: of all that decides what becomes of a text.
+
+    Raises:
+        DataError: there is no such file, it is no tokenizer, or the library that reads it is missing.
+    """
+
+    def __init__(self, source: Any, length: int):
+        if isinstance(source, str | Path):
+            source = _read(Path(source))
+        source = getattr(source, "backend_tokenizer", source)
+        self.special: frozenset[int]
+        if hasattr(source, "encode_batch") and hasattr(source, "to_str"):
+            self._of_tokenizers(source, length)
+        elif callable(source) and hasattr(source, "all_special_ids"):
+            self._of_transformers(source, length)
+        else:
+            raise DataError(
+                f"a value of type {type(source).__name__} is no tokenizer: give a tokenizers.Tokenizer, one of transformers, or "
+                "the path of a tokenizer.json"
+            )
+
+    def _of_tokenizers(self, source: Any, length: int) -> None:
+        whole, cut = (type(source).from_str(source.to_str()) for _ in range(2))
+        for each in (whole, cut):
+            each.no_padding()
+            each.no_truncation()
+        cut.enable_truncation(length)
+        self._whole, self._cut = _encoder(whole), _encoder(cut)
+        self.size = int(whole.get_vocab_size())
+        self.special = frozenset(index for index, token in whole.get_added_tokens_decoder().items() if token.special)
+        self.mask, self.padding, self.end = (_first(whole.token_to_id, names) for names in (MASKS, PADDINGS, ENDS))
+        self.checksum = hashlib.sha256(whole.to_str().encode()).hexdigest()
+
+    def _of_transformers(self, source: Any, length: int) -> None:
+        self._whole = lambda texts: source(list(texts), truncation=False, padding=False)["input_ids"]
+        self._cut = lambda texts: source(list(texts), truncation=True, max_length=length, padding=False)["input_ids"]
+        self.size = len(source)
+        self.special = frozenset(source.all_special_ids)
+        self.mask, self.padding, self.end = source.mask_token_id, source.pad_token_id, source.eos_token_id
+        self.checksum = hashlib.sha256(repr(sorted(source.get_vocab().items())).encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the tokens of each text, of whatever length."""
+        for start in range(0, len(texts), AT_ONCE):
+            yield from self._whole(texts[start : start + AT_ONCE])
+
+    def cut(self, text: str) -> list[int]:
+        """Return the tokens of a text that is cut off."""
+        return self._cut([text])[0]
+
+
+def _read(path: Path) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise DataError(
+            f'{path}: tokenizers are read with a package that is not installed; pip install "burnish[text]"'
+        ) from error
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: the tokenizer cannot be read ({error})") from error
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises Exception itself
+        raise DataError(f"{path}: no tokenizer.json of Hugging Face tokenizers ({error})") from error
+
+
+def _encoder(tokenizer: Any) -> Encode:
+    return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+
+
+def _first(number_of: Callable[[str], int | None], names: Sequence[str]) -> int | None:
+    numbers = (number_of(name) for name in names)
+    return next((number for number in numbers if number is not None), None)
