@@ -74,6 +74,17 @@ def test_a_small_transformer_tells_packages_by_their_docstrings(tmp_path):
     assert words >= 0.8
 
 
+@pytest.mark.slow
+def test_workers_that_hold_tables_in_parts_recommend_as_one_process(tmp_path):
+    pytest.importorskip("torch", reason="workers train on the PyTorch engine")
+    options = ("--samples", "4000", "--epochs", "1")
+    alone, together = (
+        float(re.findall(r"^AUC of burnish: ([\d.]+)", run(tmp_path, "train_dlrm.py", *options, *more), re.MULTILINE)[0])
+        for more in (("--engine", "torch"), ("--workers", "2", "--shard-tables"))
+    )
+    assert together == pytest.approx(alone, abs=2e-4)  # float32, printed with four digits
+
+
 def test_gradients_agree_with_differences(tmp_path):
     printed = run(tmp_path, "gradients_of_any_graph.py")
     assert "cotangent:y" in printed

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -70,3 +73,27 @@ def test_a_run_keeps_its_tables_in_files_and_saves_what_changed(run, folder):
     assert {content.tobytes() for content in tables.values()} == {
         state[name].tobytes() for name in ("param/embedding", "opt/sum_of_squares/embedding")
     }
+
+
+@pytest.mark.slow
+def test_workers_that_hold_tables_in_parts_come_to_the_end_of_one_process(run, folder, clicks):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "numbers": rng.standard_normal((45, 2)).astype(np.float32),
+        "targets": rng.integers(0, 2, (45, 1)).astype(np.float32),
+    }
+    np.savez("clicks.npz", **arrays, category_1=rng.integers(0, 6, 45), category_2=rng.integers(0, 50, 45))
+    course = "--data clicks.npz --eval-data clicks.npz --engine torch --threads 1 --batch-size 8 --epochs 2 --sparse auto".split()
+    run("train", clicks, *LOSS, *course, "-o", "alone")
+    command = [sys.executable, "-m", "burnish", "train", clicks, *LOSS, *course, "-o", "together"]
+    done = subprocess.run([*command, "--workers", "2", "--shard-tables", "auto"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    models = [onnx.load(folder / name / "tuned.onnx").graph.initializer for name in ("alone", "together")]
+    for ours, theirs in zip(*models, strict=True):
+        expected, array = onnx.numpy_helper.to_array(ours), onnx.numpy_helper.to_array(theirs)
+        np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-5, err_msg=ours.name)
+
+
+def test_tables_in_parts_are_for_several_workers(run, clicks):
+    printed = run("train", clicks, "--data", "clicks.npz", "--sparse", "auto", "--shard-tables", "auto", code=2).stderr
+    assert "--shard-tables says how workers exchange, and one alone trains here" in " ".join(printed.replace("│", " ").split())

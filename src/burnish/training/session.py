@@ -103,7 +103,8 @@ class Session:
             state = self._tables.instead(state)
         elif state is None:
             state = program.initial_state(seed)
-            state = HandedOver(state) if parallel is None else state
+            is_taken = parallel is None or parallel.shard_tables is not None
+            state = HandedOver(state) if is_taken else state
         program.release_weights()
         check_given_state(self.program, state)
         self._step_name = next((entry.name for entry in program.signature.state if entry.role is Role.STEP), None)

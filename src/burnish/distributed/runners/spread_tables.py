@@ -225,9 +225,10 @@ def _shape_of(entry: Entry) -> tuple[int, ...]:
 
 
 def held_by(state: Mapping[str, np.ndarray], shards: TableShards, rank: int) -> HandedOver:
-    """Return what a worker holds of a state."""
+    """Return what a worker holds of a state; one that is ``HandedOver`` is emptied meanwhile."""
     held = HandedOver()
-    for name in state:
-        array = state[name]
+    take = state.pop if isinstance(state, HandedOver) else state.__getitem__
+    for name in list(state):
+        array = take(name)
         held[name] = np.ascontiguousarray(shards.part(array, rank)) if name in shards.entries else array
     return held
