@@ -17,7 +17,6 @@ namespace burnish {
 namespace {
 
 constexpr int64_t kBlock = 256;  // elements that a program runs over at once; the blocks of all registers lie in the first-level cache
-constexpr int64_t kAhead = 2;    // blocks between the one that is computed and the one that is fetched
 constexpr int64_t kGrain = 32;   // blocks that are worth a thread
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kRowsAhead = 16;
@@ -99,16 +98,7 @@ inline bool find_row(int64_t index, int64_t rows, int64_t& row) {
   refuse({"table ", table, " of this call has ", rows, " rows, and none of index ", index});
 }
 
-// Memory for the places of some indices, twice, and a start for each and one more.
-struct Workspace {
-  std::unique_ptr<uint64_t[]> keys;
-  std::unique_ptr<uint32_t[]> starts;
-
-  explicit Workspace(int64_t indices, int64_t tables)
-      : keys(make_array<uint64_t>(2 * indices)), starts(make_array<uint32_t>(indices + tables)) {}
-};
-
-// Whether all indices are of rows; then `places` has them by row.
+// Whether all indices are of rows; then `places` has them by row. There are twice as many keys as indices, and one start more.
 bool order(const int64_t* indices, int64_t count, int64_t rows, uint64_t* keys, uint32_t* starts, Places& places) {
   bool valid = true;
   for (int64_t i = 0; i < count; ++i) {
@@ -125,6 +115,58 @@ bool order(const int64_t* indices, int64_t count, int64_t rows, uint64_t* keys, 
   places = {keys, starts, groups};
   return true;
 }
+
+constexpr uint32_t kNone = ~uint32_t{0};
+
+// The rows that the indices of a batch name, in the order in which they come first; and of each row its places in the batch, in order.
+class Named {
+ public:
+  int64_t count = 0;  // of rows
+
+  int64_t row(int64_t group) const { return rows_[group]; }
+  uint32_t first(int64_t group) const { return first_[group]; }
+  uint32_t after(uint32_t place) const { return after_[place]; }  // the next place of the same row; kNone behind the last
+
+  // Words of memory that `find` takes.
+  static int64_t words(int64_t indices) { return 4 * indices + slots_of(indices); }
+
+  // Whether all indices are of rows; then the rows are found.
+  bool find(const int64_t* indices, int64_t size, int64_t rows, uint32_t* memory) {
+    rows_ = memory, first_ = rows_ + size, after_ = first_ + size;
+    uint32_t *last = after_ + size, *slots = last + size;
+    int64_t slot_count = slots_of(size);
+    int shift = 64;
+    for (int64_t left = slot_count; left > 1; left /= 2) --shift;
+    std::fill(slots, slots + slot_count, kNone);
+    count = 0;
+    for (int64_t place = 0; place < size; ++place) {
+      int64_t row;
+      if (!find_row(indices[place], rows, row)) return false;
+      uint64_t slot = static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15u >> shift;  // the golden ratio spreads neighbours
+      while (slots[slot] != kNone && rows_[slots[slot]] != row) slot = (slot + 1) & (slot_count - 1);
+      after_[place] = kNone;
+      uint32_t group = slots[slot];
+      if (group == kNone) {
+        group = slots[slot] = static_cast<uint32_t>(count++);
+        rows_[group] = static_cast<uint32_t>(row), first_[group] = static_cast<uint32_t>(place);
+      } else {
+        after_[last[group]] = static_cast<uint32_t>(place);
+      }
+      last[group] = static_cast<uint32_t>(place);
+    }
+    return true;
+  }
+
+ private:
+  // A power of two, at least twice as many as there can be rows.
+  static int64_t slots_of(int64_t indices) {
+    int64_t slots = 2;
+    while (slots < 2 * indices) slots *= 2;
+    return slots;
+  }
+
+  uint32_t *rows_ = nullptr, *first_ = nullptr, *after_ = nullptr;
+};
 
 void check_valid(const int64_t* indices, int64_t count, int64_t rows, int64_t table) {
   int64_t row;
@@ -146,9 +188,10 @@ void add_group(const Places& places, int64_t group, const Element* data, int64_t
   }
 }
 
-// Has the cache fetch the lines that some bytes lie in: to be read, or written too.
+// Has the cache fetch the lines that some bytes lie in: to be read, or written too. Inlined always: GCC drops calls of what only fetches,
+// as if that had no effect.
 template <int writes>
-inline void fetch(const void* data, int64_t bytes) {
+[[gnu::always_inline]] inline void fetch(const void* data, int64_t bytes) {
   uintptr_t from = reinterpret_cast<uintptr_t>(data);
   for (uintptr_t line = from / kLineBytes * kLineBytes; line < from + bytes; line += kLineBytes)
     __builtin_prefetch(reinterpret_cast<const void*>(line), writes, 3);
@@ -197,9 +240,10 @@ std::tuple<Tensor, Tensor> coalesce_rows(const Tensor& indices, const Tensor& gr
     BURNISH_CHECK(data[i] >= 0 && data[i] < kMost, "rows: an index between 0 and 2^32 expected, not ", data[i]);
     largest = std::max(largest, data[i]);
   }
-  Workspace workspace(count, 1);
+  auto keys = make_array<uint64_t>(2 * count);
+  auto starts = make_array<uint32_t>(count + 1);
   Places places{};
-  order(data, count, largest + 1, workspace.keys.get(), workspace.starts.get(), places);
+  order(data, count, largest + 1, keys.get(), starts.get(), places);
   Tensor distinct = make_tensor({places.count}, kLong);
   int64_t* to = distinct.mutable_data_ptr<int64_t>();
   for (int64_t group = 0; group < places.count; ++group) to[group] = places.row(group);
@@ -300,6 +344,8 @@ class Update {
       if (plan.kinds[i] == kGradient) width = tensors[i + 1].numel() / count_;
     BURNISH_CHECK(width > 0, "rows: a gradient expected");
     width_ = width;
+    rows_of_block_ = std::max<int64_t>(kBlock / width_, 1);
+    block_size_ = (rows_of_block_ * width_ + kWidth - 1) / kWidth * kWidth;
     add_registers(tensors + 1);
     add_instructions();
   }
@@ -309,34 +355,36 @@ class Update {
   const int64_t* indices() const { return indices_.const_data_ptr<int64_t>(); }
   int64_t count() const { return count_; }
   int64_t rows() const { return rows_; }
-  int64_t rows_of_block() const { return std::max<int64_t>(kBlock / width_, 1); }
-  int64_t blocks() const { return count_ == 0 ? 0 : (places.count + rows_of_block() - 1) / rows_of_block(); }
+  int64_t rows_of_block() const { return rows_of_block_; }
+  int64_t blocks() const { return count_ == 0 ? 0 : (named.count + rows_of_block() - 1) / rows_of_block(); }
   int64_t scratch() const { return count_ == 0 ? 0 : (static_cast<int64_t>(registers_.size()) + 3) * block_size(); }
 
   // Computes blocks from `begin` to `end`.
   void run(int64_t begin, int64_t end, float* scratch) const {
-    int64_t block_rows = rows_of_block();
-    for (int64_t block = begin; block < std::min(begin + kAhead, end); ++block) fetch_block(block);
-    for (int64_t block = begin; block < end; ++block) {
-      if (block + kAhead < end) fetch_block(block + kAhead);
-      int64_t first = block * block_rows, rows = std::min(block_rows, places.count - first);
-      read(first, rows, scratch);
+    int64_t block_rows = rows_of_block(), last = std::min(end * block_rows, named.count);
+    for (int64_t group = begin * block_rows; group < std::min(begin * block_rows + kRowsAhead, last); ++group) fetch_row(group);
+    for (int64_t first = begin * block_rows; first < last; first += block_rows) {
+      int64_t rows = std::min(block_rows, last - first);
+      for (int64_t row = 0; row < rows; ++row) {
+        if (first + row + kRowsAhead < last) fetch_row(first + row + kRowsAhead);
+        read(first + row, row, scratch);
+      }
       for (size_t i = 0; i < instructions_.size(); ++i) execute(instructions_[i], rows, scratch);
       for (size_t i = 0; i < plan_.targets.size(); ++i) {
         const State& state = states_[plan_.targets[i]];
         const float* from = scratch + (inputs_ + static_cast<int64_t>(i)) * block_size();
         for (int64_t row = 0; row < rows; ++row)
-          copy_row(from + row * state.width, state.data + places.row(first + row) * state.width, state.width);
+          copy_row(from + row * state.width, state.data + named.row(first + row) * state.width, state.width);
       }
     }
   }
 
-  Places places{};
+  Named named;
 
  private:
   struct State {
     float* data = nullptr;  // of a state entry
-    int64_t width = 0;
+    int64_t width = 0, index = 0;
   };
 
   struct Instruction {
@@ -345,7 +393,7 @@ class Update {
     bool spread[3];  // whether an operand of one value for a row is one of a row's elements
   };
 
-  int64_t block_size() const { return (rows_of_block() * width_ + kWidth - 1) / kWidth * kWidth; }
+  int64_t block_size() const { return block_size_; }
 
   void add_registers(const Tensor* tensors) {
     inputs_ = static_cast<int64_t>(plan_.kinds.size() + plan_.constants.size());
@@ -365,9 +413,11 @@ class Update {
       } else if (plan_.kinds[i] == kGradient) {
         BURNISH_CHECK(tensor.scalar_type() == kFloat && tensor.numel() == count_ * width_, "rows: a gradient of float32 for each index expected");
         gradient_ = rows_of(tensor, width_);
+        gradient_data_ = gradient_.tensor.const_data_ptr<float>();
         gradient_register_ = static_cast<int64_t>(i);
       } else {
-        states_[i] = {tensor.mutable_data_ptr<float>(), tensor.numel() / rows_};
+        states_[i] = {tensor.mutable_data_ptr<float>(), tensor.numel() / rows_, static_cast<int64_t>(i)};
+        read_.push_back(states_[i]);
         BURNISH_CHECK(states_[i].width == width_ || states_[i].width == 1, "rows: a state of a row's elements or of one expected");
         if (states_[i].width != width_) extents_[i] = kRow;
       }
@@ -408,24 +458,29 @@ class Update {
     }
   }
 
-  void fetch_block(int64_t block) const {
-    int64_t first = block * rows_of_block(), last = std::min(first + rows_of_block(), places.count);
-    for (const State& state : states_)
-      if (state.data)
-        for (int64_t group = first; group < last; ++group)
-          fetch<1>(state.data + places.row(group) * state.width, state.width * static_cast<int64_t>(sizeof(float)));
+  const float* gradient_row(uint32_t place) const { return gradient_data_ + static_cast<int64_t>(place) * gradient_.stride; }
+
+  [[gnu::always_inline]] void fetch_row(int64_t group) const {
+    int64_t row = named.row(group);
+    for (const State& state : read_) fetch<1>(state.data + row * state.width, state.width * static_cast<int64_t>(sizeof(float)));
+    fetch<0>(gradient_row(named.first(group)), width_ * static_cast<int64_t>(sizeof(float)));
   }
 
-  void read(int64_t first, int64_t rows, float* scratch) const {
-    for (size_t i = 0; i < states_.size(); ++i) {
-      const State& state = states_[i];
-      float* to = scratch + static_cast<int64_t>(i) * block_size();
-      for (int64_t row = 0; state.data && row < rows; ++row)
-        copy_row(state.data + places.row(first + row) * state.width, to + row * state.width, state.width);
+  // What is of a row to its place in a block: the states, and the sum of the gradient.
+  void read(int64_t group, int64_t place, float* scratch) const {
+    int64_t row = named.row(group);
+    for (const State& state : read_)
+      copy_row(state.data + row * state.width, scratch + state.index * block_size() + place * state.width, state.width);
+    float* sum = scratch + gradient_register_ * block_size() + place * width_;
+    uint32_t next = named.first(group);
+    const float* gradient = gradient_row(next);
+#pragma omp simd
+    for (int64_t i = 0; i < width_; ++i) sum[i] = 0.f + gradient[i];
+    while ((next = named.after(next)) != kNone) {
+      gradient = gradient_row(next);
+#pragma omp simd
+      for (int64_t i = 0; i < width_; ++i) sum[i] += gradient[i];
     }
-    float* to = scratch + gradient_register_ * block_size();
-    const float* from = gradient_.tensor.const_data_ptr<float>();
-    for (int64_t row = 0; row < rows; ++row) add_group(places, first + row, from, gradient_.stride, width_, to + row * width_);
   }
 
   void execute(const Instruction& instruction, int64_t rows, float* scratch) const {
@@ -469,8 +524,9 @@ class Update {
   Plan plan_;
   Tensor indices_;
   Rows gradient_{};
-  int64_t count_ = 0, rows_ = -1, width_ = 1, inputs_ = 0, gradient_register_ = 0;
-  std::vector<State> states_;
+  const float* gradient_data_ = nullptr;
+  int64_t count_ = 0, rows_ = -1, width_ = 1, inputs_ = 0, gradient_register_ = 0, rows_of_block_ = 1, block_size_ = 0;
+  std::vector<State> states_, read_;  // by operand; those that there are
   std::vector<Operand> registers_;
   std::vector<Extent> extents_;
   std::vector<float> values_;  // of the registers that hold one number, each repeated over a vector
@@ -506,28 +562,25 @@ void update_rows(const std::vector<Tensor>& tensors, const Tensor& plan, const T
     }
   }
   BURNISH_CHECK(first == tensors.end(), "rows: more operands than programs read");
-  Workspace workspace(total, static_cast<int64_t>(updates.size()));
-  std::vector<int64_t> places{0};
-  for (const Update& update : updates) places.push_back(places.back() + update.count());
+  std::vector<int64_t> words{0};
+  for (const Update& update : updates) words.push_back(words.back() + Named::words(update.count()));
+  Tensor workspace = make_tensor({words.back() / 2 + 1}, kLong);  // PyTorch's memory, whose pages the engine keeps
+  uint32_t* memory = reinterpret_cast<uint32_t*>(workspace.mutable_data_ptr<int64_t>());
   std::atomic<bool> valid{true};
   int64_t count = static_cast<int64_t>(updates.size());
   parallel_for(0, count, std::max<int64_t>(4096 * count / std::max<int64_t>(total, 1), 1), [&](int64_t begin, int64_t stop) {
-    for (int64_t i = begin; i < stop; ++i) {
-      Update& update = updates[i];
-      if (!order(update.indices(), update.count(), update.rows(), workspace.keys.get() + 2 * places[i], workspace.starts.get() + places[i] + i,
-                 update.places))
-        valid = false;
-    }
+    for (int64_t i = begin; i < stop; ++i)
+      if (!updates[i].named.find(updates[i].indices(), updates[i].count(), updates[i].rows(), memory + words[i])) valid = false;
   });
   if (!valid)
     for (int64_t i = 0; i < count; ++i) check_valid(updates[i].indices(), updates[i].count(), updates[i].rows(), i);
   std::vector<int64_t> starts{0};
   for (const Update& update : updates) starts.push_back(starts.back() + update.blocks());
   parallel_for(0, starts.back(), kGrain, [&](int64_t begin, int64_t stop) {
-    auto memory = make_aligned(scratch);
+    auto blocks = make_aligned(scratch);
     size_t index = std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin() - 1;
     for (; index < updates.size() && starts[index] < stop; ++index)
-      updates[index].run(std::max<int64_t>(begin - starts[index], 0), std::min(stop, starts[index + 1]) - starts[index], memory.get());
+      updates[index].run(std::max<int64_t>(begin - starts[index], 0), std::min(stop, starts[index + 1]) - starts[index], blocks.get());
   });
 }
 
