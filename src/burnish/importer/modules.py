@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -43,7 +43,14 @@ def exported_module(source: object, example_inputs: Any, dynamic_shapes: Any) ->
     from burnish.importer.pytorch import export_module
 
     args, kwargs = _arguments(example_inputs)
-    return export_module(source, args, kwargs, dynamic_shapes)  # type: ignore[arg-type]
+    exported = export_module(source, args, kwargs, dynamic_shapes)  # type: ignore[arg-type]
+    if exported.moving:
+        raise UnsupportedOperatorError(
+            f"forward changes the buffer '{exported.moving[0]}', and a training step moves no buffers but the running statistics "
+            "of batch normalization. Train the module with burnish.torch.wrap, which writes buffers back, or compute the buffer "
+            "outside of the module and pass it as an input"
+        )
+    return exported
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

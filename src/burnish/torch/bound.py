@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -43,6 +43,8 @@ class Binding:
         running_variance: which variance running statistics hold.
         precision: mixed precision, where products are computed in sixteen bits.
         held_rows: by the name of a parameter, the rows whose gradient is zero.
+        moving: names of state that is among the inputs of the model already, after its own.
+        written: those that a call writes to, with the output of the model that is the next value; these outputs are its last.
     """
 
     state: Sequence[str]
@@ -50,6 +52,8 @@ class Binding:
     running_variance: RunningVariance = RunningVariance.ONNX
     precision: MixedPrecision | None = None
     held_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    moving: Collection[str] = ()
+    written: Mapping[str, str] = field(default_factory=dict)
 
 
 class BoundGraph:
@@ -64,7 +68,7 @@ class BoundGraph:
     Attributes:
         data: the names of the inputs of the model, in their order.
         outputs: the names of its outputs.
-        updated: the names of the running statistics that a call moves on.
+        updated: the names of the buffers and running statistics that a call moves on.
         draws: whether it draws at random.
         counts: whether it asks for the number of the step.
     """
@@ -73,18 +77,22 @@ class BoundGraph:
     def __init__(self, model: ir.Model, binding: Binding, engine: TorchEngine, name: str):
         model = recognize_normalization(model.clone())
         self.name = name
-        self.data = [value.name or "" for value in model.graph.inputs]
-        self.outputs = [value.name or "" for value in model.graph.outputs]
+        self.data = [value.name or "" for value in model.graph.inputs if value.name not in binding.moving]
+        self.outputs = [value.name or "" for value in model.graph.outputs][: len(model.graph.outputs) - len(binding.written)]
         _lift(model.graph, binding.state)
         fold_constants(model)
         name_sources(model.graph)
-        self.updated = _bind(model, binding, self.data)
+        self.updated = [*binding.written, *_bind(model, binding, self.data)]
         separate_outputs(model.graph)
         given = [value.name or "" for value in model.graph.inputs]
         self.draws, self.counts = KEY in given, STEP in given
         self.state = [name for name in given if name not in {*self.data, KEY, STEP}]
         self.dtypes = [TORCH_DTYPES.get(value.dtype) for value in model.graph.inputs if value.dtype is not None]
-        self._graph = DifferentiableGraph(model, engine, name, binding.held_rows, self.updated, len(self.updated))
+        self._updated = [self.state.index(name) for name in self.updated]
+        self._computed = self.dtypes[: len(self.data) + len(self.state)]
+        self._graph = DifferentiableGraph(
+            model, engine, name, binding.held_rows, self.updated, len(self.updated), frozenset(binding.written)
+        )
 
     def __call__(
         self, data: Sequence[torch.Tensor], state: Sequence[torch.Tensor], step: torch.Tensor | None = None
@@ -100,25 +108,28 @@ class BoundGraph:
             The outputs, in their order; autograd goes on from them.
         """
         inputs = [*data, *state]
-        for tensor, dtype, name in zip(inputs, self.dtypes, (*self.data, *self.state), strict=False):
-            if tensor.dtype != dtype:
-                raise ConfigurationError(
-                    f"'{name}' is {tensor.dtype}, and the graph '{self.name}' computes with {dtype}: give it that dtype, for "
-                    f"example by .to({dtype}), or make the module again from one of the other dtype"
-                )
+        if [tensor.dtype for tensor in inputs] != self._computed:
+            self._refuse_dtypes(inputs)
         if self.draws:
             inputs.append(draw_key(inputs[0].device))
         if self.counts:
             assert step is not None
             inputs.append(step)
         results = self._graph(*inputs)
-        if not self.updated:
+        if not self._updated:
             return results
         count = len(self.outputs)
-        entries = dict(zip(self.state, state, strict=True))
         with torch.no_grad():
-            torch._foreach_copy_([entries[name] for name in self.updated], list(results[count:]))
+            torch._foreach_copy_([state[index] for index in self._updated], list(results[count:]))
         return results[:count]
+
+    def _refuse_dtypes(self, inputs: Sequence[torch.Tensor]) -> None:
+        for tensor, dtype, name in zip(inputs, self._computed, (*self.data, *self.state), strict=False):
+            if tensor.dtype != dtype:
+                raise ConfigurationError(
+                    f"'{name}' is {tensor.dtype}, and the graph '{self.name}' computes with {dtype}: give it that dtype, for "
+                    f"example by .to({dtype}), or make the module again from one of the other dtype"
+                )
 
     def check_gradients(self) -> None:
         """Raise GradientError where a floating-point input cannot be differentiated by."""

@@ -9,10 +9,9 @@ a backward, a retained graph, checkpointing and hooks on saved tensors do what t
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -47,8 +46,9 @@ class DifferentiableGraph:
         name: of the graph, in errors.
         held_rows: by the name of an input, the rows of its gradient that are zero.
         written: the names of inputs that the caller writes to after a call, such as running statistics: a gradient of a gradient
-            reads what they are by then.
+            reads what they are by then, but for those that are ``kept``.
         aside: how many of the last outputs have no gradient.
+        kept: the names of those of ``written`` that outputs depend on.
     """
 
     def __init__(
@@ -59,15 +59,19 @@ class DifferentiableGraph:
         held_rows: HeldRows = MappingProxyType({}),
         written: Collection[str] = (),
         aside: int = 0,
+        kept: Collection[str] = (),
     ):
         self.name = name
         self._names_written = written
         self._aside = aside
         self.written = frozenset(index for index, value in enumerate(model.graph.inputs) if value.name in set(written))
+        self.kept = frozenset(index for index, value in enumerate(model.graph.inputs) if value.name in set(kept))
         self._held_rows = held_rows
         self._model = model
         self._engine = engine
-        self._dtypes = [value.dtype for value in model.graph.inputs]
+        ranks = [None if value.shape is None else len(value.shape) for value in model.graph.inputs]
+        self._images = [index for index, rank in enumerate(ranks) if rank == 4] if engine.channels_last else []
+        self._results = len(model.graph.outputs)
         self._passes: dict[tuple[tuple[bool, ...], torch.device], _Passes] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
         self._making = threading.RLock()
@@ -83,29 +87,32 @@ class DifferentiableGraph:
             GradientError: a gradient is asked for through an operator that has none.
             EngineError: the engine does not run an operator of the graph, or PyTorch refuses one.
         """
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            results: Tensors = _Call.apply(self, *inputs)  # type: ignore[no-untyped-call]
-            return results
-        return self.run((False,) * len(inputs), inputs)
+        device = inputs[0].device if inputs else torch.device(self._engine.device)
+        recording = torch.is_grad_enabled()
+        wanted = tuple([tensor.requires_grad for tensor in inputs]) if recording else (False,) * len(inputs)
+        passes = self._passes.get((wanted, device)) or self.passes(wanted, device)
+        if passes.backward is not None:
+            return _call_recorded(self, passes, *inputs)
+        if not recording:
+            return self.run(passes, inputs)
+        with torch.no_grad():
+            return self.run(passes, inputs)
 
-    def run(self, wanted: tuple[bool, ...], inputs: Sequence[torch.Tensor]) -> Tensors:
-        """Run the forward pass alone: the outputs, and behind them what the backward pass reads."""
-        passes = self.passes(wanted, inputs[0].device if inputs else torch.device(self._engine.device))
-        return self._call(passes.forward, self._laid_out(inputs), "forward")
+    def run(self, passes: _Passes, inputs: Sequence[torch.Tensor]) -> Tensors:
+        """Run the forward pass, without gradients: the outputs, and after them what the backward pass reads."""
+        return self._call(passes.forward, _all_laid_out(inputs, self._images), "forward")
 
     def run_back(self, passes: _Passes, saved: Sequence[Any], cotangents: Sequence[torch.Tensor]) -> Tensors:
-        """Run the backward pass: one gradient for each input that ``passes`` is of and that outputs depend on."""
+        """Run the backward pass, without gradients: one for each input that ``passes`` is of and that outputs depend on."""
         assert passes.backward is not None
-        return self._call(passes.backward, (*saved, *self._laid_out(cotangents)), "backward")
-
-    def _laid_out(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Tensors as the engine's kernels read them."""
-        images = self._engine.channels_last
-        return [laid_out(tensor) if images and tensor.dim() == 4 else tensor.contiguous() for tensor in tensors]
+        images: Sequence[int] = ()
+        if self._engine.channels_last:
+            images = [index for index, tensor in enumerate(cotangents) if tensor.dim() == 4]
+        return self._call(passes.backward, (*saved, *_all_laid_out(cotangents, images)), "backward")
 
     def _call(self, module: fx.GraphModule, inputs: Sequence[Any], stage: str) -> Tensors:
         try:
-            with self._pages, torch.no_grad():
+            with self._pages:
                 return module.forward(*inputs)
         except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
             raise failure(f"{stage} '{self.name}'", error, place_of(error)) from error
@@ -145,24 +152,19 @@ class DifferentiableGraph:
     @garbage_kept()
     def _made(self, wanted: tuple[bool, ...], device: torch.device) -> _Passes:
         model = self._model.clone()
-        if not any(wanted):
-            return _Passes(self._translated(model, device), None, (), (), wanted)
-        joint = _Joint.of(model, wanted, self._held_rows, self._aside, separate=True)
-        if not joint.reached:
-            return _Passes(self._translated(self._model.clone(), device), None, (), (), wanted)
+        joint = _Joint.of(model, wanted, self._held_rows, self._aside, separate=True) if any(wanted) else None
+        if joint is None or not joint.reached:
+            return _Passes(self._translated(self._model.clone(), device), None, self._results, (), (), (), wanted)
         separate_outputs(model.graph)
         parts = split(self._translated(model, device), joint.results, len(joint.differentiated))
-        return _Passes(parts.forward, parts.backward, joint.differentiated, joint.reached, wanted)
+        constant = tuple(index for index in range(joint.results) if index not in set(joint.differentiated))
+        return _Passes(parts.forward, parts.backward, joint.results, joint.differentiated, constant, joint.reached, wanted)
 
     def _translated(self, model: ir.Model, device: torch.device) -> fx.GraphModule:
         executable = executable_of(model, self._engine.target)
         module = self._engine.open(executable, {}, device=str(device)).translated("step")
         memory.release_unused()
         return module
-
-    @cached_property
-    def output_dtypes(self) -> list[ir.DataType | None]:
-        return [value.dtype for value in self._model.graph.outputs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,14 +173,18 @@ class _Passes:
 
     Attributes:
         forward, backward: as ``Split`` has them; no backward where nothing is differentiated.
+        results: how many outputs there are.
         differentiated: the positions of the outputs that cotangents come in for.
+        constant: those of the others.
         reached: the positions of the inputs that the backward pass returns gradients of.
         wanted: for each input, whether its gradient is asked for.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule | None
+    results: int
     differentiated: tuple[int, ...]
+    constant: tuple[int, ...]
     reached: tuple[int, ...]
     wanted: tuple[bool, ...]
 
@@ -244,42 +250,67 @@ class _Call(torch.autograd.Function):
     """One call of a graph, as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, graph: DifferentiableGraph, *inputs: torch.Tensor) -> Tensors:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        results = graph.run(wanted, inputs)
-        passes = graph.passes(wanted, inputs[0].device)
-        count = len(graph.output_dtypes)
+    def forward(ctx: Any, graph: DifferentiableGraph, passes: _Passes, *inputs: torch.Tensor) -> Tensors:
+        results = graph.run(passes, inputs)
+        count = passes.results
         outputs, saved = results[:count], results[count:]
-        ctx.graph, ctx.passes = graph, passes
-        written = [inputs[index] for index in graph.written]
-        if written:
-            saved = tuple(value.clone() if any(value is entry for entry in written) else value for value in saved)
-        # What is no tensor, such as an extent, stays in its place; so does what is written to.
-        ctx.saved = [None if isinstance(value, torch.Tensor) else value for value in saved]
-        ctx.inputs = [tensor if index in graph.written else None for index, tensor in enumerate(inputs)]
-        remaining = (tensor for index, tensor in enumerate(inputs) if index not in graph.written)
-        ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)), *remaining)
-        differentiated = set(passes.differentiated)
-        if len(differentiated) < count:
-            ctx.mark_non_differentiable(*(value for index, value in enumerate(outputs) if index not in differentiated))
+        ctx.graph, ctx.passes, ctx.numbers, ctx.written = graph, passes, None, None
+        if graph.written:
+            # Autograd would refuse what was written to; a gradient of a gradient reads what stands there by then.
+            own = {id(inputs[index]) for index in graph.written}
+            written = {index: inputs[index].clone() if index in graph.kept else inputs[index] for index in graph.written}
+            saved = tuple([value.clone() if id(value) in own else value for value in saved])
+            ctx.written = written
+            inputs = tuple([tensor for index, tensor in enumerate(inputs) if index not in written])
+        if all([isinstance(value, torch.Tensor) for value in saved]):
+            ctx.save_for_backward(*saved, *inputs)
+        else:
+            # What is no tensor, such as an extent, stays in its place.
+            ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in saved]
+            ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)], *inputs)
+        ctx.saved_count = len(saved)
+        if passes.constant:
+            ctx.mark_non_differentiable(*[outputs[index] for index in passes.constant])
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        graph, passes = ctx.graph, ctx.passes
-        gradients: list[torch.Tensor | None] = [None] * (1 + len(ctx.inputs))
-        incoming = [cotangents[index] for index in passes.differentiated]
-        tensors = iter(ctx.saved_tensors)
-        read = [next(tensors) if value is None else value for value in ctx.saved]
+        graph, passes, tensors = ctx.graph, ctx.passes, ctx.saved_tensors
+        count = ctx.saved_count
+        if ctx.numbers is not None:
+            waiting = iter(tensors)
+            tensors = (*[next(waiting) if value is None else value for value in ctx.numbers], *waiting)
+        incoming = [cotangents[index] for index in passes.differentiated] if passes.constant else cotangents
         if torch.is_grad_enabled():
             again = graph.gradient_graph(passes.wanted)
-            inputs = [next(tensors) if value is None else value for value in ctx.inputs]
-            for index, gradient in zip(again.reached, again.graph(*inputs, *incoming), strict=True):
-                gradients[1 + index] = gradient
-        elif passes.backward is not None:
-            for index, gradient in zip(passes.reached, graph.run_back(passes, read, incoming), strict=True):
-                gradients[1 + index] = gradient
+            remaining = iter(tensors[count:])
+            written = ctx.written or {}
+            inputs = [written[index] if index in written else next(remaining) for index in range(len(passes.wanted))]
+            reached, found = again.reached, again.graph(*inputs, *incoming)
+        else:
+            reached, found = passes.reached, graph.run_back(passes, tensors[:count], incoming)
+        gradients: list[torch.Tensor | None] = [None] * (2 + len(passes.wanted))
+        for index, gradient in zip(reached, found, strict=True):
+            gradients[2 + index] = gradient
         return tuple(gradients)
+
+
+_apply_plainly: Callable[..., Any] = super(torch.autograd.Function, _Call).apply
+"""``_Call.apply`` without what only transforms of functions need, which costs as much as all else of it."""
+
+
+def _call_recorded(graph: DifferentiableGraph, passes: _Passes, *inputs: torch.Tensor) -> Tensors:
+    is_plain = not (torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting())
+    results: Tensors = (_apply_plainly if is_plain else _Call.apply)(graph, passes, *inputs)
+    return results
+
+
+def _all_laid_out(tensors: Sequence[torch.Tensor], images: Sequence[int]) -> list[torch.Tensor]:
+    """Tensors as the engine's kernels read them: those at the positions ``images`` with channels last."""
+    if not images:
+        return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+    positions = set(images)
+    return [laid_out(tensor) if index in positions else tensor.contiguous() for index, tensor in enumerate(tensors)]
 
 
 def laid_out(tensor: torch.Tensor) -> torch.Tensor:

@@ -85,13 +85,15 @@ class ModuleGraphs:
 
     def _bound(self, key: GraphKey, exported: ExportedModule, name: str) -> BoundGraph:
         state = (*exported.parameters, *exported.buffers)
-        variance = RunningVariance(exported.running_variance)
-        precision = precision_of(key.precision)
-        if key.training:
-            policies = {layer: policy_of(policy) for layer, policy in exported.norm_policies.items()}
-            binding = Binding(state, policies, variance, precision, exported.held_rows)
-        else:
-            binding = Binding(state, None, variance, precision, exported.held_rows)
+        binding = Binding(
+            state,
+            {layer: policy_of(policy) for layer, policy in exported.norm_policies.items()} if key.training else None,
+            RunningVariance(exported.running_variance),
+            precision_of(key.precision),
+            exported.held_rows,
+            exported.moving,
+            exported.written if key.training else exported.written_in_evaluation,
+        )
         model = exported.model if key.training or exported.inference is None else exported.inference
         return BoundGraph(model, binding, self.engine, name)
 
@@ -136,6 +138,32 @@ class _Prepared(NamedTuple):
     single: bool
 
 
+class _How(NamedTuple):
+    """How a module is at a call.
+
+    Attributes:
+        modes: ``training`` of the module and all its submodules.
+        dtype: of its first parameter.
+        device: the kind of device that this is on.
+        precision: what autocast computes in there, where it is on.
+    """
+
+    modes: list[bool]
+    dtype: torch.dtype | None
+    device: str
+    precision: str | None
+
+    def key(self) -> GraphKey:
+        training = any(self.modes)
+        mixed = tuple(self.modes) if training and not all(self.modes) else None
+        return GraphKey(ModuleKey(mixed, self.dtype), training, self.precision)
+
+
+def _tensors(entries: Sequence[_Entry]) -> list[torch.Tensor]:
+    """What stands where entries say; without a call for each, as nearly all stand where they are registered."""
+    return [entry.tensor() if (tensor := entry[0].get(entry[2])) is None else tensor for entry in entries]
+
+
 class Calls:
     """Calls of one module by its graphs.
 
@@ -148,6 +176,7 @@ class Calls:
         self.graphs = graphs
         self.module = module
         self._prepared: dict[GraphKey, _Prepared] = {}
+        self._latest: tuple[_How, _Prepared] | None = None
         self._parts = _parts(module)
         self._first: _Entry | None = None
         self._note_first()
@@ -163,7 +192,7 @@ class Calls:
 
     def prepare(self) -> None:
         """Export the module as it is."""
-        self.graphs.exported(self._key("cpu").exported, self.module)
+        self.graphs.exported(self._how().key().exported, self.module)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what ``forward`` returns.
@@ -171,44 +200,54 @@ class Calls:
         Raises:
             ConfigurationError: the arguments are not of the structure or the dtypes of the examples.
         """
-        device = "cpu" if self._first is None else self._first.tensor().device.type
-        key = self._key(device)
-        prepared = self._prepared.get(key) or self._prepare(key)
+        how, prepared = self._current()
         graph = prepared.graph
         if prepared.inputs is not None and not kwargs and len(args) == len(prepared.inputs):
             data: Sequence[torch.Tensor] = [args[index] for index in prepared.inputs]
         else:
             data = self._data(prepared, args, kwargs)
-        if key.precision is not None:
-            data = [cast_input(tensor, dtype) for tensor, dtype in zip(data, graph.dtypes, strict=False)]
-        state = [entry.tensor() for entry in prepared.state]
-        counts = [entry.tensor() for entry in prepared.counts]
+        state = _tensors(prepared.state)
+        counts = _tensors(prepared.counts)
         step = counts[0].clone() if graph.counts else None
-        with autocast_off(device, key.precision) if key.precision else contextlib.nullcontext():
+        if how.precision is None:
             results = graph(data, state, step)
+        else:
+            data = [cast_input(tensor, dtype) for tensor, dtype in zip(data, graph.dtypes, strict=False)]
+            with autocast_off(how.device, how.precision):
+                results = graph(data, state, step)
         if counts:
             torch._foreach_add_(counts, 1)
         if prepared.single:
             return results[0]
         return prepared.exported.outputs.unflatten(dict(zip(graph.outputs, results, strict=True)))
 
-    def _key(self, device: str) -> GraphKey:
+    def _current(self) -> tuple[_How, _Prepared]:
+        """How the module is, and the graph for that: most often those of the call before."""
+        how = self._how()
+        latest = self._latest
+        if latest is None or latest[0] != how:
+            key = how.key()
+            self._latest = latest = how, self._prepared.get(key) or self._prepare(key)
+        return latest
+
+    def _how(self) -> _How:
         modes = []
         for held_in, name, part in self._parts:
             if held_in.get(name) is not part:
                 self._start_again()
-                return self._key(device)
+                return self._how()
             modes.append(part.training)
-        training = any(modes) or (not modes and self.module.training)
-        mixed = tuple(modes) if training and not all(modes) else None
-        dtype = None if self._first is None else self._first.tensor().dtype
-        return GraphKey(ModuleKey(mixed, dtype), training, autocast_precision(device))
+        if self._first is None:
+            return _How(modes, None, "cpu", autocast_precision("cpu"))
+        first = self._first.tensor()
+        device = "cpu" if first.is_cpu else first.device.type
+        return _How(modes, first.dtype, device, autocast_precision(device))
 
     def _start_again(self) -> None:
         """Forget the graphs: submodules were replaced."""
         graphs = self.graphs
         self.graphs = ModuleGraphs(graphs.args, graphs.kwargs, graphs.dynamic_shapes, graphs.engine)
-        self._prepared = {}
+        self._prepared, self._latest = {}, None
         self._parts = _parts(self.module)
         self._note_first()
 

@@ -45,6 +45,8 @@ class Segment(torch.nn.Module):
         with tracing(None), _disable_current_modes():  # an export of its own, which adds no guards to the captured graph
             extracted = _Extracted(nodes, self.reads, self.gives, parameters)
             exported = export_module(extracted.module, tuple(extracted.examples), None, extracted.dynamic_shapes)
+        if exported.moving:
+            raise UnsupportedOperatorError(f"it writes over a tensor that comes from outside: {', '.join(exported.moving)}")
         self._model = load(exported.model)
         forget_values(self._model.graph, extracted.state.values())
         names = {name: position for position, name in extracted.state.items()}

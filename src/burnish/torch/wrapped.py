@@ -40,7 +40,8 @@ def wrap(
 
     - A module is exported when it is wrapped, and again where some of its submodules change their mode alone, where its dtype
       changes, or where submodules are replaced.
-    - Batch normalization writes to the module's running statistics and counts batches; dropout draws from PyTorch's generator.
+    - Batch normalization writes to the module's running statistics and counts batches. What else ``forward`` writes to buffers is
+      written there. Dropout draws from PyTorch's generator.
     - Kernels of convolutions get their channels last in memory, as by ``module.to(memory_format=torch.channels_last)``; so do
       images that ``forward`` returns.
     - Under ``torch.autocast`` products are computed in its dtype; outputs keep theirs.

@@ -152,9 +152,17 @@ class Counting(nn.Module):
         return self.layer(x) + self.calls
 
 
-def test_a_buffer_that_forward_changes_is_named():
+def test_a_buffer_that_forward_changes_is_an_input_and_its_next_value_an_output():
+    exported = export_module(Counting(), (torch.ones(2, 3),))
+    assert (exported.moving, exported.written) == (("calls",), {"calls": "next:calls"})
+    assert [value.name for value in exported.model.graph.inputs] == ["x", "calls"]
+    assert [value.name for value in exported.model.graph.outputs] == ["output", "next:calls"]
+    assert exported.inference is None
+
+
+def test_a_program_of_a_module_that_changes_a_buffer_is_refused_by_its_name():
     with pytest.raises(UnsupportedOperatorError, match="forward changes the buffer 'calls'"):
-        export_module(Counting(), (torch.ones(2, 3),))
+        burnish.load(Counting(), example_inputs=(torch.ones(2, 3),))
 
 
 class FixedBatch(nn.Module):
@@ -179,3 +187,41 @@ def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
 def test_a_fixed_batch_that_is_asked_for_is_no_surprise(recwarn: pytest.WarningsRecorder) -> None:
     export_module(FixedBatch(4), (torch.randn(4, 6),), dynamic_shapes={})
     assert not [warning for warning in recwarn if warning.category is FixedBatchWarning]
+
+
+class Scaled(nn.Module):
+    """Has a factor that no gradient reaches."""
+
+    def __init__(self, factor: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            factor = self.factor(self.linear(x))
+        return self.linear(x) * factor.detach()
+
+
+@pytest.mark.parametrize("factor", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
+def test_what_stops_gradients_needs_no_graph_of_its_own_for_evaluation(factor: nn.Module) -> None:
+    exported = export_module(Scaled(factor), (torch.randn(4, 3),))
+    assert exported.inference is None
+    assert any(node.op_type == "StopGradient" for node in exported.model.graph)
+    assert list(exported.norm_policies) == (["factor"] if isinstance(factor, nn.BatchNorm1d) else [])
+
+
+class Copying(nn.Module):
+    """Computes with a copy of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.clone()
+
+
+def test_a_copy_of_a_parameter_is_the_parameter() -> None:
+    model = burnish.load(Copying(), example_inputs=(torch.randn(4, 3),))
+    assert list(model.graph.initializers) == ["weight"]

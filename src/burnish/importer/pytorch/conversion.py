@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
-from burnish.errors import UnsupportedOperatorError
 from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.pytorch.capture import Captured
 from burnish.importer.pytorch.exported import Structure
@@ -25,12 +25,38 @@ from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
 SIXTEEN_BITS = {torch.bfloat16: ml_dtypes.bfloat16}
 
 
-def convert(program: torch.export.ExportedProgram) -> ir.Model:
-    """Return the graph in ONNX operators: nothing folded, nothing merged; weights are copies.
+def convert(program: torch.export.ExportedProgram) -> tuple[ir.Model, tuple[str, ...]]:
+    """Return the graph in ONNX operators, and the buffers that ``forward`` changes.
 
-    Raises:
-        UnsupportedOperatorError: ``forward`` changes a buffer that is no running statistic.
+    Nothing is folded or merged; weights are copies. The next values of the buffers are the last outputs, in the same order; where
+    there are any, outputs are added to ``program``, in place.
     """
+    exported = _exported(program)
+    assert exported.exported_program is not None
+    changed = tuple(sorted(exported.exported_program.graph_signature.buffers_to_mutate.values()))
+    if changed:
+        _return_buffers(program, changed)
+        exported = _exported(program)
+    model: ir.Model = exported.model
+    # It lists a parameter under each of its names, and what it lists is restored where it is not there.
+    model.graph.metadata_props.pop(SIGNATURE, None)
+    tensors = {**program.state_dict, **program.constants}
+    for name, value in model.graph.initializers.items():
+        value.const_value = ir.Tensor(_copied(tensors[name]), name=name)
+    _read_originals(model.graph)
+    return model, changed
+
+
+def _read_originals(graph: ir.Graph) -> None:
+    """Let nodes read initializers in place of copies, in place: loading takes a copy for a parameter of its own."""
+    for node in list(graph):
+        (copy,) = node.outputs if node.op_type == "Identity" else (None,)
+        if copy is not None and not copy.is_graph_output() and (value := node.inputs[0]) is not None and value.is_initializer():
+            copy.replace_all_uses_with(value)
+            graph.remove(node, safe=True)
+
+
+def _exported(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
     with _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(
@@ -42,24 +68,27 @@ def convert(program: torch.export.ExportedProgram) -> ir.Model:
             custom_translation_table=TRANSLATIONS,
         )
     assert exported is not None
-    assert exported.exported_program is not None
-    _refuse_changed_buffers(exported.exported_program.graph_signature.buffers_to_mutate.values())
-    model: ir.Model = exported.model
-    # It lists a parameter under each of its names, and what it lists is restored where it is not there.
-    model.graph.metadata_props.pop(SIGNATURE, None)
-    tensors = {**program.state_dict, **program.constants}
-    for name, value in model.graph.initializers.items():
-        value.const_value = ir.Tensor(_copied(tensors[name]), name=name)
-    return model
+    return exported
 
 
-def _refuse_changed_buffers(names: Iterable[str]) -> None:
-    if changed := sorted(names):
-        raise UnsupportedOperatorError(
-            f"forward changes the buffer '{changed[0]}', and a training step moves no buffers but the running statistics of "
-            "batch normalization. Compute it outside of the module and pass it as an input, or leave that part to PyTorch with "
-            "burnish.torch.wrap of the other parts"
-        )
+def _return_buffers(program: torch.export.ExportedProgram, names: Sequence[str]) -> None:
+    """Return the values that buffers have in the end, in place: the exporter drops what is written to them."""
+    graph, signature = program.graph, program.graph_signature
+    placeholders = {signature.inputs_to_buffers.get(node.name): node for node in graph.find_nodes(op="placeholder")}
+    (output,) = graph.find_nodes(op="output")
+    values = []
+    for name in names:
+        with graph.inserting_before(output):
+            value = graph.call_function(torch.ops.aten.clone.default, (placeholders[name],))
+        value.meta.update(placeholders[name].meta)
+        values.append(value)
+        signature.output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None))
+    output.args = ((*output.args[0], *values),)
+    called = program.module_call_graph[0].signature
+    assert called is not None
+    called.outputs.extend(TensorArgument(value.name) for value in values)
+    called.out_spec = pytree.tree_structure((0,) * len(output.args[0]))
+    program.graph_module.recompile()
 
 
 def _copied(tensor: torch.Tensor) -> Any:
@@ -90,10 +119,11 @@ def name_inputs(model: ir.Model, captured: Captured, args: tuple[Any, ...], kwar
     return Structure(spec, tuple(names), tuple(constants))
 
 
-def name_outputs(model: ir.Model, captured: Captured) -> Structure:
+def name_outputs(model: ir.Model, captured: Captured, following: Sequence[str]) -> Structure:
     """Name the outputs of the graph by where they stand in what ``forward`` returns, in place.
 
-    A tensor by itself is ``output``; an entry of a dictionary or dataclass has its name, one of a tuple its number.
+    A tensor by itself is ``output``; an entry of a dictionary or dataclass has its name, one of a tuple its number. ``following``
+    are the names of the next values of buffers, which come after them.
     """
     paths, spec = pytree.tree_flatten_with_path(captured.returned)
     taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
@@ -107,15 +137,21 @@ def name_outputs(model: ir.Model, captured: Captured) -> Structure:
         names.append(_unused(_path_name(path), taken))
         taken.add(names[-1])
         produced.append(_apart(model.graph, next(values), produced))
+    produced.extend(_apart(model.graph, value, produced) for value in values)
     by_name = {value.name: value for node in model.graph for value in node.outputs}
     model.graph.outputs.clear()
-    for name, value in zip(filter(None, names), produced, strict=True):
+    for name, value in zip([*filter(None, names), *following], produced, strict=True):
         if (other := by_name.get(name)) is not None and other is not value:
             other.name = _unused(f"{name}_inside", {*taken, *by_name})
         value.name = name
         model.graph.outputs.append(value)
     constants = [None if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths]
     return Structure(spec, tuple(names), tuple(constants))
+
+
+def next_name(buffer: str) -> str:
+    """The name of the output that is the next value of a buffer."""
+    return f"next:{buffer}"
 
 
 def _apart(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
@@ -142,6 +178,27 @@ def _unused(name: str, taken: set[Any]) -> str:
         number += 1
         candidate = f"{name}_{number}"
     return candidate
+
+
+def lift_buffers(model: ir.Model, names: Iterable[str], written: Mapping[str, str]) -> None:
+    """Make buffers inputs of a model, in place, so that nothing takes their values for constants, where it reads or writes them.
+
+    Args:
+        model: whose outputs have names.
+        names: of the buffers.
+        written: the name of the output that is the next value, by that of the buffer, of those that are written to.
+    """
+    graph = model.graph
+    following = {value.name: value for value in graph.outputs}
+    for name in names:
+        value = graph.initializers.pop(name, None)
+        if value is not None and (tensor := value.const_value) is not None:
+            value.type, value.shape, value.const_value = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy()), None
+        elif name in written:
+            output = following[written[name]]
+            value = ir.Value(name=name, type=output.type, shape=output.shape)
+        if value is not None:
+            graph.inputs.append(value)
 
 
 def name_layers(model: ir.Model, policies: Mapping[str, str]) -> dict[str, str]:

@@ -11,11 +11,26 @@ import torch
 
 from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch.capture import Captured, capture, fixed_batch, open_batch, with_several_samples
-from burnish.importer.pytorch.conversion import convert, name_dimensions, name_inputs, name_layers, name_outputs
+from burnish.importer.pytorch.conversion import (
+    convert,
+    lift_buffers,
+    name_dimensions,
+    name_inputs,
+    name_layers,
+    name_outputs,
+    next_name,
+)
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
-from burnish.importer.pytorch.layers import hold_rows, loosen_views, neutralize, stop_gradients, write_out_channel_dropout
-from burnish.importer.pytorch.refusals import check_examples, named_refusal
+from burnish.importer.pytorch.layers import (
+    hold_rows,
+    loosen_views,
+    neutralize,
+    stop_gradients,
+    write_out_channel_dropout,
+    write_out_factors,
+)
+from burnish.importer.pytorch.refusals import check_examples, named_refusal, users_stack_level
 from burnish.importer.pytorch.symbols import symbol_names
 
 
@@ -50,17 +65,24 @@ def export_module(
     is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
     held_rows = hold_rows(training.program, canonical)
     with named_refusal(module):
-        model, inputs, outputs, norm_policies = _converted(training, traced, policies, canonical)
-        inference = None if is_neutral else _converted(evaluation, traced, policies, canonical)[0]
+        trained = _converted(training, traced, policies, canonical)
+        evaluated = None if is_neutral else _converted(evaluation, traced, policies, canonical)
+    moving = tuple(dict.fromkeys(name for mode in (trained, evaluated) if mode is not None for name in mode.written))
+    for mode in (trained, evaluated):
+        if mode is not None:
+            lift_buffers(mode.model, moving, mode.written)
     return ExportedModule(
-        model=model,
-        inference=inference,
-        inputs=inputs,
-        outputs=outputs,
+        model=trained.model,
+        inference=None if evaluated is None else evaluated.model,
+        inputs=trained.inputs,
+        outputs=trained.outputs,
         parameters={name: parameter.requires_grad for name, parameter in module.named_parameters()},
         buffers=_buffers(module),
         shared=shared,
-        norm_policies=norm_policies,
+        moving=moving,
+        written=trained.written,
+        written_in_evaluation=(evaluated or trained).written,
+        norm_policies=trained.norm_policies,
         held_rows=held_rows,
         counted_batches=_counted_batches(module, policies),
     )
@@ -103,24 +125,34 @@ def _traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
                 f"reshape({fixed}, ...) does. Read the number from the input (x.shape[0]) or write -1, and export again; where "
                 "that is meant, say so with dynamic_shapes={}"
             ),
-            stacklevel=2,
+            stacklevel=users_stack_level(),
         )
     return traced
 
 
-def _converted(
-    captured: Captured, traced: _Traced, policies: Mapping[str, str], canonical: Mapping[str, str]
-) -> tuple[ir.Model, Structure, Structure, dict[str, str]]:
+class _Converted(NamedTuple):
+    """A mode of a module as a model, as ``ExportedModule`` has it."""
+
+    model: ir.Model
+    inputs: Structure
+    outputs: Structure
+    written: dict[str, str]
+    norm_policies: dict[str, str]
+
+
+def _converted(captured: Captured, traced: _Traced, policies: Mapping[str, str], canonical: Mapping[str, str]) -> _Converted:
     stop_gradients(captured.program)
     write_out_channel_dropout(captured.program)
+    write_out_factors(captured.program)
     loosen_views(captured.program)
-    model = convert(captured.program)
+    model, changed = convert(captured.program)
     _rename_shared(model, canonical)
+    written = {name: next_name(name) for name in (canonical.get(each, each) for each in changed)}
     inputs = name_inputs(model, captured, traced.args, traced.kwargs)
-    outputs = name_outputs(model, captured)
+    outputs = name_outputs(model, captured, list(written.values()))
     norm_policies = name_layers(model, policies)
     name_dimensions(model, symbol_names(captured.program, traced.shapes))
-    return model, inputs, outputs, norm_policies
+    return _Converted(model, inputs, outputs, written, norm_policies)
 
 
 def shared_names(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:

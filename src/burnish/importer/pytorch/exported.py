@@ -54,6 +54,11 @@ class ExportedModule:
         parameters: of every parameter whether it trains (``requires_grad``), by the first of its names.
         buffers: of every buffer whether it is in ``state_dict``.
         shared: the other names of parameters and buffers that have several, by the name that the model has.
+        moving: the buffers that ``forward`` changes in training or evaluation, other than running statistics and counts. They are
+            inputs of the models, after those of ``forward``, where these read or write them.
+        written: those that it changes in training, with the names of the outputs of ``model`` that are their next values, which
+            come after what ``forward`` returns.
+        written_in_evaluation: the same of ``eval()``, in ``inference`` where there is one.
         norm_policies: the policy of each batch normalization, by the name of its node: ``frozen`` where the module has the layer
             in evaluation mode.
         held_rows: rows of embeddings that do not train, ``padding_idx``.
@@ -68,6 +73,9 @@ class ExportedModule:
     parameters: Mapping[str, bool]
     buffers: Mapping[str, bool]
     shared: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    moving: Sequence[str] = ()
+    written: Mapping[str, str] = field(default_factory=dict)
+    written_in_evaluation: Mapping[str, str] = field(default_factory=dict)
     norm_policies: Mapping[str, str] = field(default_factory=dict)
     held_rows: Mapping[str, list[int]] = field(default_factory=dict)
     counted_batches: Mapping[str, int] = field(default_factory=dict)

@@ -54,10 +54,12 @@ def same_but_for_mode(training: fx.Graph, evaluation: fx.Graph) -> bool:
         return type(left) is type(right) and bool(left == right)
 
     for left, right in pairs.items():
-        if (left.op, left.target) != (right.op, right.target) and left.op != "placeholder":
+        if left.op != right.op or (left.target != right.target and left.op not in ("placeholder", "get_attr")):
             return False
         if left.op == "get_attr":
-            return False
+            if not _same_parts(left, right):
+                return False
+            continue
         if len(left.args) != len(right.args) or left.kwargs.keys() != right.kwargs.keys():
             return False
         skipped = MODES.get(left.target, ())
@@ -67,6 +69,15 @@ def same_but_for_mode(training: fx.Graph, evaluation: fx.Graph) -> bool:
         if not all(matching(left.kwargs[name], right.kwargs[name]) for name in left.kwargs if name != "dropout_p"):
             return False
     return True
+
+
+def _same_parts(left: fx.Node, right: fx.Node) -> bool:
+    """Whether two attributes are graphs that agree, such as of what ``torch.no_grad()`` holds."""
+    parts = [getattr(node.graph.owning_module, str(node.target), None) for node in (left, right)]
+    if not all(isinstance(part, fx.GraphModule) for part in parts):
+        return False
+    mine, theirs = (part.graph for part in parts if isinstance(part, fx.GraphModule))
+    return same_but_for_mode(mine, theirs)
 
 
 def _nodes(graph: fx.Graph) -> list[fx.Node]:

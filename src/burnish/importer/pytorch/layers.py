@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+_SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
+
 IS_TRAINING, MOMENTUM = 5, 6
 """Where ``aten.batch_norm`` has its mode and its momentum."""
 
@@ -49,31 +51,54 @@ def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, c
     Raises:
         UnsupportedOperatorError: an instance normalization moves running statistics.
     """
-    buffers = program.graph_signature.inputs_to_buffers
     policies: dict[str, str] = {}
-    for node in program.graph.nodes:
-        _refuse_running_instances(node, buffers)
-        if node.target != aten.batch_norm.default or (mean := node.args[3]) is None:
-            continue
-        layer = buffers.get(mean.name, "").rpartition(".")[0]
-        is_training, momentum = node.args[IS_TRAINING], node.args[MOMENTUM]
-        node.args = (*node.args[:IS_TRAINING], False, *node.args[MOMENTUM:])
-        if not is_training:
-            policies[layer] = "frozen"
-            continue
-        name = "sync" if isinstance(_submodule(module, layer), torch.nn.SyncBatchNorm) else "train"
-        retained = "cumulative" if layer in cumulative else repr(1.0 - momentum)
-        policies[layer] = f"{name}:momentum={retained}"
+    for graph, buffers in _graphs(program.graph, program.graph_signature.inputs_to_buffers):
+        for node in graph.nodes:
+            _refuse_running_instances(node, buffers)
+            if node.target != aten.batch_norm.default or (mean := node.args[3]) is None:
+                continue
+            layer = buffers.get(mean.name, "").rpartition(".")[0]
+            is_training, momentum = node.args[IS_TRAINING], node.args[MOMENTUM]
+            node.args = (*node.args[:IS_TRAINING], False, *node.args[MOMENTUM:])
+            if not is_training:
+                policies[layer] = "frozen"
+                continue
+            name = "sync" if isinstance(_submodule(module, layer), torch.nn.SyncBatchNorm) else "train"
+            retained = "cumulative" if layer in cumulative else repr(1.0 - momentum)
+            policies[layer] = f"{name}:momentum={retained}"
     return policies
+
+
+def _graphs(graph: fx.Graph, buffers: Mapping[str, str]) -> Iterator[tuple[fx.Graph, Mapping[str, str]]]:
+    """A graph and those inside of it, of what ``torch.no_grad()`` holds; each with the buffers that its placeholders are."""
+    yield graph, buffers
+    for node in graph.nodes:
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            part = _held(node)
+            operands = zip(part.graph.find_nodes(op="placeholder"), node.args[2:], strict=True)
+            inner = {inside.name: buffers[read.name] for inside, read in operands if getattr(read, "name", None) in buffers}
+            yield from _graphs(part.graph, inner)
+            part.recompile()
+
+
+def _held(node: fx.Node) -> fx.GraphModule:
+    """What a call of ``torch.no_grad()`` holds."""
+    part = getattr(node.graph.owning_module, str(node.args[1].target))  # type: ignore[union-attr]
+    assert isinstance(part, fx.GraphModule)
+    return part
 
 
 def stop_gradients(program: torch.export.ExportedProgram) -> None:
     """Let no gradient through ``detach()`` and out of ``torch.no_grad()``, in place: ONNX has no such operator."""
     graph = program.graph
+    buffers = {node for node in graph.find_nodes(op="placeholder") if node.name in program.graph_signature.inputs_to_buffers}
     for node in list(graph.nodes):
         if node.target in (aten.detach.default, aten.detach_.default):
+            if _viewed(node) in buffers:
+                continue  # no gradient comes there; and what is written to the view is written to the buffer
             node.target, node.args = stop_gradient._opoverload, node.args[:1]
         elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
+            _stop_operands(node, buffers)
             for output in list(node.users):
                 if not isinstance(output.meta.get("val"), torch.Tensor) or not output.meta["val"].is_floating_point():
                     continue
@@ -81,6 +106,39 @@ def stop_gradients(program: torch.export.ExportedProgram) -> None:
                     stopped = graph.call_function(stop_gradient._opoverload, (output,))
                 stopped.meta.update(output.meta)
                 output.replace_all_uses_with(stopped, delete_user_cb=lambda user, stopped=stopped: user is not stopped)
+
+
+def _stop_operands(node: fx.Node, buffers: Collection[fx.Node]) -> None:
+    """Let what ``torch.no_grad()`` holds compute with constants, in place: it may write to buffers, which are read after it."""
+    part = _held(node)
+    written = {_viewed(inner.args[0]) for inner in part.graph.nodes if _writes(inner) and isinstance(inner.args[0], fx.Node)}
+    written |= {_viewed(out) for inner in part.graph.nodes if isinstance(out := inner.kwargs.get("out"), fx.Node)}
+    operands = list(node.args)
+    for index, placeholder in enumerate(part.graph.find_nodes(op="placeholder"), start=2):
+        operand = operands[index]
+        if placeholder in written or not isinstance(operand, fx.Node) or _viewed(operand) in buffers:
+            continue
+        value = operand.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            with node.graph.inserting_before(node):
+                stopped = node.graph.call_function(stop_gradient._opoverload, (operand,))
+            stopped.meta.update(operand.meta)
+            operands[index] = stopped
+    node.args = tuple(operands)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable and bool(node.args)
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """What a node shares its memory with: what it is a view of, through other views."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(source := node.args[0], fx.Node):
+        alias = node.target._schema.arguments[0].alias_info
+        if alias is None:
+            break
+        node = source
+    return node
 
 
 def write_out_channel_dropout(program: torch.export.ExportedProgram) -> None:
@@ -100,6 +158,20 @@ def write_out_channel_dropout(program: torch.export.ExportedProgram) -> None:
         dropped.meta.update(node.meta)
         node.replace_all_uses_with(dropped)
         graph.erase_node(node)
+
+
+def write_out_factors(program: torch.export.ExportedProgram) -> None:
+    """Write out the factors of sums, in place: the exporter has those of ``x.add(y, alpha=0.1)`` in float32 alone."""
+    for part in program.graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in list(part.graph.nodes):
+                if node.target in _SUMS and node.kwargs.get("alpha", 1) != 1:
+                    with part.graph.inserting_before(node):
+                        scaled = part.graph.call_function(aten.mul.Tensor, (node.args[1], node.kwargs["alpha"]))
+                    scaled.meta.update(node.args[1].meta if isinstance(node.args[1], fx.Node) else node.meta)
+                    node.args = (node.args[0], scaled)
+                    node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
+            part.recompile()
 
 
 def loosen_views(program: torch.export.ExportedProgram) -> None:

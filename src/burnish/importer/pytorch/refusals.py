@@ -103,6 +103,16 @@ def _is_users(filename: str) -> bool:
     return not (set(_LIBRARIES) & set(path.parts) or own in path.parents or standard in path.parents or not path.exists())
 
 
+def users_stack_level() -> int:
+    """The ``stacklevel`` of a warning, given by the caller, that names the last line outside of libraries."""
+    level, frame = 1, sys._getframe(1)
+    while not _is_users(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return 2
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _line(filename: str, number: int) -> str:
     text = linecache.getline(filename, number).strip()
     return f"{filename}:{number}" + (f" ({text})" if text else "")

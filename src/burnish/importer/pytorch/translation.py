@@ -138,6 +138,19 @@ def convolve_padded(
     return convolution(x, weight, bias, stride, padding, dilation, groups)
 
 
+def hard_sigmoid(x: TensorType) -> TensorType:
+    """``HardSigmoid`` has its sixth in float32: in other dtypes it is written out."""
+    if x.dtype == ir.DataType.FLOAT:
+        return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    zero, three, six = (op.Constant(value=ir.tensor(np.asarray(number, x.dtype.numpy()))) for number in (0, 3, 6))
+    return op.Div(op.Clip(op.Add(x, three), zero, six), six)
+
+
+def hard_swish(x: TensorType) -> TensorType:
+    """``HardSwish``, for which the same holds."""
+    return op.HardSwish(x) if x.dtype == ir.DataType.FLOAT else op.Mul(x, hard_sigmoid(x))
+
+
 def constant_in_the_backward(x: TensorType) -> TensorType:
     """x, which the backward pass takes for a constant."""
     y = op.Identity(x)
@@ -153,6 +166,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     stop_gradient._opoverload: constant_in_the_backward,
     aten.rnn_tanh.input: recurrent("Tanh"),
     aten.rnn_relu.input: recurrent("Relu"),
+    aten.hardsigmoid.default: hard_sigmoid,
+    aten.hardswish.default: hard_swish,
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.full_like.default: full_like,
