@@ -8,6 +8,7 @@ import math
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 
 import architecture_table
 import compare
@@ -15,6 +16,7 @@ import compare_architectures
 import comparison_table
 import environments
 import profile_step
+import wrapped_cost
 from architectures.catalogue import ARCHITECTURES
 from architectures.sizes import SIZED
 from compare import Kind
@@ -236,3 +238,16 @@ def test_a_step_is_profiled_operator_by_operator():
     text = profile_step.profiled("mlp", threads=1, rows=5)
     assert "Input Shapes" in text
     assert "burnish::" in text or "aten::" in text
+
+
+def test_the_cost_of_wrapping_is_told_beside_what_pytorch_takes_itself():
+    pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
+    threads = torch.get_num_threads()
+    try:
+        least = wrapped_cost.measured(rounds=2)
+    finally:
+        torch.set_num_threads(threads)
+    assert list(least) == ["wrapped", "its two graphs", "eager", "an empty function", "one sum"]
+    assert 0 < least["its two graphs"] < least["wrapped"] < math.inf
+    above = least["wrapped"] - least["its two graphs"]
+    assert f"Above its graphs: {above:.0f} us" in wrapped_cost.text(least)
