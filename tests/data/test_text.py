@@ -266,7 +266,10 @@ def written(folder: Path, name: str) -> Any:
     elif name == "datasets":
         datasets = pytest.importorskip("datasets", reason="a package of its own, which the class above stands for")
         features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-        return datasets.Dataset.from_dict({"text": [text for _, text in ROWS], "label": [0, 1, 0]}, features=features)
+        columns = {"text": [text for _, text in ROWS], "label": [0, 1, 0]}
+        table = pytest.importorskip("pyarrow").table(columns)
+        # With a fingerprint it does not pickle the table to make one.
+        return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint="rows")
     return path
 
 
