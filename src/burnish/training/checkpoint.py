@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from burnish.engines.base import first_non_finite
+from burnish.engines.row_writes import written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import file_path
 from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
 from burnish.formats.state_file import StateFile, write_state_file
 from burnish.program import Program
-from burnish.program.state import check_state, state_differences
+from burnish.program.state import check_state, kind_of, state_differences
 
 FORMAT = "burnish checkpoint"
 FORMAT_VERSION = 2
@@ -246,6 +247,13 @@ def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program,
     remedy = "Compile the model with the options that it was made with, or start without it"
     if checkpoint.identity.program != identity.program:
         differences = state_differences(program.signature.state, checkpoint.state)
+        if tables := _other_rows(checkpoint, program):
+            named = "; ".join(f"'{name}' has {theirs:,} rows there and {own:,} here" for name, theirs, own in tables)
+            raise CheckpointError(
+                f"{subject} is of a model with another vocabulary: {named}. Compile the model that it was made with; or give the "
+                "model that is exported from it that number of rows, which keeps those that it has, and compile that: "
+                f"burnish.surgery.resize_table(model, '{tables[0][0]}', {tables[0][2]})"
+            )
         if differences:
             raise CheckpointError(
                 f"{subject} was made with another program: {'; '.join(differences)}. {remedy}, or take over what fits: "
@@ -258,3 +266,16 @@ def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program,
             "over its state alone: session.load_state(burnish.training.read_checkpoint(path).state)"
         )
     check_state(program.signature.state, checkpoint.state, CheckpointError, subject, "It is damaged: use an earlier checkpoint")
+
+
+def _other_rows(checkpoint: Checkpoint, program: Program) -> list[tuple[str, int, int]]:
+    """The tables that are updated by rows and differ in their number alone: the initializer, its rows in each."""
+    by_rows = written_by_rows(program.signature["step"])
+    tables = []
+    for entry in program.signature.state:
+        if entry.name in by_rows and entry.name.startswith("param/") and entry.name in checkpoint.state:
+            _, shape = kind_of(checkpoint.state, entry.name)
+            own = entry.extents
+            if len(shape) == len(own) and shape[1:] == own[1:] and shape[0] != own[0] and isinstance(own[0], int):
+                tables.append((entry.name.removeprefix("param/"), shape[0], own[0]))
+    return tables
