@@ -54,6 +54,12 @@ def test_with_the_other_options_of_the_exchange(options):
     assert_like_one_process(train_in_threads(program, batches, PARTS[2], **options), train_alone(program, batches))
 
 
+def test_one_worker_is_one_process():
+    program, batches = tables_program(OPTIMIZERS["clipped"]), table_batches()
+    outcomes = train_in_threads(program, batches, [[6]] * len(batches), shard_tables="auto")
+    assert_like_one_process(outcomes, train_alone(program, batches))
+
+
 def test_rows_that_are_held_stay_and_a_row_that_one_worker_alone_reads_moves_on_all():
     held = {"word_table": [1], "kind_table": [0, 1]}
     program, batches = tables_program(OPTIMIZERS["adagrad"], hold_rows=held), table_batches()

@@ -17,7 +17,7 @@ from burnish.ops.semantic import SemanticOperator
 
 
 def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str] = ()) -> None:
-    """Put in, in place, one exchange of the rows of all tables; for one worker its own are all there are.
+    """Put in, in place, one exchange of the rows of all tables; one worker gets its own back.
 
     Args:
         graph: a training graph.
@@ -25,23 +25,20 @@ def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str] = ()) -
         spread: tables of which each worker holds a part; a second exchange is of the rows of these.
     """
     marks = [node for node in graph if ALL_REDUCE_ROWS.is_of(node)]
-    if workers == 1:
-        for node in marks:
-            replace_node(node, _operands(node, Builder(graph, before=node)))
-        return
     held = [node for node in marks if attribute_value(node, "table", "") in spread]
-    _exchange(graph, ALL_GATHER_ROWS, [node for node in marks if node not in held])
-    _exchange(graph, SCATTER_ROWS, held)
+    _exchange(graph, ALL_GATHER_ROWS, [node for node in marks if node not in held], workers)
+    _exchange(graph, SCATTER_ROWS, held, workers)
     graph.sort()
 
 
-def _exchange(graph: ir.Graph, operator: SemanticOperator, marks: list[ir.Node]) -> None:
+def _exchange(graph: ir.Graph, operator: SemanticOperator, marks: list[ir.Node], workers: int) -> None:
     if not marks:
         return
     builder = Builder(graph, before=marks[-1])
     every = operator.emit(*(tensor for node in marks for tensor in _operands(node, builder)))
     for place, node in enumerate(marks):
-        replace_node(node, COALESCE_ROWS.emit(*every[2 * place : 2 * place + 2]))
+        indices, rows = every[2 * place : 2 * place + 2]
+        replace_node(node, (indices, rows) if workers == 1 else COALESCE_ROWS.emit(indices, rows))
 
 
 def _operands(node: ir.Node, builder: Builder) -> tuple[Tensor, ...]:
