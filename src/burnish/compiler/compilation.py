@@ -311,7 +311,8 @@ class Compilation:
     ) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
         """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read."""
         predictions = _bound_predictions(draft, bind, reads)
-        labels = tuple(draft.add_input(_label_entry(spec)) for spec in self.loss.label_specs(predictions))
+        specs = self.loss.label_specs(predictions)
+        labels = tuple(_of_extents(draft, draft.add_input(_label_entry(spec)), spec, predictions) for spec in specs)
         with draft.builder.attributed("the loss"):
             terms = self.loss.terms(predictions, labels)
         return terms, self.loss.compared(predictions, labels)
@@ -367,6 +368,36 @@ def _bound_predictions(draft: Draft, bind: Callable[[ir.Graph], Any], reads: Seq
 
 def _label_entry(spec: losses.LabelSpec) -> Entry:
     return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, minimum=spec.minimum, maximum=spec.maximum, ignored=spec.ignored)
+
+
+def _of_extents(draft: Draft, label: Tensor, spec: losses.LabelSpec, predictions: Sequence[Tensor]) -> Tensor:
+    """Hold a label to the extents of the prediction that no input has, so that a session cannot compare them with the batch.
+
+    Such an extent is what a convolution leaves of an open length. A label of another would be broadcast, or in part not be read.
+    """
+    in_batch = {extent for entry in draft.inputs if entry.role is Role.DATA for extent in entry.shape or ()}
+    unknown = [extent for extent in spec.shape[1:] if isinstance(extent, str) and extent not in in_batch]
+    for prediction in predictions if unknown else ():
+        axes, builder = _axes_of(spec.shape, prediction), draft.builder
+        if axes is None:
+            continue
+        with builder.attributed("the extents of the labels"):
+            # One Gather: where the extents are joined, ONNX Runtime's optimizer makes one of them "what is left over".
+            target = builder.op("Gather", builder.op("Shape", prediction), builder.integers(axes), axis=0)
+            return builder.op("Reshape", label, target, like=label)
+    return label
+
+
+def _axes_of(shape: Sequence[int | str | None], prediction: Tensor) -> list[int] | None:
+    """The axes of a prediction that a label has, in their order; None where it has others."""
+    dims = [] if prediction.shape is None else [d if isinstance(d, int) else d.value for d in prediction.shape.dims]
+    axes: list[int] = []
+    for extent in shape:
+        start = axes[-1] + 1 if axes else 0
+        if extent is None or extent not in dims[start:]:
+            return None
+        axes.append(dims.index(extent, start))
+    return axes
 
 
 def _figure(term: losses.Term) -> str:
