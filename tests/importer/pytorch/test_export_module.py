@@ -225,3 +225,35 @@ class Copying(nn.Module):
 def test_a_copy_of_a_parameter_is_the_parameter() -> None:
     model = burnish.load(Copying(), example_inputs=(torch.randn(4, 3),))
     assert list(model.graph.initializers) == ["weight"]
+
+
+class Keyword(nn.Module):
+    """Takes whatever else it is given by name, as models of transformers do."""
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor | None = None, **others: torch.Tensor) -> torch.Tensor:
+        return x * others["factor"] + others.get("shift", 0)
+
+
+@pytest.mark.parametrize("shapes", [None, {"x": {0: torch.export.Dim("batch")}, "shift": {0: torch.export.Dim("batch")}}])
+def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
+    inputs = {"x": torch.ones(2, 3), "shift": torch.ones(2, 3), "factor": torch.tensor(2.0)}
+    if shapes is not None:
+        shapes = shapes | {"factor": None}
+    exported = export_module(Keyword(), (), inputs, shapes)
+    assert [(value.name, list(value.shape)) for value in exported.model.graph.inputs] == [
+        ("x", ["batch", 3]),
+        ("shift", ["batch", 3]),
+        ("factor", []),
+    ]
+
+
+@pytest.mark.parametrize("scale", [None, 8**-0.5, 0.3, 0.5])
+def test_the_scale_of_attention_has_all_digits_in_float64(scale):
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+
+    q, k, v = (torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in range(3))
+    model = burnish.load(Attention(), example_inputs=(q, k, v))
+    found = burnish.engines.get("reference").run(model, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()})
+    np.testing.assert_allclose(found["output"], Attention()(q, k, v), rtol=1e-13, atol=1e-14)

@@ -1,5 +1,6 @@
 """What cannot be exported is refused with the line of the user's code and the part of the module."""
 
+import importlib
 import re
 
 import pytest
@@ -71,6 +72,38 @@ def test_the_line_and_the_part_are_named(part, line, reason):
         burnish.compile(module, example_inputs=torch.randn(2, 3))
     assert "apply" in torch.autograd.Function.__dict__
     assert torch.equal(Reversed.apply(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_the_parts_are_named_of_a_module_that_branches_itself():
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.encoder(x)) if x.sum() > 0 else x
+
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"test_refused_modules\.py.*its parts are: encoder, head\. Or let burnish"
+    ):
+        burnish.compile(Whole(), example_inputs=torch.randn(2, 3))
+
+
+def test_the_line_of_a_library_is_named_where_the_module_is_one_of_its(tmp_path, monkeypatch):
+    library = tmp_path / "site-packages" / "branching_library.py"
+    library.parent.mkdir()
+    library.write_text(
+        "import torch\n\n\n"
+        "class Branching(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) if x.sum() > 0 else x\n"
+    )
+    monkeypatch.syspath_prepend(library.parent)
+    module = importlib.import_module("branching_library").Branching(3, 3)
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"at .*branching_library\.py:6 \(return super.* if x\.sum\(\) > 0 else x\)"
+    ):
+        burnish.compile(module, example_inputs=torch.randn(2, 3))
 
 
 def test_running_statistics_of_instances_are_refused():

@@ -4,7 +4,8 @@ This room imports PyTorch; nothing outside imports it before a module is there. 
 ``burnish.compiler``, and how its weights come back in ``burnish.torch``.
 """
 
+from burnish.importer.pytorch.capture import shapes_by_name
 from burnish.importer.pytorch.export import export_module
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 
-__all__ = ["ExportedModule", "Structure", "export_module"]
+__all__ = ["ExportedModule", "Structure", "export_module", "shapes_by_name"]

@@ -52,7 +52,7 @@ def capture(
     with (
         _mode(module, training),
         _countless(module) as cumulative,
-        _returns_tensors(module, returned),
+        _returns_tensors(module, returned, kwargs),
         _no_own_backward(),
         warnings.catch_warnings(),
     ):
@@ -95,8 +95,11 @@ def _countless(module: torch.nn.Module) -> Iterator[frozenset[str]]:
 
 
 @contextlib.contextmanager
-def _returns_tensors(module: torch.nn.Module, returned: list[Any]) -> Iterator[None]:
-    """Let ``forward`` return the tensors of what it returns; what that was is added to ``returned``."""
+def _returns_tensors(module: torch.nn.Module, returned: list[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``forward`` return the tensors of what it returns; what that was is added to ``returned``.
+
+    It takes ``kwargs`` as parameters of its own: PyTorch 2.13 cannot open an axis where there are others (``**kwargs``).
+    """
     forward = module.forward
     own = module.__dict__.get("forward")
 
@@ -107,6 +110,9 @@ def _returns_tensors(module: torch.nn.Module, returned: list[Any]) -> Iterator[N
         returned.append(result)
         return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
+    parameters = {name: entry for name, entry in inspect.signature(forward).parameters.items() if entry.kind != entry.VAR_KEYWORD}
+    others = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in parameters]
+    tensors.__signature__ = inspect.Signature([*parameters.values(), *others])  # type: ignore[attr-defined]
     module.__dict__["forward"] = tensors
     try:
         yield
@@ -144,8 +150,11 @@ def register_dataclasses(value: Any) -> None:
 
 
 def bound_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each parameter of ``forward`` is given, by name."""
-    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    """Return what each parameter of ``forward`` is given, by name; what ``**kwargs`` takes has its own."""
+    signature = inspect.signature(module.forward)
+    bound = dict(signature.bind(*args, **kwargs).arguments)
+    others = next((name for name, entry in signature.parameters.items() if entry.kind == entry.VAR_KEYWORD), "")
+    return bound | bound.pop(others, {})
 
 
 def with_several_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -171,6 +180,13 @@ def open_batch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
         return {0: torch.export.Dim.AUTO} if is_batch else None
 
     return {name: pytree.tree_map(axes, value) for name, value in bound_arguments(module, args, kwargs).items()}
+
+
+def shapes_by_name(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return shapes that are open as given for some parameters of ``forward``, and for others along the first axis."""
+    return {name: shapes.get(name, axes) for name, axes in open_batch(module, args, kwargs).items()}
 
 
 def fixed_batch(program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -24,6 +24,7 @@ from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
 from burnish.importer.pytorch.layers import (
     hold_rows,
+    keep_scales,
     loosen_views,
     neutralize,
     stop_gradients,
@@ -144,6 +145,7 @@ def _converted(captured: Captured, traced: _Traced, policies: Mapping[str, str],
     stop_gradients(captured.program)
     write_out_channel_dropout(captured.program)
     write_out_factors(captured.program)
+    keep_scales(captured.program)
     loosen_views(captured.program)
     model, changed = convert(captured.program)
     _rename_shared(model, canonical)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
@@ -185,6 +187,22 @@ def loosen_views(program: torch.export.ExportedProgram) -> None:
                 plain = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
             plain.meta.update(node.meta)
             node.replace_all_uses_with(plain, delete_user_cb=lambda user, plain=plain: user is not plain)
+
+
+def keep_scales(program: torch.export.ExportedProgram) -> None:
+    """Keep all digits of the scale of attention in float64, in place: the exporter's form of it is float32."""
+    for node in program.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
+        query, scale = node.args[0], node.kwargs.get("scale")
+        example = query.meta["val"]
+        if not isinstance(scale, float) or example.dtype != torch.float64 or scale == float(np.float32(scale)):
+            continue
+        extra = scale * math.sqrt(example.shape[-1])
+        if not math.isclose(extra, 1.0, rel_tol=1e-15):
+            with program.graph.inserting_before(node):
+                scaled = program.graph.call_function(aten.mul.Tensor, (query, extra))
+            scaled.meta.update(query.meta)
+            node.args = (scaled, *node.args[1:])
+        node.kwargs = {name: argument for name, argument in node.kwargs.items() if name != "scale"}
 
 
 def hold_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str]) -> dict[str, list[int]]:

@@ -24,6 +24,10 @@ class OwnBackwardError(Exception):
 
 _LIBRARIES = ("site-packages", "dist-packages")
 
+_TRACERS = ("torch", "onnxscript", "onnx", "onnx_ir", "sympy", "numpy", "burnish")
+
+PARTIAL = "Or let burnish compute what it can, and PyTorch the rest: burnish.torch.wrap(module, example_inputs, partial=True)"
+
 
 @contextlib.contextmanager
 def named_refusal(module: torch.nn.Module) -> Iterator[None]:
@@ -69,12 +73,14 @@ def _described(error: BaseException, module: torch.nn.Module) -> str:
         line, part = _noted_place(noted)
     where = "" if line is None else f" at {line}"
     inside = f", in the part '{part}' ({_kind(module, part)})" if part else ""
-    remedy = (
-        f"Leave '{part}' to PyTorch and give the parts around it: burnish.torch.wrap(module.<part>, example_inputs)"
-        if part
-        else "Give a part of it that can be exported: burnish.torch.wrap(module.<part>, example_inputs)"
-    )
-    return f"{type(module).__name__} cannot be exported{where}{inside}: {_reason(error)}. {remedy}"
+    if part:
+        remedy = f"Leave '{part}' to PyTorch and give the parts around it: burnish.torch.wrap(module.<part>, example_inputs)"
+    else:
+        parts = ", ".join(name for name, _ in module.named_children()) or "it has none of its own"
+        remedy = (
+            f"Give a part of it that can be exported: burnish.torch.wrap(module.<part>, example_inputs); its parts are: {parts}"
+        )
+    return f"{type(module).__name__} cannot be exported{where}{inside}: {_reason(error)}. {remedy}. {PARTIAL}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -87,13 +93,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(frames: list[tuple[FrameType, int]], module: torch.nn.Module) -> tuple[str | None, str]:
-    """Return the last line outside of libraries that the trace went through, and the innermost submodule that it was in."""
+    """Return the last line of the user's that the trace went through, and the innermost submodule that it was in.
+
+    Where the module is of a library, the line is that library's.
+    """
     names = {id(submodule): name for name, submodule in module.named_modules()}
     inside = [names[id(owner)] for frame, _ in frames if id(owner := frame.f_locals.get("self")) in names]
-    lines = [(frame.f_code.co_filename, number) for frame, number in frames if _is_users(frame.f_code.co_filename)]
-    if not inside or not lines:
+    lines = [(frame.f_code.co_filename, number) for frame, number in frames]
+    own = next((line for line in reversed(lines) if _is_users(line[0])), None)
+    line = own or next((line for line in reversed(lines) if _is_other_librarys(line[0])), None)
+    if not inside or line is None:
         return None, ""
-    return _line(*lines[-1]), inside[-1]
+    return _line(*line), inside[-1]
 
 
 def _is_users(filename: str) -> bool:
@@ -113,6 +124,13 @@ def users_stack_level() -> int:
     return level
 
 
+def _is_other_librarys(filename: str) -> bool:
+    """Whether a file is of a library of modules, and not of PyTorch or of what traces and exports."""
+    path = Path(filename)
+    places = [index for index, part in enumerate(path.parts) if part in _LIBRARIES]
+    return bool(places) and path.exists() and path.parts[places[-1] + 1] not in _TRACERS
+
+
 def _line(filename: str, number: int) -> str:
     text = linecache.getline(filename, number).strip()
     return f"{filename}:{number}" + (f" ({text})" if text else "")
@@ -122,10 +140,12 @@ def _noted_place(node: fx.Node) -> tuple[str | None, str]:
     """Return the line and the part that PyTorch noted beside a node of a trace."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
     part = next((path for path, _ in reversed(list(stack.values())) if path), "")
-    for frame in reversed((node.meta.get("stack_trace") or "").splitlines()):
-        pieces = frame.strip().split('"')
-        if len(pieces) == 3 and _is_users(pieces[1]):
-            return _line(pieces[1], int(pieces[2].split("line ")[1].split(",")[0])), part
+    pieces = [frame.strip().split('"') for frame in reversed((node.meta.get("stack_trace") or "").splitlines())]
+    lines = [(piece[1], int(piece[2].split("line ")[1].split(",")[0])) for piece in pieces if len(piece) == 3]
+    for belongs in (_is_users, _is_other_librarys):
+        for filename, number in lines:
+            if belongs(filename):
+                return _line(filename, number), part
     return None, part
 
 
