@@ -157,6 +157,40 @@ def test_the_mnist_network_of_pytorch_reads_digits(tmp_path):
     assert (tmp_path / "w.pt").exists()
 
 
+@pytest.mark.slow
+def test_lightning_trains_and_resumes_with_a_wrapped_network(tmp_path):
+    pytest.importorskip("lightning")
+    printed = run(tmp_path, "train_with_lightning.py", "--epochs", "4", "--folder", "runs")
+    accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", printed)]
+    assert len(accuracies) == 3
+    assert accuracies[1] > max(accuracies[0], 0.85)
+    assert accuracies[2] == pytest.approx(accuracies[1], abs=0.003)
+    assert "after 4 epochs" in printed
+
+
+def test_accelerate_trains_a_wrapped_network_in_bfloat16(tmp_path):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("onnxscript")
+    printed = run(tmp_path, "train_with_accelerate.py", "--epochs", "4", "--folder", "runs", "--mixed-precision", "bf16")
+    *epochs, restored, plain = (float(number) for number in re.findall(r"accuracy ([\d.]+)", printed))
+    assert len(epochs) == 4
+    assert epochs[-1] > 0.8
+    assert restored == epochs[-1]
+    assert plain == pytest.approx(restored, abs=0.02)
+
+
+@pytest.mark.slow
+def test_transformers_trains_a_wrapped_bert_and_writes_what_it_reads_again(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    printed = run(tmp_path, "train_with_transformers.py", "--epochs", "3", "--folder", "runs")
+    trained, read = (float(number) for number in re.findall(r"accuracy ([\d.]+)", printed))
+    assert trained > 0.8
+    assert read == pytest.approx(trained, abs=0.003)
+    assert "in PyTorch: BertForSequenceClassification" in printed
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir())[-1] == "model"
+
+
 def test_every_example_is_run_here():
     text = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in text] == []

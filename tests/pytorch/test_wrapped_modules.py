@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import pickle
 import threading
+import types
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 
 import burnish.torch
 from burnish.errors import ConfigurationError, HooksWarning
+from burnish.torch import module_graphs
 from oracles.pytorch_modules import MODULES, ModuleCase, tensors_of
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -292,15 +296,70 @@ def test_arguments_may_be_given_by_name_and_others_are_refused():
         wrapped(**(inputs | {"a": inputs["a"].float()}))
 
 
-def test_what_is_no_tensor_is_a_constant_of_the_graph():
-    class Scaled(nn.Linear):
-        def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-            return super().forward(x) * factor
+class Scaled(nn.Linear):
+    """Its factor and its labels may be left out."""
 
-    wrapped = burnish.torch.wrap(Scaled(2, 2), (torch.ones(2, 2), 3.0))
-    assert wrapped(torch.ones(3, 2), 3.0).shape == (3, 2)
-    with pytest.raises(ConfigurationError, match=r"wrapped with 3.0 where it is called with 2.0"):
-        wrapped(torch.ones(3, 2), 2.0)
+    def forward(self, x: torch.Tensor, factor: float = 1.0, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = super().forward(x) * factor
+        return {"logits": logits} if labels is None else {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("dynamic_shapes", [None, {"x": {0: torch.export.Dim("batch")}, "factor": None}])
+def test_other_arguments_than_those_of_the_examples_are_exported_for_once(dynamic_shapes, monkeypatch):
+    exports = []
+    export = module_graphs.export_module
+    monkeypatch.setattr(module_graphs, "export_module", lambda *given: exports.append(given) or export(*given))
+    module = Scaled(2, 2)
+    wrapped = burnish.torch.wrap(module, (torch.ones(2, 2), 3.0), dynamic_shapes=dynamic_shapes)
+    for batch in (3, 4):
+        x, labels = torch.randn(batch, 2), torch.randn(batch, 2)
+        for arguments in ({"factor": 3.0}, {"factor": 2.0}, {}, {"labels": labels}, {"factor": 2.0, "labels": labels}):
+            found, wanted = wrapped(x, **arguments), burnish.torch.unwrap(wrapped)(x, **arguments)
+            assert found.keys() == wanted.keys()
+            for name, tensor in found.items():
+                torch.testing.assert_close(tensor, wanted[name])
+    assert len(exports) == 5
+
+
+def test_a_number_that_is_another_at_each_call_is_to_be_a_tensor():
+    wrapped = burnish.torch.wrap(Scaled(2, 2), (torch.ones(2, 2), 0.0))
+    for factor in range(1, module_graphs.MOST_STRUCTURES + 1):
+        wrapped(torch.ones(3, 2), float(factor))
+    with pytest.raises(ConfigurationError, match=r"wrapped with 0.0 where it is called with 9.0.*or give it as a tensor"):
+        wrapped(torch.ones(3, 2), 9.0)
+
+
+def test_what_is_assigned_to_forward_is_called_and_leaves_the_module_as_it_is():
+    """As accelerate does for mixed precision, and takes away again by ``__wrapped__`` down to the innermost."""
+    module = MODULES["perceptron"].build()
+    wrapped = burnish.torch.wrap(module, torch.ones(2, 4))
+    own, seen = wrapped.forward, []
+
+    @functools.wraps(own.__func__)
+    def forward(self: nn.Module, *args: torch.Tensor) -> torch.Tensor:
+        seen.append(self)
+        return own(*args)
+
+    wrapped.forward = types.MethodType(forward, wrapped)
+    wrapped(torch.ones(2, 4)), burnish.torch.unwrap(wrapped)(torch.ones(2, 4))
+    assert seen == [wrapped]
+    assert "forward" not in module.__dict__
+    innermost = wrapped.forward
+    while hasattr(innermost, "__wrapped__"):
+        innermost = innermost.__wrapped__
+    assert innermost is own.__func__
+    del wrapped.forward
+    assert wrapped.forward == own
+
+
+def test_a_wrapped_module_is_told_by_its_name_and_signature_as_the_module_is():
+    """Trainers choose columns of data by the signature, and losses by the name, which is also written beside weights."""
+    module = Scaled(2, 2)
+    wrapped = burnish.torch.wrap(module, (torch.ones(2, 2), 3.0))
+    assert type(wrapped).__name__ == wrapped._get_name() == "Scaled"
+    assert inspect.signature(wrapped.forward) == inspect.signature(module.forward)
+    assert inspect.signature(type(wrapped).forward) == inspect.signature(Scaled.forward)
+    assert repr(wrapped) == "Scaled(in_features=2, out_features=2, bias=True, computed by burnish)"
 
 
 def test_a_module_with_a_forward_of_its_own_is_refused():

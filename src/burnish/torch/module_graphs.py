@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 from burnish.engines.torch.engine import TorchEngine
 from burnish.errors import ConfigurationError
 from burnish.importer import load
-from burnish.importer.pytorch import ExportedModule, Structure, export_module
+from burnish.importer.pytorch import ExportedModule, Structure, export_module, shapes_by_name
 from burnish.norms import RunningVariance
 from burnish.norms import get as policy_of
+from burnish.torch.arguments import examples_like
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values
 
@@ -164,6 +165,18 @@ def _tensors(entries: Sequence[_Entry]) -> list[torch.Tensor]:
     return [entry.tensor() if (tensor := entry[0].get(entry[2])) is None else tensor for entry in entries]
 
 
+class OtherArguments(Exception):
+    """A call has arguments of another structure than the examples, or another value where there is no tensor."""
+
+    def __init__(self, message: str, structure: Hashable):
+        super().__init__(message)
+        self.structure = structure
+
+
+MOST_STRUCTURES = 8
+"""How many structures of arguments a module is exported for: a number that is another at each call would ask for ever more."""
+
+
 class Calls:
     """Calls of one module by its graphs.
 
@@ -177,6 +190,7 @@ class Calls:
         self.module = module
         self._prepared: dict[GraphKey, _Prepared] = {}
         self._latest: tuple[_How, _Prepared] | None = None
+        self._others: dict[Hashable, Calls] = {}
         self._parts = _parts(module)
         self._first: _Entry | None = None
         self._note_first()
@@ -205,7 +219,13 @@ class Calls:
         if prepared.inputs is not None and not kwargs and len(args) == len(prepared.inputs):
             data: Sequence[torch.Tensor] = [args[index] for index in prepared.inputs]
         else:
-            data = self._data(prepared, args, kwargs)
+            elsewhere = None
+            try:
+                data = self._data(prepared, args, kwargs)
+            except OtherArguments as other:
+                elsewhere = self._calls_of(other, args, kwargs)
+            if elsewhere is not None:
+                return elsewhere.call(args, kwargs)
         state = _tensors(prepared.state)
         counts = _tensors(prepared.counts)
         step = counts[0].clone() if graph.counts else None
@@ -247,7 +267,7 @@ class Calls:
         """Forget the graphs: submodules were replaced."""
         graphs = self.graphs
         self.graphs = ModuleGraphs(graphs.args, graphs.kwargs, graphs.dynamic_shapes, graphs.engine)
-        self._prepared, self._latest = {}, None
+        self._prepared, self._latest, self._others = {}, None, {}
         self._parts = _parts(self.module)
         self._note_first()
 
@@ -279,6 +299,19 @@ class Calls:
         self._prepared[key] = prepared
         return prepared
 
+    def _calls_of(self, other: OtherArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
+        """The calls with arguments of another structure, whose graphs are made when the first comes."""
+        calls = self._others.get(other.structure)
+        if calls is None:
+            shapes = self.graphs.dynamic_shapes
+            if isinstance(shapes, Mapping):
+                shapes = shapes_by_name(self.module, args, kwargs, shapes)
+            elif shapes is not None or len(self._others) == MOST_STRUCTURES:
+                raise ConfigurationError(str(other))
+            examples = examples_like(self.module, (self.graphs.args, self.graphs.kwargs), (args, kwargs))
+            calls = self._others[other.structure] = Calls(ModuleGraphs(*examples, shapes, self.graphs.engine), self.module)
+        return calls
+
     def _data(self, prepared: _Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         structure = prepared.exported.inputs
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -286,18 +319,20 @@ class Calls:
             args, kwargs = self._arranged(args, kwargs)
             leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != structure.spec:
-            raise ConfigurationError(
+            raise OtherArguments(
                 f"{type(self.module).__name__} was wrapped with arguments of another structure: {structure.spec}, and is called "
-                f"with {spec}. Wrap it with example_inputs like those of the call"
+                f"with {spec}. Wrap it with example_inputs like those of the call",
+                _structure(leaves, spec),
             )
         values: dict[str, torch.Tensor] = {}
         for name, constant, leaf in zip(structure.names, structure.constants, leaves, strict=True):
             if name is not None:
                 values[name] = leaf
             elif leaf is not constant and leaf != constant:
-                raise ConfigurationError(
+                raise OtherArguments(
                     f"{type(self.module).__name__} was wrapped with {constant!r} where it is called with {leaf!r}: what is no "
-                    "tensor is a constant of the graph. Wrap it again for the other value"
+                    "tensor is a constant of the graph. Wrap it again for the other value, or give it as a tensor",
+                    _structure(leaves, spec),
                 )
         return [values[name] for name in prepared.graph.data]
 
@@ -314,6 +349,11 @@ class Calls:
         by_name = {name: given.arguments[name] for name in self.graphs.kwargs if name in given.arguments}
         by_position = [given.arguments[name] for name in list(given.arguments)[: len(self.graphs.args)]]
         return (tuple(by_position), by_name) if len(by_position) + len(by_name) == len(args) + len(kwargs) else (args, kwargs)
+
+
+def _structure(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Hashable:
+    """What graphs are made for: where the tensors are, and what stands elsewhere."""
+    return repr(spec), tuple(None if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
 
 
 def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | None:

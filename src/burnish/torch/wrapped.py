@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,6 +21,10 @@ from burnish.torch.module_graphs import Calls, ModuleGraphs
 
 HELD = "_burnish_calls"
 """The slot in which a wrapped module holds what calls its graphs, apart from the attributes that it shares."""
+
+REPLACED = "_burnish_forward"
+"""The slot of what was assigned to ``forward`` of a wrapped module, as accelerate does: the module that it shares attributes with
+would be called by it too."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -122,12 +128,40 @@ def _wrapped_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     return _classes.get(cls) or _classes.setdefault(cls, _derived(cls))
 
 
+class _Forward:
+    """``forward`` of a wrapped module: calls the graphs, until something else is assigned to it."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+
+    def __get__(self, module: torch.nn.Module | None, cls: type | None = None) -> Any:
+        if module is None:
+            return self._function
+        return getattr(module, REPLACED, None) or MethodType(self._function, module)
+
+    def __set__(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        object.__getattribute__(type(module), REPLACED).__set__(module, forward)
+
+    def __delete__(self, module: torch.nn.Module) -> None:
+        object.__getattribute__(type(module), REPLACED).__delete__(module)
+
+
 def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """A class whose ``forward`` calls the graphs; what does is in a slot, and not among the attributes that are shared."""
+    """A class whose ``forward`` calls the graphs; what does is in a slot, and not among the attributes that are shared.
+
+    It has the name of the other: transformers choose losses by it, and write it beside the weights.
+    """
 
     @functools.wraps(cls.forward)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, HELD).call(args, kwargs)
+
+    # What goes by ``__wrapped__`` to the function below decorators, as accelerate does, is to end here.
+    del forward.__wrapped__
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+
+    def extra_repr(self: torch.nn.Module) -> str:
+        return ", ".join(filter(None, (cls.extra_repr(self), "computed by burnish")))
 
     def deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
         calls: Calls | PartialCalls = getattr(self, HELD)
@@ -140,14 +174,16 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         return _wrap_again, (calls.module, *calls.made_again())
 
     namespace = {
-        "__slots__": (HELD,),
+        "__slots__": (HELD, REPLACED),
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
         "__deepcopy__": deep_copy,
         "__reduce_ex__": reduce,
-        "forward": forward,
+        "extra_repr": extra_repr,
+        "forward": _Forward(forward),
     }
-    return type(f"Wrapped{cls.__name__}", (cls,), namespace)
+    return type(cls.__name__, (cls,), namespace)
 
 
 def _wrap_again(module: torch.nn.Module, *settings: Any) -> torch.nn.Module:
