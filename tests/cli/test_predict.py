@@ -271,7 +271,8 @@ def test_averages_as_the_run_exported(run, images):
         (("color.onnx", "nothing.png"), "nothing.png: no such file or folder", 1),
         (("color.onnx", "folder"), "folder: no images; .bmp", 1),
         (("color.onnx", "damaged.png"), "damaged.png: damaged, or no image", 1),
-        (("color.onnx", "notes.txt"), "burnish does not read '.txt' files", 1),
+        (("color.onnx", "notes.md"), "burnish does not read '.md' files", 1),
+        (("color.onnx", "notes.txt"), "texts become tokens by a tokenizer: name one", 1),
         (("color.onnx", "other.npz"), "no array 'x' for the model's input 'x'; the file has 'z' [3]", 1),
         (("color.onnx", "data.npz"), "'x' wants samples of shape [3, 4, 4], and those of the data have shape [4, 4]", 1),
         (("color.onnx", "images", "--outputs", "scores"), "outputs: the model has no output 'scores'; it has 'logits'", 1),
@@ -286,7 +287,8 @@ def test_averages_as_the_run_exported(run, images):
 def test_what_is_refused(run, images, arguments, message, code):
     (images / "folder").mkdir()
     (images / "damaged.png").write_bytes(b"no image")
-    (images / "notes.txt").write_text("no data")
+    for name in ("notes.md", "notes.txt"):
+        (images / name).write_text("no data")
     np.savez("other.npz", z=np.zeros(3))
     result = run("predict", *arguments, code=code)
     assert message in " ".join(result.output.replace("│", " ").split())
