@@ -350,6 +350,10 @@ def test_what_is_assigned_to_forward_is_called_and_leaves_the_module_as_it_is():
     assert innermost is own.__func__
     del wrapped.forward
     assert wrapped.forward == own
+    wrapped.__class__ = type("Sharded", (type(wrapped),), {})  # as fully_shard does
+    wrapped.forward = types.MethodType(forward, wrapped)
+    wrapped(torch.ones(2, 4))
+    assert len(seen) == 2
 
 
 def test_a_wrapped_module_is_told_by_its_name_and_signature_as_the_module_is():

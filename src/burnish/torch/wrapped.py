@@ -140,10 +140,10 @@ class _Forward:
         return getattr(module, REPLACED, None) or MethodType(self._function, module)
 
     def __set__(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
-        object.__getattribute__(type(module), REPLACED).__set__(module, forward)
+        object.__setattr__(module, REPLACED, forward)
 
     def __delete__(self, module: torch.nn.Module) -> None:
-        object.__getattribute__(type(module), REPLACED).__delete__(module)
+        object.__delattr__(module, REPLACED)
 
 
 def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
