@@ -1,0 +1,175 @@
+"""Architectures that people name, with the blocks and the depth of the originals and few channels, and what they are fed.
+
+The convolutional ones are written as torchvision writes them; BERT and GPT-2 are those of transformers, small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+CLASSES, PIXELS, TOKENS, VOCABULARY = 4, 32, 6, 32
+
+
+def normalized(
+    channels_in: int, channels: int, kernel: int, stride: int = 1, groups: int = 1, act: Any = nn.ReLU
+) -> nn.Sequential:
+    """A convolution, batch normalization and an activation."""
+    convolution = nn.Conv2d(channels_in, channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(channels), *([act()] if act is not None else []))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut (He et al. 2015)."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels)
+        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        is_same = stride == 1 and channels_in == channels
+        self.downsample = None if is_same else normalized(channels_in, channels, 1, stride, act=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += identity
+        return self.relu(out)
+
+
+def resnet18(width: int = 8) -> nn.Sequential:
+    channels = [width << stage for stage in range(4)]
+    blocks = [
+        BasicBlock(before if block == 0 else after, after, 2 if block == 0 and stage else 1)
+        for stage, (before, after) in enumerate(zip([width, *channels], channels, strict=False))
+        for block in range(2)
+    ]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], CLASSES))
+    return nn.Sequential(normalized(3, width, 7, 2), nn.MaxPool2d(3, 2, 1), *blocks, *head)
+
+
+class Inverted(nn.Module):
+    """Expansion, a depthwise convolution, squeeze and excitation, and a linear projection (EfficientNet)."""
+
+    def __init__(self, channels_in: int, channels: int, kernel: int, stride: int, act: Any, gate: Any, expansion: int = 3):
+        super().__init__()
+        wide = expansion * channels_in
+        self.expand = normalized(channels_in, wide, 1, act=act)
+        self.depthwise = normalized(wide, wide, kernel, stride, wide, act)
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, 4, 1), nn.ReLU(), nn.Conv2d(4, wide, 1), gate())
+        self.project = normalized(wide, channels, 1, act=None)
+        self.adds = stride == 1 and channels_in == channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.depthwise(self.expand(x))
+        inner = self.project(self.squeeze(inner) * inner)
+        return x + inner if self.adds else inner
+
+
+def inverted_network(act: Any, gate: Any) -> nn.Sequential:
+    settings = [(8, 8, 3, 2), (8, 8, 3, 1), (8, 12, 5, 2), (12, 12, 5, 1), (12, 16, 5, 2)]
+    blocks = [Inverted(*setting, act, gate) for setting in settings]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 24), act(), nn.Dropout(0.0), nn.Linear(24, CLASSES))
+    return nn.Sequential(normalized(3, 8, 3, 2, act=act), *blocks, normalized(16, 32, 1, act=act), *head)
+
+
+class DenseBlock(nn.Module):
+    """Each layer reads what all layers before it computed, through a bottleneck (Huang et al. 2016)."""
+
+    def __init__(self, channels: int, layers: int, growth: int = 4):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 4 * growth, 1, bias=False),
+                nn.BatchNorm2d(4 * growth), nn.ReLU(), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+            )
+            for width in range(channels, channels + growth * layers, growth)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = [x]
+        for layer in self.layers:
+            features.append(layer(torch.cat(features, 1)))
+        return torch.cat(features, 1)
+
+
+def densenet() -> nn.Sequential:
+    between = (nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1, bias=False), nn.AvgPool2d(2))
+    head = (nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+    return nn.Sequential(normalized(3, 8, 7, 2), nn.MaxPool2d(3, 2, 1), DenseBlock(8, 2), *between, DenseBlock(8, 2), *head)
+
+
+def bert() -> nn.Module:
+    import transformers
+
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=16, num_labels=CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def gpt2() -> nn.Module:
+    import transformers
+
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=2, n_head=2, use_cache=False, bos_token_id=0,
+            eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )
+    )  # fmt: skip
+
+
+def _images(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {"input": torch.randn(batch, 3, PIXELS, PIXELS, generator=generator)}
+
+
+def _sentences(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(3, VOCABULARY, (batch, TOKENS), generator=generator)
+    mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, TOKENS - 2] * batch)[:batch, None]).long()
+    return {"input_ids": tokens, "attention_mask": mask, "labels": torch.randint(CLASSES, (batch,), generator=generator)}
+
+
+def _continued(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(3, VOCABULARY, (batch, TOKENS), generator=generator)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+@dataclass(frozen=True)
+class Named:
+    """An architecture.
+
+    Attributes:
+        build: makes it with weights of PyTorch's generator.
+        inputs: makes a batch of a size, by name; with ``labels`` the module returns its loss.
+        relative: the error of gradients in float64; transformers computes the loss of language models in float32.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int, torch.Generator], dict[str, torch.Tensor]]
+    relative: float = 1e-10
+
+    def module(self, dtype: torch.dtype) -> nn.Module:
+        torch.manual_seed(0)
+        module = self.build().train()
+        for part in module.modules():
+            if isinstance(getattr(part, "eps", None), float):
+                part.eps = float(np.float32(part.eps))  # as ONNX holds it
+            if isinstance(part, nn.BatchNorm2d):
+                nn.init.normal_(part.weight, 1.0, 0.1), nn.init.normal_(part.bias, 0.0, 0.1)
+        return module.to(dtype)
+
+
+NAMED: Mapping[str, Named] = {
+    "resnet18": Named(resnet18, _images),
+    "efficientnet": Named(lambda: inverted_network(nn.SiLU, nn.Sigmoid), _images),
+    "densenet": Named(densenet, _images),
+    "bert": Named(bert, _sentences),
+    "gpt2": Named(gpt2, _continued, relative=1e-6),
+}
