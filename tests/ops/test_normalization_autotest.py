@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burnish import modes
 from burnish.compiler import compilation
 from burnish.engines.onnxruntime import OnnxRuntimeRunner
 from burnish.norms import training
@@ -132,8 +133,8 @@ FUNCTIONS: dict[str, tuple[Any, str, str, str]] = {
         "batch * float(momentum) + before * (1.0 - float(momentum))",
     ),
     "statistics of frozen layers updated": (
-        compilation,
-        "bind_training",
+        modes,
+        "_bind_layer",
         "isinstance(policy, BatchStatistics)",
         "(policy := Train())",
     ),

@@ -52,7 +52,7 @@ MODELS = {
         r = ConvInteger <strides = [2], auto_pad = "SAME_UPPER"> (q, w, , wz)
     }""",
     "a product": """(float[2, 3, 4] x) => (int32[2, 3, 2] p, int32[2, 3, 2] r)
-    <int8[4, 2] w = {1, -2, 3, -4, 100, -128, 127, 5}, int8[2] wz = {1, -1}, uint8 z = {128}, float s = {0.03}> {
+    <int8[4, 2] w = {1, -2, 3, -4, 60, -64, 63, 5}, int8[2] wz = {1, -1}, uint8 z = {128}, float s = {0.03}> {
         q = QuantizeLinear (x, s, z)
         p = MatMulInteger (q, w, z, wz)
         r = MatMulInteger (q, w)

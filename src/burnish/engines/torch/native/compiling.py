@@ -24,7 +24,10 @@ ENGINE = HEADERS.parent
 BUILT = HEADERS / "built"
 """The folder of what the installation has built."""
 
-FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+# GCC's tuning for some processors splits the fused operations of one sum at a time, and not those of several: the last row of a
+# block would be rounded in another way than the same row of a larger one.
+ALL_FUSED = "--param=avoid-fma-max-bits=0"
+FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", ALL_FUSED)
 NEEDS_HEADERS = frozenset({"allocator"})
 """Files that include headers of PyTorch's, and so are compiled for one release of it, where it is."""
 
