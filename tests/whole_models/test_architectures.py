@@ -55,13 +55,19 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(actual, np.float64) - expected) / np.linalg.norm(expected))
 
 
+def vanishing(gradients: Mapping[str, np.ndarray]) -> set[str]:
+    """The names of gradients that are zero but for rounding."""
+    whole = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+    return {name for name, gradient in gradients.items() if np.linalg.norm(gradient) < 1e-6 * whole}
+
+
 def wrong_gradients(ours: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], zeros: int) -> dict[str, float]:
     """Those whose error passes 1e-4 of their norm; of those that are zero but for rounding, 1e-6 of the whole gradient."""
     whole = np.sqrt(sum(np.sum(gradient**2) for gradient in expected.values()))
-    vanishing = {name for name, gradient in expected.items() if np.linalg.norm(gradient) < 1e-6 * whole}
-    assert len(vanishing) == zeros, vanishing
+    rounding = vanishing(expected)
+    assert len(rounding) == zeros, rounding
     errors = {name: float(np.linalg.norm(ours[name].astype(np.float64) - gradient)) for name, gradient in expected.items()}
-    limits = {name: 1e-6 * whole if name in vanishing else 1e-4 * np.linalg.norm(expected[name]) for name in expected}
+    limits = {name: 1e-6 * whole if name in rounding else 1e-4 * np.linalg.norm(expected[name]) for name in expected}
     return {name: errors[name] / limits[name] for name in expected if errors[name] > limits[name]}
 
 
@@ -109,7 +115,9 @@ def trains_as_in_pytorch(name: str, style: str, engine: str, program: burnish.Pr
     errors = {
         key: (distance(array, exact.state[key]), distance(rounded.state[key], exact.state[key])) for key, array in moved.items()
     }
-    assert {key: error for key, error in errors.items() if error[0] > max(1e-5, 4 * error[1])} == {}
+    # Adam steps by the rounding of a gradient that is nothing else, and kernels for other processors round in other places.
+    factors = dict.fromkeys(vanishing(exact.gradients), 16)
+    assert {key: error for key, error in errors.items() if error[0] > max(1e-5, factors.get(key, 4) * error[1])} == {}
 
 
 # What the exporters make of modules where they are asked for no more: they compute what depends on no input, which then trains in
