@@ -15,7 +15,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test test-all test-fuzz test-exports test-shipped test-lowest lint format bench docs clean
+.PHONY: help setup demo test test-all test-campaign test-fuzz test-exports test-shipped test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -30,10 +30,13 @@ demo: $(DEMO_SET_UP)  ## Train a small network on images of digits, without PyTo
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
 
 test: $(TEST_STAMP)  ## Run the tests, but for long runs and for cases whose values all stand in others
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not campaign"
 
-test-all: $(TEST_STAMP)  ## Run all tests
-	$(PYTEST)
+test-all: $(TEST_STAMP)  ## Run all tests but the campaign
+	$(PYTEST) -m "not campaign"
+
+test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, and long series of draws and kills
+	$(PYTEST) -m campaign
 
 test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilation and a step
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz run --cases 2000
@@ -51,7 +54,7 @@ test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and qu
 # PyTorch is left out where its version for tests has no build without CUDA: beyond Python 3.11.
 test-lowest-%: .venv-lowest-%/.set-up
 	.venv-lowest-$*/bin/burnish demo --epochs 2 --output runs/lowest-$*
-	OMP_NUM_THREADS=1 .venv-lowest-$*/bin/python -m pytest -q -m "not slow" --numprocesses auto $(LOWEST_TESTS) $(LOWEST_TESTS_$*)
+	OMP_NUM_THREADS=1 .venv-lowest-$*/bin/python -m pytest -q -m "not slow and not campaign" --numprocesses auto $(LOWEST_TESTS) $(LOWEST_TESTS_$*)
 
 .PRECIOUS: .venv-lowest-%/.set-up
 .venv-lowest-%/.set-up: pyproject.toml

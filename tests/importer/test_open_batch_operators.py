@@ -172,7 +172,7 @@ def test_some_form_of_each_case(number, case):
     check(case, *outcomes(case, every[start:] + every[:start], enough))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("number", "case"), list(enumerate(CASES.values())), ids=list(CASES))
 def test_samples_together_are_as_each_alone(number, case):
     """Every form of an operator's first case; of its others two more than the quick test runs, again in turn."""

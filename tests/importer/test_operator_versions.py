@@ -142,7 +142,7 @@ def test_version(op_type: str, opset: int) -> None:
     check_version(op_type, opset, list(samples_in(opset, turn, MOST_SAMPLES // 4)))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("op_type", "opset"), versions(), ids=lambda item: str(item))
 def test_version_in_more_samples(op_type: str, opset: int) -> None:
     check_version(op_type, opset, list(samples_in(opset, samples_of(op_type), MOST_SAMPLES)))

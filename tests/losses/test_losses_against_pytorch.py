@@ -59,7 +59,7 @@ def test_value_and_gradients_in_float64(case: LossCase, symbolic: str) -> None:
     check_in_float64(case, symbolic)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("case", "done"), IN_TURN, ids=str)
 def test_value_and_gradients_whatever_is_known_of_shapes(case: LossCase, done: str) -> None:
     for symbolic in SHAPES:

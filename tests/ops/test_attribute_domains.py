@@ -83,7 +83,7 @@ def test_drawn_uses(op_type: str) -> None:
     drawn_uses(op_type, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("op_type", DRAWN)
 def test_many_drawn_uses(op_type: str) -> None:
     drawn_uses(op_type, 30)

@@ -79,7 +79,7 @@ def test_matches_central_differences(case: Case) -> None:
         assert_close(actual, reference, TOLERANCE, f"gradient of input {index}")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @cases_where(lambda case: torch_function(case) is not None)
 def test_matches_central_differences_as_it_does_torch(case: Case) -> None:
     """A check of the oracle more than of the gradient: two that are independent say the same, along random directions."""
@@ -141,7 +141,7 @@ def test_standard_operators_under_some_shape_knowledge(case: Case) -> None:
     check_shape_knowledge(case, in_turn(case, symbolic(case)))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @every_case
 def test_standard_operators_under_every_other_shape_knowledge(case: Case) -> None:
     done = in_turn(case, symbolic(case))
@@ -176,7 +176,7 @@ def test_newest_opset(case: Case) -> None:
     check_newest_opset(case)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @cases_where(lambda case: case not in FIRST_OF_EACH.values())
 def test_newest_opset_in_other_samples(case: Case) -> None:
     check_newest_opset(case)

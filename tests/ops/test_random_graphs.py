@@ -122,7 +122,7 @@ def test_gradients(graph: RandomGraph) -> None:
     assert problem_of(graph) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @long
 @given(random_graphs())
 def test_gradients_of_many(graph: RandomGraph) -> None:
@@ -135,7 +135,7 @@ def test_engines(graph: RandomGraph) -> None:
     assert unlike_engines(graph) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @long
 @given(random_graphs())
 def test_engines_on_many(graph: RandomGraph) -> None:
@@ -148,7 +148,7 @@ def test_second_gradients(graph: RandomGraph) -> None:
     assert second_problem_of(graph) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @long
 @given(random_graphs())
 def test_second_gradients_of_many(graph: RandomGraph) -> None:

@@ -20,7 +20,6 @@ import burnish
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
 
-KILLS = 100
 COURSE = {"epochs": 6, "batch_size": 4, "seed": 3, "checkpoint_every": 1, "keep_checkpoints": 3, "threads": 1, "progress": False}
 
 
@@ -40,9 +39,9 @@ def rows_without_time(folder: Path) -> list[list[str]]:
     return [line[:seconds] + line[seconds + 1 :] for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("number", [pytest.param(15, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.campaign)])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
-def test_a_hundred_kills_at_random_moments(tmp_path, monkeypatch):
+def test_kills_at_random_moments(number, tmp_path, monkeypatch):
     monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda *arguments: None)
     # Forked before any engine has threads: a child needs no set-up of its own, and most of its time can be hit.
     context = multiprocessing.get_context("fork")
@@ -57,12 +56,12 @@ def test_a_hundred_kills_at_random_moments(tmp_path, monkeypatch):
     moments = random.Random(7)
     kills, run, reached = 0, 0, 0
     finished = False
-    while kills < KILLS or not finished:
+    while kills < number or not finished:
         folder = tmp_path / f"killed{run}"
         process = context.Process(target=train, args=(program, folder, reached > 0))
         process.start()
         # After the last kill the run comes to its end, however far it is.
-        process.join(timeout=moments.uniform(0.0, duration / 2) if kills < KILLS else None)
+        process.join(timeout=moments.uniform(0.0, duration / 2) if kills < number else None)
         process.kill()
         process.join()
         finished = process.exitcode == 0

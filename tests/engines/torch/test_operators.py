@@ -95,7 +95,7 @@ def test_some_form(case: Case, request: pytest.FixtureRequest) -> None:
     check_forms(case, few_forms(case), request)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @every_case
 def test_every_other_form(case: Case, request: pytest.FixtureRequest) -> None:
     """All of them for the first sample of an operator, and one more in turn for each of its others."""
