@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from worker_processes import tell
 
 import burnish
 from burnish.data import ArrayDataset, shift_images
@@ -49,6 +51,20 @@ def train(rank: int, saved: str, folder: str, options: dict):
     result = made.run()
     made.group.close()
     return result.metrics, made.session.state()
+
+
+def wait_at_step(made: Trainer, step: int, rank: int) -> None:
+    """Run a trainer that says when it is at a step; there one of its workers waits, to be killed."""
+    steps = made.session.step
+
+    def counted(*arguments, **options):
+        if made.session.step_count == step:
+            tell(f"at step {step}")
+            time.sleep(60 if rank == 1 else 0)
+        return steps(*arguments, **options)
+
+    made.session.step = counted
+    made.run()
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

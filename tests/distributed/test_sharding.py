@@ -19,6 +19,7 @@ from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.lowering import TARGETS
 from oracles.normalized_networks import image_batches, residual
+from oracles.same_state import assert_same_state
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
 from oracles.small_networks import CLASSES, perceptron
 
@@ -56,14 +57,6 @@ def batches():
     ]
 
 
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        assert array.dtype == other[name].dtype
-        assert array.shape == other[name].shape
-        assert array.tobytes() == other[name].tobytes(), name
-
-
 # Each by itself: "averaged before it is accumulated" is both.
 TOGETHER = {"accumulated", "averaged"}
 
@@ -75,13 +68,13 @@ def test_sharded_training_is_training(program, batches, name):
     for outcome in train_in_threads(changed, batches, PARTS[3], shard_optimizer=True):
         assert outcome[0] == whole[0][0]
         for state, expected in zip(outcome[1], whole[0][1], strict=True):
-            assert_same_bits(state, expected)
+            assert_same_state(state, expected)
 
 
 def test_exchanges_that_a_worker_reads_nothing_of(program, batches):
     whole = train_in_threads(program, batches, PARTS[3], bucket_size=1)
     for outcome in train_in_threads(program, batches, PARTS[3], bucket_size=1, shard_optimizer=True, deterministic=True):
-        assert_same_bits(outcome[1][-1], whole[0][1][-1])
+        assert_same_state(outcome[1][-1], whole[0][1][-1])
 
 
 def test_processes_and_images(pool, tmp_path):
@@ -89,7 +82,7 @@ def test_processes_and_images(pool, tmp_path):
     given = (str(program.save(tmp_path / "program")), image_batches(STEPS, SAMPLES), PARTS[3])
     whole = pool.run(3, train_part, *given, {"deterministic": True})
     for outcome in pool.run(3, train_part, *given, {"deterministic": True, "shard_optimizer": True}):
-        assert_same_bits(outcome[1][-1], whole[0][1][-1])
+        assert_same_state(outcome[1][-1], whole[0][1][-1])
 
 
 def test_a_worker_holds_its_share(program):
@@ -137,7 +130,7 @@ def test_a_checkpoint_is_that_of_one_worker_and_goes_on_with_any_number(program,
             session.step(batch)
         final = session.state()
     for restored, state in in_threads(2, gone_on):
-        assert_same_bits(restored, alone)
+        assert_same_state(restored, alone)
         for name, array in state.items():
             np.testing.assert_allclose(array, final[name], rtol=1e-5, atol=1e-6)
 
@@ -158,7 +151,7 @@ def test_a_closed_session_says_that_others_had_a_part(program, tmp_path):
 def test_one_worker_has_everything(program, batches):
     whole = train_in_threads(program, batches, [[SAMPLES]] * STEPS)
     outcome = train_in_threads(program, batches, [[SAMPLES]] * STEPS, shard_optimizer=True)
-    assert_same_bits(outcome[0][1][-1], whole[0][1][-1])
+    assert_same_state(outcome[0][1][-1], whole[0][1][-1])
 
 
 @pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2), ("powersgd:64", 1e-5)])
@@ -170,7 +163,7 @@ def test_compressed_gradients(program, batches, compression, bound):
     outcomes = train_in_threads(momentum, batches, PARTS[3], shard_optimizer=True, **options)
     for outcome in outcomes:
         assert largest_difference(outcome, whole[0]) < bound
-        assert_same_bits(outcome[1][-1], outcomes[0][1][-1])
+        assert_same_state(outcome[1][-1], outcomes[0][1][-1])
 
 
 class Counting:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs_of_workers import assert_same_run
-from worker_processes import Workers, run, tell
+from runs_of_workers import assert_same_run, wait_at_step
+from worker_processes import Workers, run
 
 import burnish
 from burnish import optim
@@ -61,17 +60,7 @@ def train(rank: int, saved: str, folder: str, options: dict, start: str | None =
 
 def stop_early(rank: int, saved: str, folder: str):
     """Train with a checkpoint after each step, and be gone in the middle of the second epoch."""
-    made = trainer(saved, folder, parallel=True, checkpoint_every=1)
-    steps = made.session.step
-
-    def counted(*arguments, **options):
-        if made.session.step_count == 7:
-            tell("at step 7")
-            time.sleep(60 if rank == 1 else 0)
-        return steps(*arguments, **options)
-
-    made.session.step = counted
-    made.run()
+    wait_at_step(trainer(saved, folder, parallel=True, checkpoint_every=1), 7, rank)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs_of_workers import assert_same_run, dataset, save_program, train, trainer
-from worker_processes import Workers, run, tell
+from runs_of_workers import assert_same_run, dataset, save_program, train, trainer, wait_at_step
+from worker_processes import Workers, run
 
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
@@ -58,17 +57,7 @@ def test_a_run_with_the_state_in_shares_writes_the_checkpoints_of_one_process(sa
 
 def stop_early(rank: int, saved: str, folder: str):
     """Train with a checkpoint after each step, and be gone in the middle of the second epoch."""
-    made = trainer(saved, folder, parallel=True, checkpoint_every=1)
-    steps = made.session.step
-
-    def counted(*arguments, **options):
-        if made.session.step_count == 7:
-            tell("at step 7")
-            time.sleep(60 if rank == 1 else 0)
-        return steps(*arguments, **options)
-
-    made.session.step = counted
-    made.run()
+    wait_at_step(trainer(saved, folder, parallel=True, checkpoint_every=1), 7, rank)
 
 
 def test_a_run_goes_on_within_an_epoch_with_any_number_of_workers(saved, alone, tmp_path):

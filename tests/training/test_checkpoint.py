@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.state_file import read_state_file
 from burnish.training import Session, read_checkpoint
+from oracles.same_state import assert_same_state
 from oracles.tiny_program import tiny_batch, tiny_program
 
 ENGINES = ["onnxruntime", "reference"]
@@ -37,14 +38,6 @@ def session(program):
     for number in range(3):
         session.step(tiny_batch(seed=number))
     return session
-
-
-def assert_same_state(actual, expected):
-    assert set(actual) == set(expected)
-    for name, array in expected.items():
-        assert actual[name].dtype == array.dtype, name
-        assert actual[name].shape == array.shape, name
-        assert actual[name].tobytes() == array.tobytes(), name
 
 
 def refused(session, path, message):

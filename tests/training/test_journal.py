@@ -18,6 +18,7 @@ from burnish.models import dlrm
 from burnish.training import checkpoint as checkpoints
 from burnish.training import journal, read_checkpoint
 from burnish.training.checkpoint import open_checkpoint, place_of
+from oracles.same_state import assert_same_state
 
 ROWS = [400, 3000]
 DATA = synthetic_clicks(96, ROWS, numbers=2)
@@ -40,13 +41,6 @@ def step(session: burnish.Session, number: int) -> None:
     session.step(DATA.batch(np.arange(start, start + 8)))
 
 
-def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    assert left.keys() == right.keys()
-    for name, array in left.items():
-        assert array.dtype == right[name].dtype, name
-        assert array.tobytes() == right[name].tobytes(), name
-
-
 def journal_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "journal").glob("*.journal"))
 
@@ -61,14 +55,14 @@ def test_every_checkpoint_is_the_whole_state(engine: str, tmp_path: Path) -> Non
             session.save_checkpoint(path, {"at": number}, journal=True)
             session.save_checkpoint(tmp_path / f"whole-{number}.safetensors", {"at": number})
             written, whole = read_checkpoint(path), read_checkpoint(tmp_path / f"whole-{number}.safetensors")
-            assert_same(whole.state, written.state)
+            assert_same_state(whole.state, written.state)
             assert (written.step, written.extra, written.engine) == (whole.step, whole.extra, whole.engine)
-            assert_same(session.state(), written.state)
+            assert_same_state(session.state(), written.state)
     assert len(list((tmp_path / "journal").glob("base-*"))) == 1
     assert 0 < journal_bytes(tmp_path) < 8 * 2 * 8 * 2 * (8 + 2 * 16) + 4000
     with burnish.Session(program(), engine="onnxruntime", seed=9) as other:
         assert other.restore(path) == {"at": 3}
-        assert_same(other.state(), whole.state)
+        assert_same_state(other.state(), whole.state)
 
 
 def test_a_restored_session_goes_on_in_the_journal(tmp_path: Path) -> None:
@@ -85,7 +79,7 @@ def test_a_restored_session_goes_on_in_the_journal(tmp_path: Path) -> None:
             session.save_checkpoint(path, journal=True)
             assert journal_bytes(tmp_path) > before
             state = session.state()
-    assert_same(read_checkpoint(path).state, state)
+    assert_same_state(read_checkpoint(path).state, state)
     assert len(list((tmp_path / "journal").iterdir())) == 2
 
 
@@ -96,7 +90,7 @@ def test_a_closed_session_writes_what_changed(tmp_path: Path) -> None:
         step(session, 0)
     session.save_checkpoint(path, journal=True)
     assert 0 < journal_bytes(tmp_path) < 8000
-    assert_same(read_checkpoint(path).state, session.state())
+    assert_same_state(read_checkpoint(path).state, session.state())
 
 
 def test_a_journal_that_has_grown_becomes_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +104,7 @@ def test_a_journal_that_has_grown_becomes_a_base(tmp_path: Path, monkeypatch: py
             files = {file.name for file in (tmp_path / "journal").iterdir()}
             bases |= {name for name in files if name.startswith("base")}
             assert len(files) <= 2
-            assert_same(read_checkpoint(path).state, session.state())
+            assert_same_state(read_checkpoint(path).state, session.state())
     assert 2 <= len(bases) < 8
 
 
@@ -122,7 +116,7 @@ def test_a_state_that_was_loaded_begins_a_base(tmp_path: Path) -> None:
         step(session, 0)
         session.save_checkpoint(path, journal=True)
         assert journal_bytes(tmp_path) == 0
-        assert_same(read_checkpoint(path).state, session.state())
+        assert_same_state(read_checkpoint(path).state, session.state())
 
 
 def test_an_earlier_checkpoint_goes_on_without_harm_to_a_later_one(tmp_path: Path) -> None:
@@ -136,8 +130,8 @@ def test_an_earlier_checkpoint_goes_on_without_harm_to_a_later_one(tmp_path: Pat
         session.restore(early)
         step(session, 5)
         session.save_checkpoint(early, journal=True)
-        assert_same(read_checkpoint(early).state, session.state())
-    assert_same(read_checkpoint(late).state, expected)
+        assert_same_state(read_checkpoint(early).state, session.state())
+    assert_same_state(read_checkpoint(late).state, expected)
 
 
 def test_a_torn_tail_is_dropped_and_said(tmp_path: Path) -> None:
@@ -153,7 +147,7 @@ def test_a_torn_tail_is_dropped_and_said(tmp_path: Path) -> None:
     assert rows.stat().st_size > size
     train(tmp_path / "whole", epochs=2)
     whole = read_checkpoint(tmp_path / "whole/checkpoints/latest.safetensors").state
-    assert_same(read_checkpoint(tmp_path / "checkpoints/latest.safetensors").state, whole)
+    assert_same_state(read_checkpoint(tmp_path / "checkpoints/latest.safetensors").state, whole)
 
 
 def train(folder: Path, epochs: int, run: bool = True, **options) -> burnish.Trainer:
@@ -173,7 +167,7 @@ def test_a_trainer_keeps_the_rolling_set_and_the_best(tmp_path: Path) -> None:
     assert [read_checkpoint(folder / name).step for name in kept] == [10, 11, 12]
     for name in ("latest", "best"):
         whole = read_checkpoint(tmp_path / f"whole/checkpoints/{name}.safetensors").state
-        assert_same(read_checkpoint(folder / f"{name}.safetensors").state, whole)
+        assert_same_state(read_checkpoint(folder / f"{name}.safetensors").state, whole)
     assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) < 40_000
     # One that goes on without journals writes whole checkpoints, and one that starts anew removes what was there.
     train(tmp_path / "run", epochs=3, resume=True, journal=False)
@@ -194,7 +188,7 @@ def test_a_damaged_record_falls_back_on_the_checkpoint_before_it(tmp_path: Path)
     resumed.run()
     train(tmp_path / "whole", epochs=2)
     whole = read_checkpoint(tmp_path / "whole/checkpoints/latest.safetensors").state
-    assert_same(read_checkpoint(tmp_path / "checkpoints/latest.safetensors").state, whole)
+    assert_same_state(read_checkpoint(tmp_path / "checkpoints/latest.safetensors").state, whole)
 
 
 @pytest.fixture
@@ -228,7 +222,7 @@ def test_what_is_not_whole_is_refused_by_name(written: Path, pattern: str, chang
         before = session.state()
         with pytest.raises(CheckpointError, match=message):
             session.restore(written)
-        assert_same(session.state(), before)
+        assert_same_state(session.state(), before)
 
 
 def test_a_journal_of_another_base_is_refused(written: Path) -> None:
@@ -279,7 +273,7 @@ def test_nothing_is_written_of_values_that_are_not_finite(tmp_path: Path) -> Non
         assert read_checkpoint(path).step == 0
         runner._sets[0][name].array[row] = present
         session.save_checkpoint(path, journal=True)
-        assert_same(read_checkpoint(path).state, session.state())
+        assert_same_state(read_checkpoint(path).state, session.state())
 
 
 def test_a_program_without_such_tables_is_refused(tmp_path: Path) -> None:
@@ -303,7 +297,7 @@ def test_frozen_weights_are_in_the_base_alone(tmp_path: Path) -> None:
         session.save_checkpoint(path, journal=True)
         with open_checkpoint(path) as opened:
             assert "param/top_1.weight" in opened.state
-        assert_same(read_checkpoint(path).state, session.state())
+        assert_same_state(read_checkpoint(path).state, session.state())
 
 
 def test_rows_are_merged_as_they_come() -> None:

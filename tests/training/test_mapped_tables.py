@@ -23,6 +23,7 @@ from burnish.formats.state_file import StateFile
 from burnish.models import dlrm
 from burnish.training import read_checkpoint
 from burnish.training.checkpoint import place_of
+from oracles.same_state import assert_same_state
 
 ROWS = [40, 300]
 DATA = synthetic_clicks(96, ROWS, numbers=2)
@@ -42,13 +43,6 @@ def step(session: burnish.Session, *numbers: int) -> None:
         session.step(DATA.batch(np.arange(start, start + 8)))
 
 
-def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    assert left.keys() == right.keys()
-    for name, array in left.items():
-        assert array.dtype == right[name].dtype, name
-        assert array.tobytes() == right[name].tobytes(), name
-
-
 @functools.cache
 def in_memory(engine: str = "onnxruntime") -> dict[str, np.ndarray]:
     """The state after four steps."""
@@ -60,12 +54,12 @@ def in_memory(engine: str = "onnxruntime") -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
 def test_steps_write_into_the_files(engine: str, tmp_path: Path) -> None:
     with burnish.Session(program(), engine=engine, threads=1, tables=tmp_path) as session:
-        assert_same(session.state(), program().initial_state())
+        assert_same_state(session.state(), program().initial_state())
         step(session, 0, 1, 2, 3)
-        assert_same(session.state(), in_memory(engine))
+        assert_same_state(session.state(), in_memory(engine))
         session.save_checkpoint(tmp_path.with_suffix(".safetensors"))
-    assert_same(session.state(), in_memory(engine))
-    assert_same(read_checkpoint(tmp_path.with_suffix(".safetensors")).state, in_memory(engine))
+    assert_same_state(session.state(), in_memory(engine))
+    assert_same_state(read_checkpoint(tmp_path.with_suffix(".safetensors")).state, in_memory(engine))
     files = [np.fromfile(path, np.float32) for path in sorted(tmp_path.glob("*.bin"))]
     for name, content in zip(sorted(TABLES), files, strict=True):
         np.testing.assert_array_equal(content.reshape(-1), in_memory(engine)[name].reshape(-1))
@@ -76,12 +70,12 @@ def test_a_state_that_is_given_or_loaded_is_written(tmp_path: Path) -> None:
     with burnish.Session(program(), state=start, tables=tmp_path) as session:
         expected = {name: array.copy() for name, array in start.items()}
         start["param/table_1"][:] = 0
-        assert_same(session.state(), expected)
+        assert_same_state(session.state(), expected)
         session.load_state(in_memory())
-        assert_same(session.state(), in_memory())
+        assert_same_state(session.state(), in_memory())
         assert not np.shares_memory(session.state()["param/table_1"], session.state()["param/table_1"])
     with burnish.Session(program(), tables=tmp_path) as again:
-        assert_same(again.state(), program().initial_state())
+        assert_same_state(again.state(), program().initial_state())
         with pytest.raises(EngineError, match=r"of this session, which is closed, were in .* another session has that now"):
             session.state()
 
@@ -96,7 +90,7 @@ def test_initial_entries_are_the_initial_state(scheme: str | None, tmp_path: Pat
         entries.read_into(name, target)
         assert target.tobytes() == array.tobytes(), name
     with burnish.Session(program(), state=program().initial_entries(3, scheme), tables=tmp_path) as session:
-        assert_same(session.state(), expected)
+        assert_same_state(session.state(), expected)
 
 
 @pytest.fixture
@@ -126,7 +120,7 @@ def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monke
             session.restore(saved)
             assert not TABLES & set(read), "tables were copied"
             assert set(checked) == {saved.name}, "the base was read"
-            assert_same(session.state(), in_memory())
+            assert_same_state(session.state(), in_memory())
             step(session, 5, 6)
             session._tables._mapped.release = session._tables._mapped._lock.close
 
@@ -149,11 +143,11 @@ def test_where_that_is_not_known_the_checkpoint_is_copied(saved: Path, why: str,
             expected = session.state()
     with burnish.Session(program(), tables=tables) as session:
         session.restore(saved)
-        assert_same(session.state(), expected)
+        assert_same_state(session.state(), expected)
         step(session, 10)
         if why != "a whole checkpoint":
             session.save_checkpoint(saved, journal=True)
-            assert_same(read_checkpoint(saved).state, session.state())
+            assert_same_state(read_checkpoint(saved).state, session.state())
 
 
 def test_a_log_that_is_cut_short_says_nothing_of_its_last_record(saved: Path) -> None:
@@ -178,7 +172,7 @@ def test_a_log_that_grows_too_long_is_given_up(tmp_path: Path) -> None:
         step(session, *range(12))
         assert not (tmp_path / "tables" / LOG).exists()
         session.restore(path)
-        assert_same(session.state(), program().initial_state())
+        assert_same_state(session.state(), program().initial_state())
 
 
 def test_a_filling_that_fails_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +192,7 @@ def test_a_filling_that_fails_is_not_trained_on(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(EngineError, match=r"were filled in part, and then that failed: restore a checkpoint"):
             step(session, 1)
         session.restore(path)
-        assert_same(session.state(), in_memory())
+        assert_same_state(session.state(), in_memory())
 
 
 class Copying(ReferenceEngine):
@@ -271,7 +265,7 @@ def test_a_kill_among_the_rows_of_a_step_leaves_no_trace(after: int, tmp_path: P
     with burnish.Session(program(), tables=tmp_path / "tables") as session:
         assert session._tables.agrees_with(place_of(tmp_path / "last.safetensors"))
         session.restore(tmp_path / "last.safetensors")
-        assert_same(session.state(), in_memory())
+        assert_same_state(session.state(), in_memory())
 
 
 LIMITED = """

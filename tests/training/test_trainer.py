@@ -18,6 +18,7 @@ from burnish.errors import CheckpointError, ConfigurationError, DataError, Input
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint, run_folder
 from burnish.training.cursor import is_better
 from burnish.training.reports import draw_curves
+from oracles.same_state import assert_same_state
 from oracles.tiny_program import CLASSES, FEATURES, tiny_batch, tiny_program
 
 SAMPLES, BATCH = 23, 5
@@ -71,12 +72,6 @@ class StopAfter:
 
     def close(self):
         pass
-
-
-def assert_same_state(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        assert array.tobytes() == other[name].tobytes(), name
 
 
 def test_a_run_is_the_steps_of_a_session_in_the_loaders_order(tmp_path):
