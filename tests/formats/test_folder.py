@@ -62,6 +62,8 @@ def test_a_loaded_program_is_the_saved_one(program, saved):
     assert loaded.signature == program.signature
     assert loaded.options == program.options
     assert identity(loaded) == identity(program)
+    stated = json.loads((saved / "program.json").read_text())["identity"]
+    assert stated == {"program": identity(loaded), "graphs": graph_hashes(loaded)}
     for name, array in program.weights.items():
         assert loaded.weights[name].tobytes() == array.tobytes()
     engine = OnnxRuntimeEngine()

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from burnish.errors import CheckpointError
 from burnish.formats.consistency import inconsistency
 from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
-from burnish.formats.identity import DIGEST, digest_of
+from burnish.formats.identity import DIGEST, digest_of, graph_hashes, program_hash
 from burnish.formats.model_file import save_model
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.importer import external_tensors, own_tensors
@@ -77,11 +77,14 @@ def _write_files(program: Program, directory: Path) -> None:
     for path in sorted(directory.iterdir()):
         flush_to_disk(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _file_hash(path)}
+    hashes = graph_hashes(program)
     manifest = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "signature": program.signature.to_dict(),
         "options": program.options,
+        # What a checkpoint says that it belongs to, for clients that cannot compute it.
+        "identity": {"program": program_hash(hashes, program.signature), "graphs": hashes},
         "files": files,
     }
     manifest[DIGEST] = digest_of(manifest)
