@@ -1,0 +1,14 @@
+/** What the client offers, wherever it runs. */
+
+export type { ArrayLike, Batch, Numbers } from "./batch.js";
+export { readCheckpoint, type Checkpoint } from "./checkpoint.js";
+export {
+  BurnishError, CheckpointError, ConfigurationError, EngineError, InputError, ModelError, NonFiniteLossError, UnsupportedOperatorError,
+} from "./errors.js";
+export type { ExportedModel } from "./export.js";
+export { Program, type GraphFile, type Identity } from "./program.js";
+export type { Backend, OrtModule, RuntimeOptions } from "./runtime.js";
+export { Session, type Batches, type Figures, type SessionOptions, type StepReport } from "./session.js";
+export type { Entry, GraphName, GraphSignature, Role, Signature } from "./signature.js";
+export type { Source } from "./source.js";
+export type { DType, Tensor, TypedArray } from "./tensor.js";

@@ -1,0 +1,133 @@
+/** From a program and its state to an inference model that any runtime loads, under the source's names. */
+
+import { CheckpointError } from "./errors.js";
+import {
+  GRAPH, MODEL, NODE, VALUE, externalTensorMessage, graphsWithin, propertiesOf, renameValues, setProperties, tensorMessage, valuesOf,
+} from "./onnx.js";
+import type { Program } from "./program.js";
+import { Message } from "./protobuf.js";
+import { isState } from "./signature.js";
+import { bfloat16Bits, emptyTensor, float16Bits, numberAt, type DType, type Tensor } from "./tensor.js";
+
+/** Bytes of weights above which they lie beside the model: a protobuf ends at 2 GiB. */
+const ONE_FILE_LIMIT = 2 ** 30;
+/** Bytes from which a tensor goes into the file beside, where there is one. */
+const SMALLEST_EXTERNAL = 1024;
+const OBJECTIVE = "burnish.objective";
+const LARGEST_OBJECTIVE = 2 ** 16;
+
+/** An exported model: the `.onnx` file, and the file of its weights where they lie beside it. */
+export interface ExportedModel {
+  model: Uint8Array;
+  data?: { name: string; bytes: Uint8Array };
+}
+
+/**
+ * The model that predicts what the program does in this state.
+ *
+ * @param dataName where weights lie beside the model, the name of their file.
+ * @param oneFileLimit bytes of weights above which they lie beside.
+ */
+export async function exportModel(
+  program: Program,
+  state: ReadonlyMap<string, Tensor>,
+  metadata: Record<string, string> = {},
+  dataName = "model.onnx.data",
+  oneFileLimit = ONE_FILE_LIMIT,
+): Promise<ExportedModel> {
+  const file = await program.graph("predict");
+  const model = Message.read(file.bytes);
+  const graph = model.message(MODEL.graph)!;
+  const entries = program.signature.predict.inputs.filter(isState);
+  const names = new Map(entries.map(({ name }) => [name, name.slice(name.indexOf("/") + 1)]));
+  makeRoom(graph, names);
+  graph.remove(GRAPH.inputs, (input) => names.has(input.text(VALUE.name)));
+  renameValues(graph, (name) => names.get(name) ?? name);
+
+  const rounded = (program.options.rounded_weights ?? {}) as Record<string, DType>;
+  const tensors = entries.map(({ name }): [string, Tensor] => {
+    const called = names.get(name)!;
+    const dtype = rounded[called];
+    return [called, dtype ? roundedTensor(called, state.get(name)!, dtype) : state.get(name)!];
+  });
+  for (const name of Object.keys(rounded)) if (tensors.some(([called]) => called === name)) removeCast(graph, name);
+
+  const properties = propertiesOf(model);
+  properties.delete("burnish.training");
+  properties.delete(OBJECTIVE);
+  const objective = objectiveOf(program.options);
+  if (objective.length <= LARGEST_OBJECTIVE && program.options.loss !== undefined) properties.set(OBJECTIVE, objective);
+  for (const [key, value] of Object.entries(metadata)) properties.set(key, value);
+  setProperties(model, properties);
+
+  const total = tensors.reduce((sum, [, tensor]) => sum + tensor.data.byteLength, 0);
+  const data = total > oneFileLimit ? weightsBeside(graph, tensors, dataName) : undefined;
+  if (!data) for (const [name, tensor] of tensors) graph.addMessage(GRAPH.initializers, tensorMessage(name, tensor));
+  return data ? { model: model.write(), data } : { model: model.write() };
+}
+
+/** Rename other values that took the names of initializers while these were called `param/<name>`. */
+function makeRoom(graph: Message, names: ReadonlyMap<string, string>): void {
+  const wanted = new Set(names.values());
+  const taken = new Set(valuesOf(graph));
+  const clashing = new Map<string, string>();
+  for (const name of taken) {
+    if (names.has(name) || !wanted.has(name)) continue;
+    let other = `${name}:value`;
+    while (taken.has(other) || wanted.has(other)) other += "_";
+    clashing.set(name, other);
+  }
+  if (clashing.size) renameValues(graph, (name) => clashing.get(name) ?? name);
+}
+
+function roundedTensor(name: string, tensor: Tensor, dtype: DType): Tensor {
+  const result = emptyTensor(dtype, tensor.shape);
+  const bits = dtype === "float16" ? float16Bits : bfloat16Bits;
+  for (let place = 0; place < tensor.data.length; place++) {
+    const value = numberAt(tensor, place);
+    (result.data as Uint16Array)[place] = bits(value);
+    if (Number.isFinite(value) && !Number.isFinite(numberAt(result, place))) {
+      throw new CheckpointError(
+        `'${name}' holds ${value}, too large for ${dtype}, its dtype in the source's file. Train with a smaller learning rate or with ` +
+          "weight decay, or a file in float32",
+      );
+    }
+  }
+  return result;
+}
+
+/** Take out the casts of an initializer: it has the dtype that they cast to. */
+function removeCast(graph: Message, name: string): void {
+  const replaced = new Set<string>();
+  for (const body of graphsWithin(graph)) {
+    body.remove(GRAPH.nodes, (node) => {
+      const isCast = node.text(NODE.operator) === "Cast" && node.texts(NODE.inputs)[0] === name;
+      if (isCast) replaced.add(node.text(NODE.outputs));
+      return isCast;
+    });
+  }
+  renameValues(graph, (value) => (replaced.has(value) ? name : value));
+  for (const body of graphsWithin(graph)) body.remove(GRAPH.valueInfo, (value) => value.text(VALUE.name) === name);
+}
+
+function objectiveOf(options: Readonly<Record<string, any>>): string {
+  const outputs = (options.predictions ?? []).map((prediction: any) => prediction.output);
+  return JSON.stringify({ loss: options.loss, metrics: options.metrics ?? [], outputs });
+}
+
+function weightsBeside(graph: Message, tensors: [string, Tensor][], dataName: string): { name: string; bytes: Uint8Array } {
+  const large = tensors.filter(([, tensor]) => tensor.data.byteLength >= SMALLEST_EXTERNAL);
+  const bytes = new Uint8Array(large.reduce((sum, [, tensor]) => sum + tensor.data.byteLength, 0));
+  let offset = 0;
+  for (const [name, tensor] of tensors) {
+    if (tensor.data.byteLength < SMALLEST_EXTERNAL) {
+      graph.addMessage(GRAPH.initializers, tensorMessage(name, tensor));
+      continue;
+    }
+    graph.addMessage(GRAPH.initializers, externalTensorMessage(name, tensor, dataName, offset));
+    bytes.set(new Uint8Array(tensor.data.buffer, tensor.data.byteOffset, tensor.data.byteLength), offset);
+    offset += tensor.data.byteLength;
+  }
+  return { name: dataName, bytes };
+}
+

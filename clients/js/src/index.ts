@@ -1,0 +1,84 @@
+/** The client in Node: programs, checkpoints and models are files. */
+
+import { mkdir, open, readFile, rename, rm } from "node:fs/promises";
+import { dirname, join } from "node:path";
+
+import { CheckpointError, EngineError, messageOf } from "./errors.js";
+import { Program } from "./program.js";
+import { usePlatform, type OrtModule } from "./runtime.js";
+import type { Session } from "./session.js";
+import { useStore } from "./store.js";
+
+export * from "./common.js";
+
+usePlatform({
+  defaultBackend: "cpu",
+  async load(backend) {
+    const name = backend === "cpu" ? "onnxruntime-node" : "onnxruntime-web";
+    try {
+      return moduleOf(await import(name));
+    } catch (error) {
+      throw new EngineError(`backend '${backend}' needs the package ${name}: npm install ${name} (${messageOf(error)})`, { cause: error });
+    }
+  },
+});
+useStore({ read: readIfThere, write: writeWhole });
+
+function moduleOf(loaded: any): OrtModule {
+  return loaded.InferenceSession ? loaded : loaded.default;
+}
+
+async function readIfThere(path: string): Promise<Uint8Array | undefined> {
+  try {
+    return await readFile(path);
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ENOENT" || (error as NodeJS.ErrnoException).code === "ENOTDIR") return undefined;
+    throw new CheckpointError(`'${path}' cannot be read: ${messageOf(error)}`, { cause: error });
+  }
+}
+
+let partialFiles = 0;
+
+/** Write a file, whole or not at all: an earlier one is replaced in one step, or stays as it was. */
+async function writeWhole(path: string, bytes: Uint8Array): Promise<void> {
+  const partial = `${path}.partial-${process.pid}-${partialFiles++}`;
+  try {
+    await mkdir(dirname(path), { recursive: true });
+    const file = await open(partial, "wx");
+    try {
+      await file.writeFile(bytes);
+      await file.sync();
+    } finally {
+      await file.close();
+    }
+    await rename(partial, path);
+  } catch (error) {
+    await rm(partial, { force: true });
+    throw new CheckpointError(
+      `'${path}' could not be written: ${messageOf(error)}. An earlier file there is untouched. Free space, or choose a folder you can write to`,
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * Read a program: a folder that `program.save` wrote, a `.zip` of it, or one `.onnx` file; by path or address.
+ *
+ * @throws CheckpointError where it is not a whole program, or a file has changed since it was written.
+ */
+export async function loadProgram(path: string): Promise<Program> {
+  if (/^https?:/.test(path)) return Program.fromUrl(path);
+  if (!/\.(zip|onnx)$/.test(path)) {
+    return Program.fromSource({ name: path, read: (file) => readIfThere(join(path, file)), path: (file) => join(path, file) });
+  }
+  const bytes = await readIfThere(path);
+  if (bytes === undefined) throw new CheckpointError(`There is no program '${path}': check the path`);
+  return Program.fromBytes(bytes, path);
+}
+
+/** Write an inference model of a session's state into an `.onnx` file; weights of more than 1 GiB go into `<path>.data`. */
+export async function saveModel(session: Session, path: string, options: { parameters?: "average" } = {}): Promise<void> {
+  const { model, data } = await session.exportModel({ ...options, dataName: `${path.split(/[/\\]/).at(-1)}.data` });
+  if (data) await writeWhole(`${path}.data`, data.bytes);
+  await writeWhole(path, model);
+}

@@ -1,0 +1,171 @@
+/** ONNX Runtime as this client uses it: how graphs are opened, and where the values of a run lie. */
+
+import type { InferenceSession, Tensor as OrtTensor, TensorConstructor } from "onnxruntime-common";
+
+import { ConfigurationError, EngineError, UnsupportedOperatorError, messageOf } from "./errors.js";
+import type { GraphFile } from "./program.js";
+import { bytesIn, tensorOfBytes, type DType, type Tensor, type TypedArray } from "./tensor.js";
+
+/** `cpu`: onnxruntime-node. `wasm` and `webgpu`: onnxruntime-web. */
+export type Backend = "cpu" | "wasm" | "webgpu";
+export const BACKENDS: readonly Backend[] = ["cpu", "wasm", "webgpu"];
+
+/** The module of onnxruntime-node or onnxruntime-web. */
+export interface OrtModule {
+  InferenceSession: { create(model: any, options?: InferenceSession.SessionOptions): Promise<InferenceSession> };
+  Tensor: TensorConstructor;
+  env: any;
+}
+
+export interface RuntimeOptions {
+  backend?: Backend;
+  /** The module to use, where it is already loaded or comes from a place of its own. */
+  ort?: OrtModule;
+  /** Threads inside one operator. The browser needs a page that is isolated (COOP and COEP) for more than one. */
+  threads?: number;
+  /** Where onnxruntime-web finds its `.wasm` files: an address that ends in `/`. */
+  wasmPaths?: string;
+  /** Further session options of ONNX Runtime. */
+  sessionOptions?: InferenceSession.SessionOptions;
+}
+
+/** What depends on where the client runs. */
+export interface Platform {
+  defaultBackend: Backend;
+  load(backend: Backend): Promise<OrtModule>;
+}
+
+/** The flags of WebGPU's buffers, by its specification. */
+const USAGE = { mapRead: 1, copySource: 4, copyTarget: 8, storage: 128 } as const;
+const MAP_READ = 1;
+
+let platform: Platform | undefined;
+
+export function usePlatform(chosen: Platform): void {
+  platform = chosen;
+}
+
+
+/** Opens graphs with one set of options. */
+export class Runtime {
+  private constructor(
+    readonly ort: OrtModule,
+    readonly backend: Backend,
+    private readonly options: RuntimeOptions,
+  ) {}
+
+  /** Load ONNX Runtime for a backend. */
+  static async load(options: RuntimeOptions): Promise<Runtime> {
+    const backend = options.backend ?? platform!.defaultBackend;
+    if (!BACKENDS.includes(backend)) {
+      throw new ConfigurationError(`backend: unknown '${backend}'; choose among ${BACKENDS.map((name) => `'${name}'`).join(", ")}`);
+    }
+    const { threads } = options;
+    if (threads !== undefined && (!Number.isInteger(threads) || threads < 1)) {
+      throw new ConfigurationError(`threads=${threads}: give a whole number of at least one, or leave it out`);
+    }
+    if (backend === "webgpu" && !(globalThis.navigator as any)?.gpu) {
+      throw new EngineError("backend 'webgpu': this browser has no WebGPU here; use backend 'wasm', or a browser that has it on a secure page");
+    }
+    const ort = options.ort ?? (await platform!.load(backend));
+    if (backend !== "cpu") {
+      if (options.wasmPaths !== undefined) ort.env.wasm.wasmPaths = options.wasmPaths;
+      if (threads !== undefined) ort.env.wasm.numThreads = threads;
+    }
+    return new Runtime(ort, backend, options);
+  }
+
+  /** Whether a run writes its results into tensors that it is given. onnxruntime-web copies them out of its memory instead. */
+  get writesIntoOutputs(): boolean {
+    return this.backend === "cpu";
+  }
+
+  /** Whether values of a dtype stay on a device with memory of its own. Counters and keys, which the host reads, do not. */
+  staysOnDevice(dtype: DType): boolean {
+    return this.backend === "webgpu" && (dtype === "float32" || dtype === "float16");
+  }
+
+  /**
+   * Open a graph.
+   *
+   * @param name of the graph, for errors.
+   * @param onDevice outputs that stay on the device, where it has memory of its own.
+   */
+  async open(name: string, file: GraphFile, onDevice: readonly string[] = []): Promise<InferenceSession> {
+    const { backend } = this;
+    const options: InferenceSession.SessionOptions = {
+      executionProviders: [backend],
+      graphOptimizationLevel: "all",
+      enableMemPattern: false,
+      logSeverityLevel: 3,
+      ...(this.options.threads !== undefined && backend === "cpu" ? { intraOpNumThreads: this.options.threads } : {}),
+      ...(backend === "webgpu" && onDevice.length
+        ? { preferredOutputLocation: Object.fromEntries(onDevice.map((output) => [output, "gpu-buffer" as const])) }
+        : {}),
+      ...(file.externalData ? { externalData: [file.externalData] } : {}),
+      ...this.options.sessionOptions,
+    };
+    try {
+      return await this.ort.InferenceSession.create(backend === "cpu" && file.path ? file.path : file.bytes, options);
+    } catch (error) {
+      throw this.failure(name, "cannot be loaded", error);
+    }
+  }
+
+  /** The error of a graph that ONNX Runtime cannot load or run. */
+  failure(name: string, what: string, error: unknown): EngineError | UnsupportedOperatorError {
+    const text = messageOf(error).replace(/\s+/g, " ").trim().slice(0, 600);
+    const remedy =
+      this.backend === "webgpu"
+        ? "Compile the model for it (burnish compile --target webgpu), which lowers or names what WebGPU lacks, or use backend 'wasm'"
+        : "Check that it is of the version that this client was tested with, or compile the program for it (burnish compile --target web)";
+    const message = `The ${name} graph ${what} by ONNX Runtime (backend '${this.backend}'): ${text}. ${remedy}`;
+    const lacks = /NOT_IMPLEMENTED|Could not find an implementation|not supported|dilations should be/i.test(text);
+    return new (lacks ? UnsupportedOperatorError : EngineError)(message, { cause: error });
+  }
+
+  /** A tensor of ONNX Runtime over the elements of an array. */
+  toOrt(tensor: Tensor): OrtTensor {
+    if (tensor.dtype === "bfloat16" || tensor.dtype === "string") {
+      throw new UnsupportedOperatorError(
+        `ONNX Runtime for JavaScript has no tensors of ${tensor.dtype}: compile the program with precision='float32'`,
+      );
+    }
+    const Float16 = (globalThis as any).Float16Array;
+    const { data } = tensor;
+    const elements = tensor.dtype === "float16" && Float16 ? new Float16(data.buffer, data.byteOffset, data.length) : data;
+    return new this.ort.Tensor(tensor.dtype as any, elements as any, tensor.shape);
+  }
+
+  /** The same where state lies: on the device, once a graph is open there. */
+  toDevice(tensor: Tensor): OrtTensor {
+    if (!this.staysOnDevice(tensor.dtype) || tensor.data.length === 0) return this.toOrt(tensor);
+    const device = this.ort.env.webgpu.device as GPUDevice;
+    const size = Math.ceil(tensor.data.byteLength / 16) * 16;
+    const usage = USAGE.storage | USAGE.copySource | USAGE.copyTarget;
+    const buffer = device.createBuffer({ size, usage, mappedAtCreation: true });
+    new Uint8Array(buffer.getMappedRange()).set(bytesIn(tensor.data));
+    buffer.unmap();
+    const { dtype, shape: dims } = tensor;
+    const download = async () => (await this.downloaded(buffer, tensor)) as any;
+    return this.ort.Tensor.fromGpuBuffer(buffer as any, { dataType: dtype as any, dims, dispose: () => buffer.destroy(), download });
+  }
+
+  private async downloaded(buffer: GPUBuffer, { dtype, shape, data }: Tensor): Promise<TypedArray> {
+    const device = this.ort.env.webgpu.device as GPUDevice;
+    const target = device.createBuffer({ size: buffer.size, usage: USAGE.copyTarget | USAGE.mapRead });
+    const encoder = device.createCommandEncoder();
+    encoder.copyBufferToBuffer(buffer, 0, target, 0, buffer.size);
+    device.queue.submit([encoder.finish()]);
+    await target.mapAsync(MAP_READ);
+    const bytes = new Uint8Array(target.getMappedRange().slice(0, data.byteLength));
+    target.destroy();
+    return tensorOfBytes(dtype, shape, bytes).data;
+  }
+
+  /** A tensor of ONNX Runtime as an array; what lies on a device is copied from there. */
+  async fromOrt(value: OrtTensor): Promise<Tensor> {
+    const data = (value.location === "cpu" || value.location === "none" ? value.data : await value.getData(false)) as unknown as TypedArray;
+    return tensorOfBytes(value.type as DType, value.dims, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+  }
+}

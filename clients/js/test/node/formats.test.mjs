@@ -1,0 +1,105 @@
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { test } from "node:test";
+
+import { InputError } from "../../dist/index.js";
+import { exportModel } from "../../dist/export.js";
+import { Crc32, sha256, sha256WithoutCrypto } from "../../dist/hashes.js";
+import { byCodePoints, ExactJson } from "../../dist/json.js";
+import { Message } from "../../dist/protobuf.js";
+import { readSafetensors, writeSafetensors } from "../../dist/safetensors.js";
+import { bfloat16Bits, emptyTensor, float16Bits, numberOfBfloat16, numberOfFloat16, scalar } from "../../dist/tensor.js";
+import { combined, exactSum, roundedOnce, totalOf } from "../../dist/totals.js";
+import { readTensor, tensorMessage } from "../../dist/onnx.js";
+import { loadProgram, Session } from "../../dist/index.js";
+import { folderOf, python } from "../fixtures.mjs";
+
+test("SHA-256 and CRC-32", async () => {
+  for (const length of [0, 1, 55, 56, 63, 64, 65, 1000]) {
+    const bytes = Uint8Array.from({ length }, (_, place) => (place * 37) % 256);
+    const expected = createHash("sha256").update(bytes).digest("hex");
+    assert.equal(await sha256(bytes), expected);
+    assert.equal(Buffer.from(sha256WithoutCrypto(bytes)).toString("hex"), expected);
+  }
+  const counted = new Crc32();
+  counted.add(new TextEncoder().encode("1234"));
+  counted.add(new TextEncoder().encode("56789"));
+  assert.equal(counted.text(), "cbf43926"); // the check value of CRC-32/ISO-HDLC
+});
+
+test("JSON keeps the text of numbers, and sorts as Python", () => {
+  const text = '{"b": [1.0, 1e-05, -0.0, 12345678901234567890], "a": {"\\u00e9\\n": null, "z": true}, "\\ud83d\\ude00": "\\u007f\\u2028", "\\uffee": ""}';
+  const expected = python("-c", "import json, sys; print(json.dumps(json.loads(sys.argv[1]), sort_keys=True), end='')", text);
+  assert.equal(ExactJson.parse(text).text(), expected);
+  assert.throws(() => ExactJson.parse('{"a": 1'), SyntaxError);
+  assert.throws(() => ExactJson.parse("{'a'}"), SyntaxError);
+  assert.ok(byCodePoints("\uffee", "\u{1f600}") < 0);
+});
+
+test("sixteen-bit numbers round to nearest, ties to even", () => {
+  for (const [value, bits] of [[0, 0], [-0, 0x8000], [1, 0x3c00], [65504, 0x7bff], [65519, 0x7bff], [65520, 0x7c00], [2 ** -24, 1], [2 ** -25, 0], [1 + 2 ** -11, 0x3c00], [1 + 3 * 2 ** -11, 0x3c02], [-Infinity, 0xfc00]]) {
+    assert.equal(float16Bits(value), bits, `${value}`);
+  }
+  for (let bits = 0; bits < 0x7c00; bits += 7) assert.equal(float16Bits(numberOfFloat16(bits)), bits);
+  for (let bits = 0; bits < 0x7f80; bits += 7) assert.equal(bfloat16Bits(numberOfBfloat16(bits)), bits);
+  assert.equal(bfloat16Bits(1 + 2 ** -8), 0x3f80);
+  assert.equal(bfloat16Bits(1 + 3 * 2 ** -8), 0x3f82);
+  assert.ok(Number.isNaN(numberOfFloat16(float16Bits(NaN))) && Number.isNaN(numberOfBfloat16(bfloat16Bits(NaN))));
+});
+
+test("safetensors of every dtype come back, and places that lie are refused", () => {
+  const arrays = new Map(
+    ["float64", "int64", "float32", "int32", "uint32", "float16", "bfloat16", "int16", "uint16", "int8", "uint8", "bool"].map((dtype, index) => [`${dtype}/ä`, { ...emptyTensor(dtype, [2, index]), dtype }]),
+  );
+  const bytes = writeSafetensors(arrays, { key: "wert" });
+  const read = readSafetensors(bytes, "file");
+  assert.deepEqual(read.arrays, arrays);
+  assert.deepEqual(read.metadata, { key: "wert" });
+  const lying = (from, to) => {
+    const text = Buffer.from(bytes).toString("latin1").replace(from, to);
+    return () => readSafetensors(Uint8Array.from(Buffer.from(text, "latin1")), "file");
+  };
+  assert.throws(lying('"F32","shape":[2,2]', '"F32","shape":[9,2]'), /does not fit its shape/);
+  assert.throws(() => readSafetensors(bytes.subarray(0, bytes.length - 1), "file"), /ends/);
+  assert.throws(() => readSafetensors(Uint8Array.of(255, 255, 255, 255, 255, 255, 255, 127), "file"), /header ends behind the file/);
+});
+
+test("protobuf messages and tensors come back", () => {
+  const inner = new Message().addText(1, "größe").addInteger(2, -1);
+  const message = Message.read(new Message().addInteger(3, 2n ** 40n).addMessage(300, inner).addBytes(4, Uint8Array.of(1, 2)).write());
+  assert.equal(message.integer(3), 2 ** 40);
+  assert.equal(message.message(300).text(1), "größe");
+  assert.equal(BigInt.asIntN(64, message.message(300).integers(2)[0]), -1n);
+  assert.deepEqual(Message.read(message.write()).bytes(4), [Uint8Array.of(1, 2)]);
+  assert.throws(() => Message.read(Uint8Array.of(0x0a, 5, 1)), /ends within a field/);
+  for (const tensor of [scalar("int64", 7), scalar("float32", 0.5), { ...emptyTensor("bool", [3]) }]) {
+    assert.deepEqual(readTensor(Message.read(tensorMessage("t", tensor).write())), tensor);
+  }
+});
+
+test("totals add up exactly", () => {
+  assert.equal(roundedOnce([1e100, 1, -1e100, 1e-3]), 1.001);
+  assert.equal(roundedOnce(Array(10).fill(0.1)), 1);
+  assert.deepEqual(totalOf("total:auc:positives"), { name: "auc", part: "positives" });
+  const totals = (sum, count) => new Map([["sum:loss", scalar("float64", sum)], ["count:loss", scalar("int64", count)]]);
+  assert.deepEqual(combined(exactSum([totals(1, 2), totals(5, 1)]), {}), { loss: 2 });
+  assert.throws(() => combined(totals(0, 0), {}), InputError);
+  assert.throws(() => combined(new Map([["total:auc:x", scalar("int64", 0)]]), {}), /does not combine its totals/);
+});
+
+test("weights of a large model lie beside it", async () => {
+  const program = await loadProgram(`${folderOf("convolutional")}/program`);
+  const session = await Session.open(program);
+  const { model, data } = await session.exportModel({ dataName: "weights.data", oneFileLimit: 1000 });
+  assert.equal(data.name, "weights.data");
+  const check = "import sys, onnx, numpy as np, tempfile, pathlib; d=pathlib.Path(sys.argv[1]); onnx.checker.check_model(d/'m.onnx'); m=onnx.load(d/'m.onnx'); print(sum(float(np.abs(onnx.numpy_helper.to_array(t)).sum()) for t in m.graph.initializer))";
+  const { mkdtempSync, writeFileSync } = await import("node:fs");
+  const folder = mkdtempSync("/tmp/burnish-js-");
+  writeFileSync(`${folder}/m.onnx`, model);
+  writeFileSync(`${folder}/weights.data`, data.bytes);
+  const whole = await exportModel(program, await session.state());
+  assert.equal(whole.data, undefined);
+  const beside = Number(python("-c", check, folder));
+  writeFileSync(`${folder}/m.onnx`, whole.model);
+  assert.equal(beside, Number(python("-c", check, folder)));
+});

@@ -1,0 +1,175 @@
+"""Programs of small networks that clients in other languages train, with what Python computes of them.
+
+As a script it writes them into a folder, or goes on from the checkpoint of a client:
+
+    python tests/clients/client_programs.py write FOLDER [NETWORK ...]
+    python tests/clients/client_programs.py resume FOLDER/NETWORK CHECKPOINT BEGIN END
+    python tests/clients/client_programs.py predict FOLDER/NETWORK MODEL
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from safetensors.numpy import load_file, save_file
+
+import burnish
+from burnish.graph import Tensor
+from burnish.models import bert, residual_network
+from burnish.optim.schedules import cosine, warmup
+from oracles.small_networks import CLASSES, Network, mobile, perceptron
+
+STEPS, CHECKPOINT_AT, BATCHES = 100, 50, 10
+SCHEDULED = 120
+"""Steps of the schedule that follows ten of warm-up; it is not at its end when the steps are done."""
+
+
+def recurrent() -> ir.Model:
+    """An LSTM over the rows of a sequence, and a dense layer on its last state."""
+    width, hidden, length = 6, 10, 7
+    network = Network("recurrent", [length, width])
+    builder = network.builder
+    steps = builder.op("Transpose", network.input, perm=[1, 0, 2])
+    weights = (network.drawn(name, 1, 4 * hidden, size, fan_in=size) for name, size in (("lstm.w", width), ("lstm.r", hidden)))
+    bias = network.weight("lstm.b", np.zeros((1, 8 * hidden)))
+    _, last, _ = builder.op("LSTM", steps, *weights, bias, hidden_size=hidden, outputs=3)
+    state = builder.op("Squeeze", last, builder.integers([0]))
+    return network.model(network.dense("head", state, hidden, CLASSES))
+
+
+def convolutional() -> ir.Model:
+    """Two convolutions with pooling, without normalization: what a WebGPU backend trains."""
+    network = Network("convolutional", [1, 8, 8])
+    builder = network.builder
+    x: Tensor = network.input
+    for name, channels_in, channels in (("first", 1, 8), ("second", 8, 12)):
+        kernels = network.drawn(f"{name}.weight", channels, channels_in, 3, 3, fan_in=9 * channels_in)
+        bias = network.drawn(f"{name}.bias", channels, fan_in=9 * channels_in)
+        x = builder.op("Relu", builder.op("Conv", x, kernels, bias, kernel_shape=[3, 3], pads=[1] * 4))
+        x = builder.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    flat = builder.op("Reshape", x, builder.integers([-1, 48]))
+    return network.model(network.dense("head", flat, 48, CLASSES))
+
+
+def text_classifier() -> ir.Model:
+    return bert(vocabulary=40, classes=CLASSES, width=16, layers=1, heads=2, positions=12, dropout=0.1)
+
+
+NETWORKS: Mapping[str, tuple[Callable[[], ir.Model], Callable[[], Any]]] = {
+    "residual": (
+        lambda: residual_network(width=4, classes=CLASSES, blocks=(1, 1)),
+        lambda: burnish.optim.adamw(lr=warmup(cosine(2e-3, steps=SCHEDULED), 10)),
+    ),
+    "mobile": (mobile, lambda: burnish.optim.sgd(lr=0.02, momentum=0.9)),
+    "text": (text_classifier, lambda: burnish.optim.adam(lr=1e-3)),
+    "recurrent": (recurrent, lambda: burnish.optim.rmsprop(lr=1e-3)),
+    "dropout": (
+        lambda: perceptron(dropout=True),
+        lambda: burnish.optim.ema(burnish.optim.accumulate(burnish.optim.adamw(lr=1e-2), 4), decay=0.9),
+    ),
+    "convolutional": (convolutional, lambda: burnish.optim.sgd(lr=0.02, momentum=0.9)),
+}
+
+
+def batches(model: ir.Model, size: int = 8) -> list[dict[str, np.ndarray]]:
+    """Batches that a classifier can learn from: their values are about a center that belongs to the class."""
+    generator = np.random.default_rng(1)
+    result = []
+    for _ in range(BATCHES):
+        labels = generator.integers(0, CLASSES, size)
+        batch = {"labels": labels}
+        for value in model.graph.inputs:
+            extents = [size, *(extent if isinstance(extent, int) else 12 for extent in value.shape.dims[1:])]
+            along = labels.reshape(-1, *[1] * (len(extents) - 1))
+            if value.name == "attention_mask":
+                batch[value.name] = np.ones(extents, np.int64)
+            elif value.dtype == ir.DataType.INT64:
+                batch[value.name] = (generator.integers(0, 8, extents) + 8 * along) % 40
+            else:
+                batch[value.name] = (generator.normal(size=extents) + 0.5 * (along - 2)).astype(np.float32)
+        result.append(batch)
+    return result
+
+
+def read_batches(folder: Path) -> list[dict[str, np.ndarray]]:
+    """The batches that ``write`` put into a folder."""
+    arrays = load_file(folder / "batches.safetensors")
+    names = {name.partition("/")[2] for name in arrays}
+    return [{name: arrays[f"{index}/{name}"] for name in names} for index in range(BATCHES)]
+
+
+def write(name: str, folder: Path, target: str = "onnxruntime") -> None:
+    """Write a program, its batches, and what Python computes in 100 steps of them, with a checkpoint after half of these."""
+    build, optimizer = NETWORKS[name]
+    model = build()
+    program = burnish.compile(model, optimizer=optimizer(), metrics=("accuracy",), target=target)
+    shutil.rmtree(folder, ignore_errors=True)
+    program.save(folder / "program")
+    data = batches(model)
+    save_file(
+        {f"{index}/{key}": array for index, batch in enumerate(data) for key, array in batch.items()},
+        folder / "batches.safetensors",
+    )
+    with burnish.Session(program, engine="onnxruntime", seed=7, threads=1) as session:
+        save_file(session.state(), folder / "initial.safetensors")
+        figures = []
+        for step in range(STEPS):
+            if step == CHECKPOINT_AT:
+                session.save_checkpoint(folder / "half.safetensors", {"position": step})
+            figures.append(session.step(data[step % BATCHES]))
+        inputs = {key: array for key, array in data[0].items() if key != "labels"}
+        save_file(session.state(), folder / "final.safetensors")
+        save_file(dict(session.predict(inputs)), folder / "predicted.safetensors")
+        session.export(folder / "tuned.onnx", fold_norm=False)
+        expected = {
+            "onnxruntime": onnxruntime.__version__,
+            "steps": figures,
+            "evaluated": session.evaluate(data[0]),
+            "evaluated_data": session.evaluate_data(data),
+            "averaged": session.evaluate(data[0], parameters="average") if name == "dropout" else None,
+        }
+    (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+    if name == "dropout":
+        program.save(folder / "program.onnx")
+        shutil.make_archive(str(folder / "program"), "zip", folder, "program")
+
+
+def resume(folder: Path, checkpoint: Path, begin: int, end: int) -> list[dict[str, float]]:
+    """Restore the checkpoint of a client in Python, and return the figures of the steps from ``begin`` to ``end``."""
+    data = read_batches(folder)
+    with burnish.Session(burnish.Program.load(folder / "program"), engine="onnxruntime", threads=1) as session:
+        session.restore(checkpoint)
+        return [session.step(data[step % BATCHES]) for step in range(begin, end)]
+
+
+def predict(folder: Path, model: Path) -> dict[str, list[float]]:
+    """Run a model that a client exported on the first batch, and return its outputs, flat."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    batch = read_batches(folder)[0]
+    outputs = session.run(None, {value.name: batch[value.name] for value in session.get_inputs()})
+    return {value.name: array.ravel().tolist() for value, array in zip(session.get_outputs(), outputs, strict=True)}
+
+
+def main(command: str, folder: str, *arguments: str) -> None:
+    if command == "write":
+        for name in arguments or NETWORKS:
+            write(name, Path(folder, name))
+    elif command == "resume":
+        checkpoint, begin, end = arguments
+        print(json.dumps(resume(Path(folder), Path(checkpoint), int(begin), int(end))))
+    elif command == "predict":
+        print(json.dumps(predict(Path(folder), Path(arguments[0]))))
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
