@@ -1,0 +1,179 @@
+/* Trains a program that burnish compiled, on arrays in .npy files, and goes on from its checkpoint when it is started again.
+ *
+ *   ./train PROGRAM --data x=x.npy --data labels=labels.npy --batch 16 --steps 100 --checkpoint last.safetensors
+ */
+#include "burnish.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_INPUTS 16
+
+typedef struct arguments {
+    const char *program, *checkpoint, *exported;
+    burnish_options options;
+    burnish_tensor arrays[MAX_INPUTS]; /* whole arrays; the first axis counts the samples */
+    size_t count;
+    int64_t batch, steps, every;
+} arguments;
+
+static int stop(const char *reason, const char *what) {
+    fprintf(stderr, "train: %s%s\n", reason, what);
+    return 1;
+}
+
+static int failed(void) { return stop("", burnish_message()); }
+
+static size_t size_of_dtype(burnish_dtype dtype) {
+    switch (dtype) {
+        case BURNISH_INT64:
+        case BURNISH_UINT64:
+        case BURNISH_DOUBLE: return 8;
+        case BURNISH_FLOAT:
+        case BURNISH_INT32:
+        case BURNISH_UINT32: return 4;
+        case BURNISH_FLOAT16:
+        case BURNISH_INT16:
+        case BURNISH_UINT16: return 2;
+        default: return 1;
+    }
+}
+
+/* Bytes of one sample: a step of the first axis. */
+static size_t sample_bytes(const burnish_tensor *array) {
+    size_t bytes = size_of_dtype(array->dtype);
+    for (size_t axis = 1; axis < array->rank; axis++) bytes *= (size_t)array->shape[axis];
+    return bytes;
+}
+
+/* Read the header of an .npy file (numpy.lib.format): a text such as {'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }.
+ */
+static int read_npy_header(FILE *file, burnish_tensor *array) {
+    static const struct {
+        const char *descr;
+        burnish_dtype dtype;
+    } TYPES[] = {{"<f4", BURNISH_FLOAT}, {"<f8", BURNISH_DOUBLE}, {"<f2", BURNISH_FLOAT16}, {"<i8", BURNISH_INT64},
+                 {"<i4", BURNISH_INT32}, {"|u1", BURNISH_UINT8},  {"|i1", BURNISH_INT8},    {"|b1", BURNISH_BOOL}};
+    unsigned char start[10];
+    char text[4096];
+    if (fread(start, 1, 10, file) != 10 || memcmp(start, "\x93NUMPY\x01", 7) != 0) return 0;
+    size_t length = (size_t)start[8] | (size_t)start[9] << 8;
+    if (length >= sizeof text || fread(text, 1, length, file) != length) return 0;
+    text[length] = 0;
+    const char *descr = strstr(text, "'descr': '"), *shape = strstr(text, "'shape': (");
+    if (descr == NULL || shape == NULL || strstr(text, "'fortran_order': False") == NULL) return 0;
+    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
+        if (strncmp(descr + 10, TYPES[i].descr, 3) == 0) array->dtype = TYPES[i].dtype;
+    char *at = (char *)shape + 10;
+    for (array->rank = 0; *at != ')' && array->rank < BURNISH_MAX_RANK; array->rank++) {
+        char *end;
+        array->shape[array->rank] = strtoll(at, &end, 10);
+        if (end == at || array->shape[array->rank] < 0 || array->shape[array->rank] > INT32_MAX) return 0;
+        at = end + strspn(end, ", ");
+    }
+    return *at == ')' && array->rank > 0 && array->dtype != 0;
+}
+
+static int read_npy(const char *path, burnish_tensor *array) {
+    FILE *file = fopen(path, "rb");
+    int is_read = file != NULL && read_npy_header(file, array);
+    if (is_read) {
+        size_t bytes = sample_bytes(array) * (size_t)array->shape[0];
+        array->data = malloc(bytes + 1);
+        is_read = array->data != NULL && fread(array->data, 1, bytes, file) == bytes;
+    }
+    if (file != NULL) fclose(file);
+    return is_read;
+}
+
+static int add_array(arguments *arguments, char *text) {
+    char *path = strchr(text, '=');
+    if (path == NULL || arguments->count == MAX_INPUTS) return stop("--data takes name=file.npy, not ", text);
+    *path++ = 0;
+    burnish_tensor *array = &arguments->arrays[arguments->count++];
+    array->name = text;
+    return read_npy(path, array) ? 0 : stop("this is no .npy file of numbers in C order: ", path);
+}
+
+static int read_arguments(arguments *to, int count, char **given) {
+    for (int i = 1; i < count; i++) {
+        const char *name = given[i];
+        if (strncmp(name, "--", 2) != 0) {
+            to->program = name;
+            continue;
+        }
+        char *value = i + 1 < count ? given[++i] : NULL;
+        if (value == NULL) return stop("a value is missing after ", name);
+        if (strcmp(name, "--data") == 0) {
+            if (add_array(to, value) != 0) return 1;
+        } else if (strcmp(name, "--batch") == 0)
+            to->batch = atoll(value);
+        else if (strcmp(name, "--steps") == 0)
+            to->steps = atoll(value);
+        else if (strcmp(name, "--every") == 0)
+            to->every = atoll(value);
+        else if (strcmp(name, "--threads") == 0)
+            to->options.threads = atoi(value);
+        else if (strcmp(name, "--seed") == 0)
+            to->options.seed = atoll(value);
+        else if (strcmp(name, "--models") == 0)
+            to->options.models = value;
+        else if (strcmp(name, "--checkpoint") == 0)
+            to->checkpoint = value;
+        else if (strcmp(name, "--export") == 0)
+            to->exported = value;
+        else
+            return stop("there is no option ", name);
+    }
+    if (to->program == NULL || to->count == 0)
+        return stop("",
+                    "usage: train PROGRAM --data NAME=FILE.npy ... [--batch N] [--steps N] [--checkpoint FILE] [--every N] "
+                    "[--export FILE] [--models FOLDER] [--threads N] [--seed N]");
+    for (size_t i = 0; i < to->count; i++)
+        if (to->batch < 1 || to->arrays[i].shape[0] != to->arrays[0].shape[0] || to->arrays[i].shape[0] < to->batch)
+            return stop("", "the arrays are to have the same number of samples, and at least a batch");
+    return 0;
+}
+
+/* The samples of step number `step`: one batch after the other, from the beginning again at the end. */
+static void take_batch(const arguments *from, int64_t step, burnish_tensor *batch) {
+    int64_t batches = from->arrays[0].shape[0] / from->batch, first = step % batches * from->batch;
+    for (size_t i = 0; i < from->count; i++) {
+        batch[i] = from->arrays[i];
+        batch[i].shape[0] = from->batch;
+        batch[i].data = (char *)from->arrays[i].data + (size_t)first * sample_bytes(&from->arrays[i]);
+    }
+}
+
+static int train(const arguments *arguments, burnish_session *session) {
+    burnish_tensor batch[MAX_INPUTS];
+    burnish_outputs outputs;
+    if (arguments->checkpoint != NULL && access(arguments->checkpoint, F_OK) == 0 &&
+        burnish_restore(session, arguments->checkpoint) != BURNISH_OK)
+        return failed();
+    for (int64_t step = burnish_step_count(session); step < arguments->steps; step++) {
+        take_batch(arguments, step, batch);
+        if (burnish_step(session, batch, arguments->count, &outputs) != BURNISH_OK) return failed();
+        printf("step %lld loss %.9g\n", (long long)step + 1, burnish_number(&outputs, "loss"));
+        fflush(stdout);
+        int is_due = step + 1 == arguments->steps || (step + 1) % arguments->every == 0;
+        if (is_due && arguments->checkpoint != NULL && burnish_save(session, arguments->checkpoint, NULL) != BURNISH_OK)
+            return failed();
+    }
+    if (arguments->exported != NULL && burnish_export(session, arguments->exported, 0) != BURNISH_OK) return failed();
+    return 0;
+}
+
+int main(int count, char **given) {
+    arguments arguments = {.batch = 16, .steps = 100, .every = 10};
+    burnish_session *session;
+    if (read_arguments(&arguments, count, given) != 0) return 1;
+    if (arguments.every < 1) return stop("", "--every is to be 1 or more");
+    if (burnish_open(arguments.program, &arguments.options, &session) != BURNISH_OK) return failed();
+    int status = train(&arguments, session);
+    burnish_close(session);
+    for (size_t i = 0; i < arguments.count; i++) free(arguments.arrays[i].data);
+    return status;
+}
