@@ -42,7 +42,8 @@ class Kernel(Extension):
     def __init__(self, source: Path, instructions: compiling.Instructions) -> None:
         self.source, self.instructions = source, instructions
         self.headers = headers if source.stem in compiling.NEEDS_HEADERS else None
-        self.file_name = compiling.library_name(source, instructions, *([self.headers.version] if self.headers else []))
+        release = compiling.release_of(source, self.headers.version) if self.headers else ()
+        self.file_name = compiling.library_name(source, instructions, *release)
         super().__init__(f"{PACKAGE}.{Path(self.file_name).stem}", [str(source)], optional=True)
 
 

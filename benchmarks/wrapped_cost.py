@@ -3,9 +3,10 @@
     python benchmarks/wrapped_cost.py                   processor time on one thread, of the best of many rounds
     python benchmarks/wrapped_cost.py --json result.json
 
-All are of one two-layer perceptron and one batch, rounds interleaved. "An empty function" is a ``torch.autograd.Function`` of as
-many inputs that computes nothing; "one sum" a single operator of PyTorch's: what of a backward pass is the engine of autograd
-and ``Tensor.backward``, whoever computes.
+All are of one two-layer perceptron and one batch, rounds interleaved. "An empty node" is one in C++, as a wrapped module has it,
+of as many inputs and with passes that compute nothing: what of a step is PyTorch's, which goes back through it and gives each of
+four parameters its gradient. "An empty function" is a ``torch.autograd.Function`` of as many; "one sum" is a single operator of
+PyTorch's and one parameter.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 from torch import nn
 
 import burnish.torch
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.runtime.autograd_node import NAME, graph_calls
 from burnish.torch.wrapped import HELD
 
 WIDTHS = (8, 16, 4)
@@ -41,9 +44,12 @@ def contenders() -> dict[str, Callable[[], None]]:
         for parameter in parameters:
             parameter.grad = None
 
+    has_node = kernels.available(NAME)
     backward(wrapped(x))
     forward_pass, backward_pass = _passes(wrapped)
-    empty = _empty_function(torch.randn(BATCH, outputs), [torch.zeros_like(parameter) for parameter in parameters])
+    nothing = torch.randn(BATCH, outputs), [torch.zeros_like(parameter) for parameter in parameters]
+    empty = _empty_function(*nothing)
+    empty_node = _empty_node(*nothing) if has_node else None
     number, one = nn.Parameter(torch.ones(())), torch.ones(())
 
     def graphs() -> None:
@@ -59,6 +65,7 @@ def contenders() -> dict[str, Callable[[], None]]:
         "wrapped": lambda: backward(wrapped(x)),
         "its two graphs": graphs,
         "eager": lambda: backward(module(x)),
+        **({"an empty node": lambda: backward(empty_node(x, *parameters)[0])} if empty_node else {}),
         "an empty function": lambda: backward(empty.apply(x, *parameters)),
         "one sum": sum_of_two,
     }
@@ -86,6 +93,27 @@ def _empty_function(result: torch.Tensor, gradients: list[torch.Tensor]) -> Any:
     return Empty
 
 
+def _empty_node(result: torch.Tensor, gradients: list[torch.Tensor]) -> Any:
+    node = graph_calls()
+    assert node is not None
+    inputs = range(1 + len(gradients))
+    return node(
+        forward=lambda *inputs: (result.detach(), *inputs),
+        backward=lambda *_: tuple(gradients),
+        again=None,
+        failed=lambda *_: None,
+        inputs=len(inputs),
+        results=1,
+        differentiated=(0,),
+        reached=inputs[1:],
+        images=(),
+        written=(),
+        kept=(),
+        channels_last=False,
+        serve=0,
+    )
+
+
 def measured(rounds: int) -> dict[str, float]:
     """The least processor time of a call, in microseconds, by title."""
     torch.set_num_threads(1)
@@ -104,8 +132,9 @@ def measured(rounds: int) -> dict[str, float]:
 def text(least: dict[str, float]) -> str:
     lines = ["| forward and backward | us |", "| --- | --- |"]
     lines += [f"| {title} | {microseconds:.0f} |" for title, microseconds in least.items()]
-    above, floor = least["wrapped"] - least["its two graphs"], least["an empty function"]
-    return "\n".join(lines) + f"\n\nAbove its graphs: {above:.0f} us, {above - floor:.0f} of them above an empty function."
+    empty = "an empty node" if "an empty node" in least else "an empty function"
+    above = least["wrapped"] - least["its two graphs"]
+    return "\n".join(lines) + f"\n\nAbove its graphs: {above:.0f} us, {above - least[empty]:.0f} of them above {empty}."
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ a backward, a retained graph, checkpointing and hooks on saved tensors do what t
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from burnish.autodiff import differentiate
 from burnish.compiler.executable import executable_of
 from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.runtime import memory
+from burnish.engines.torch.runtime.autograd_node import graph_calls, request_graph_calls
 from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.splitting import emit_cotangents, split
 from burnish.errors import GradientError
@@ -76,6 +78,7 @@ class DifferentiableGraph:
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
         self._making = threading.RLock()
         self._pages = memory.keep_pages(self) if engine.keep_pages else nullcontext()
+        request_graph_calls()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DifferentiableGraph:
         return self  # which holds no state
@@ -92,11 +95,37 @@ class DifferentiableGraph:
         wanted = tuple([tensor.requires_grad for tensor in inputs]) if recording else (False,) * len(inputs)
         passes = self._passes.get((wanted, device)) or self.passes(wanted, device)
         if passes.backward is not None:
-            return _call_recorded(self, passes, *inputs)
+            if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+                results: Tensors = _Call.apply(self, passes, *inputs)  # type: ignore[no-untyped-call]
+                return results
+            return (passes.recorded or self._recorded(passes))(*inputs)
         if not recording:
             return self.run(passes, inputs)
         with torch.no_grad():
             return self.run(passes, inputs)
+
+    def _recorded(self, passes: _Passes) -> Callable[..., Tensors]:
+        """What autograd goes through both passes by: a node in C++ as soon as that is built, else a function in Python."""
+        node = graph_calls()
+        if node is None:
+            return functools.partial(_apply_plainly, self, passes)
+        assert passes.backward is not None
+        passes.recorded = node(
+            forward=passes.forward.forward,
+            backward=passes.backward.forward,
+            again=functools.partial(self.differentiate_again, passes),
+            failed=self._refuse,
+            inputs=len(passes.wanted),
+            results=passes.results,
+            differentiated=passes.differentiated,
+            reached=passes.reached,
+            images=self._images,
+            written=self.written,
+            kept=self.kept,
+            channels_last=self._engine.channels_last,
+            serve=getattr(self._pages, "address", 0),
+        )
+        return passes.recorded
 
     def run(self, passes: _Passes, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Run the forward pass, without gradients: the outputs, and after them what the backward pass reads."""
@@ -110,11 +139,25 @@ class DifferentiableGraph:
             images = [index for index, tensor in enumerate(cotangents) if tensor.dim() == 4]
         return self._call(passes.backward, (*saved, *_all_laid_out(cotangents, images)), "backward")
 
+    def differentiate_again(self, passes: _Passes, inputs: Tensors, cotangents: Tensors) -> list[torch.Tensor | None]:
+        """The gradients of all inputs, None where outputs do not depend on one, in a way that they can be differentiated."""
+        again = self.gradient_graph(passes.wanted)
+        gradients: list[torch.Tensor | None] = [None] * len(passes.wanted)
+        for index, gradient in zip(again.reached, again.graph(*inputs, *cotangents), strict=True):
+            gradients[index] = gradient
+        return gradients
+
     def _call(self, module: fx.GraphModule, inputs: Sequence[Any], stage: str) -> Tensors:
         try:
             with self._pages:
                 return module.forward(*inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
+        except Exception as error:
+            self._refuse(stage, error)
+            raise
+
+    def _refuse(self, stage: str, error: BaseException) -> None:
+        """Say where a pass failed, if it was PyTorch that did."""
+        if isinstance(error, RuntimeError | ValueError | IndexError | TypeError | MemoryError):
             raise failure(f"{stage} '{self.name}'", error, place_of(error)) from error
 
     def passes(self, wanted: tuple[bool, ...], device: torch.device) -> _Passes:
@@ -167,7 +210,7 @@ class DifferentiableGraph:
         return module
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Passes:
     """The passes of a graph for the gradients of some of its inputs.
 
@@ -178,6 +221,7 @@ class _Passes:
         constant: those of the others.
         reached: the positions of the inputs that the backward pass returns gradients of.
         wanted: for each input, whether its gradient is asked for.
+        recorded: runs both passes by a node in C++; None until that is built, and where it cannot be.
     """
 
     forward: fx.GraphModule
@@ -187,6 +231,7 @@ class _Passes:
     constant: tuple[int, ...]
     reached: tuple[int, ...]
     wanted: tuple[bool, ...]
+    recorded: Callable[..., Tensors] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +292,7 @@ class _Joint:
 
 
 class _Call(torch.autograd.Function):
-    """One call of a graph, as autograd sees it."""
+    """One call of a graph, as autograd sees it: under transforms of functions, and where there is no node in C++."""
 
     @staticmethod
     def forward(ctx: Any, graph: DifferentiableGraph, passes: _Passes, *inputs: torch.Tensor) -> Tensors:
@@ -282,27 +327,18 @@ class _Call(torch.autograd.Function):
             tensors = (*[next(waiting) if value is None else value for value in ctx.numbers], *waiting)
         incoming = [cotangents[index] for index in passes.differentiated] if passes.constant else cotangents
         if torch.is_grad_enabled():
-            again = graph.gradient_graph(passes.wanted)
             remaining = iter(tensors[count:])
             written = ctx.written or {}
             inputs = [written[index] if index in written else next(remaining) for index in range(len(passes.wanted))]
-            reached, found = again.reached, again.graph(*inputs, *incoming)
-        else:
-            reached, found = passes.reached, graph.run_back(passes, tensors[:count], incoming)
+            return None, None, *graph.differentiate_again(passes, tuple(inputs), tuple(incoming))
         gradients: list[torch.Tensor | None] = [None] * (2 + len(passes.wanted))
-        for index, gradient in zip(reached, found, strict=True):
+        for index, gradient in zip(passes.reached, graph.run_back(passes, tensors[:count], incoming), strict=True):
             gradients[2 + index] = gradient
         return tuple(gradients)
 
 
 _apply_plainly: Callable[..., Any] = super(torch.autograd.Function, _Call).apply
 """``_Call.apply`` without what only transforms of functions need, which costs as much as all else of it."""
-
-
-def _call_recorded(graph: DifferentiableGraph, passes: _Passes, *inputs: torch.Tensor) -> Tensors:
-    is_plain = not (torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting())
-    results: Tensors = (_apply_plainly if is_plain else _Call.apply)(graph, passes, *inputs)
-    return results
 
 
 def _all_laid_out(tensors: Sequence[torch.Tensor], images: Sequence[int]) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ HELD = "_burnish_calls"
 
 REPLACED = "_burnish_forward"
 """The slot of what was assigned to ``forward`` of a wrapped module, as accelerate does: the module that it shares attributes with
-would be called by it too."""
+would be called by it too. None where nothing was."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -104,6 +104,7 @@ def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.n
     wrapped: torch.nn.Module = object.__new__(_wrapped_class(type(module)))
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     object.__setattr__(wrapped, HELD, calls)
+    object.__setattr__(wrapped, REPLACED, None)
     return wrapped
 
 
@@ -137,13 +138,15 @@ class _Forward:
     def __get__(self, module: torch.nn.Module | None, cls: type | None = None) -> Any:
         if module is None:
             return self._function
-        return getattr(module, REPLACED, None) or MethodType(self._function, module)
+        return getattr(module, REPLACED) or MethodType(self._function, module)
 
     def __set__(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
         object.__setattr__(module, REPLACED, forward)
 
     def __delete__(self, module: torch.nn.Module) -> None:
-        object.__delattr__(module, REPLACED)
+        if getattr(module, REPLACED) is None:
+            raise AttributeError("forward")  # as of a module with the forward of its class
+        object.__setattr__(module, REPLACED, None)
 
 
 def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:

@@ -43,14 +43,16 @@ def build_library(source: Path) -> Path:
         raise RuntimeError("there is no C++ compiler: install g++ or clang++, or name one in CXX")
     cache = cache_folder()
     instructions = compiling.native()
-    library = cache / compiling.library_name(source, instructions, _circumstances(compiler))
+    library = cache / compiling.library_name(
+        source, instructions, _circumstances(compiler), *compiling.release_of(source, torch.__version__)
+    )
     if library.exists():
         return library
     cache.mkdir(parents=True, exist_ok=True)
     headers = compiling.Headers(torch.__version__, _torch_folder() / "include")
     with locked(cache / f"{source.stem}.lock"):
         if not library.exists():
-            compiling.compile_library(source, library, compiler, instructions, headers.flags, _link_flags())
+            compiling.compile_library(source, library, compiler, instructions, headers.flags, _link_flags(source))
     return library
 
 
@@ -59,7 +61,7 @@ def find_installed(source: Path) -> Path | None:
     headers, for this PyTorch; None where it has not."""
     if not compiling.BUILT.is_dir():
         return None
-    release = (torch.__version__,) if source.stem in compiling.NEEDS_HEADERS else ()
+    release = compiling.release_of(source, torch.__version__)
     possible = (compiling.native(), *(level for level in compiling.LEVELS if level.runs_here()))
     libraries = (compiling.BUILT / compiling.library_name(source, instructions, *release) for instructions in possible)
     return next((library for library in libraries if library.exists()), None)
@@ -69,10 +71,10 @@ def _torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
-def _link_flags() -> list[str]:
+def _link_flags(source: Path) -> list[str]:
     folder = _torch_folder() / "lib"
     undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    return [f"-L{folder}", "-ltorch_cpu", "-lc10", *undefined]
+    return [f"-L{folder}", *(f"-l{name}" for name in compiling.linked_libraries(source)), *undefined]
 
 
 @functools.cache

@@ -28,13 +28,15 @@ BUILT = HEADERS / "built"
 # block would be rounded in another way than the same row of a larger one.
 ALL_FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", ALL_FUSED)
-NEEDS_HEADERS = frozenset({"allocator"})
+NEEDS_HEADERS = frozenset({"allocator", "autograd_node"})
 """Files that include headers of PyTorch's, and so are compiled for one release of it, where it is."""
+NEEDS_PYTHON = frozenset({"autograd_node"})
+"""Those of them that include Python's headers too, and so are compiled for one version of it."""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """PyTorch's headers.
+    """PyTorch's headers, and those of this Python.
 
     Attributes:
         version: PyTorch's, with what builds of one release differ in, such as ``2.13.0+cpu``.
@@ -47,7 +49,8 @@ class Headers:
     @property
     def flags(self) -> tuple[str, ...]:
         """The compiler's, to find them."""
-        return ("-isystem", str(self.folder), "-isystem", str(self.folder / "torch" / "csrc" / "api" / "include"))
+        folders = (self.folder, self.folder / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include"))
+        return tuple(flag for folder in folders for flag in ("-isystem", str(folder)))
 
 
 def find_headers() -> Headers | None:
@@ -116,6 +119,18 @@ def find_compiler() -> str | None:
     return None
 
 
+def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
+    """What the library of a source is compiled for: the release of PyTorch and the version of Python where it includes headers
+    of theirs, nothing else."""
+    python = (str(sysconfig.get_config_var("SOABI")),) if source.stem in NEEDS_PYTHON else ()
+    return ((torch_version,) if source.stem in NEEDS_HEADERS else ()) + python
+
+
+def linked_libraries(source: Path) -> tuple[str, ...]:
+    """PyTorch's libraries that the library of a source calls, by the names that linkers know."""
+    return ("torch_cpu", "c10", "torch_python") if source.stem in NEEDS_PYTHON else ("torch_cpu", "c10")
+
+
 def library_name(source: Path, instructions: Instructions, *circumstances: str) -> str:
     """The name of what is compiled from a source, the headers beside it and the shared ones; another where any of it changed."""
     headers = [header.read_bytes() for folder in (source.parent, HEADERS) for header in sorted(folder.glob("*.h"))]
@@ -158,8 +173,9 @@ def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instr
         RuntimeError, OSError: as ``compile_library`` does.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        # The library has to name PyTorch's as one that it needs, or it would not find the functions there.
-        linked = Path(scratch) / "libtorch_cpu.so"
-        _run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{linked.name}", "-o", str(linked))
+        # The library has to name PyTorch's as those that it needs, or it would not find the functions there.
+        linked = [Path(scratch) / f"lib{name}.so" for name in linked_libraries(source)]
+        for library in linked:
+            _run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{library.name}", "-o", str(library))
         preprocessing = headers.flags if headers else ()
-        compile_library(source, target, compiler, instructions, preprocessing, ("-Wl,--no-as-needed", str(linked)))
+        compile_library(source, target, compiler, instructions, preprocessing, ("-Wl,--no-as-needed", *map(str, linked)))

@@ -33,12 +33,17 @@ declare_kernel("allocator", "keep_pages() -> bool", use=Use.ALL)
 
 
 class KeptPages:
-    """A context in which this thread's large CPU tensors come from the pages that are kept."""
+    """A context in which this thread's large CPU tensors come from the pages that are kept.
 
-    __slots__ = ("_serve",)
+    Attributes:
+        address: of the C function that enters it, given 1, and leaves it, given 0.
+    """
+
+    __slots__ = ("_serve", "address")
 
     def __init__(self, serve: Callable[[int], None]):
         self._serve = serve
+        self.address: int = ctypes.cast(serve, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
     def __enter__(self) -> None:
         self._serve(1)
