@@ -1,4 +1,5 @@
 """What pyproject.toml cannot say: the PyTorch engine's kernels are compiled where burnish is installed, if there is a compiler.
+The sources of the C client are installed with it.
 
 ``BURNISH_INSTALLED_KERNELS`` in the environment names for what processors, with commas between: ``native`` (the default), levels
 of ``compiling.LEVELS``, or ``none``. What is not built here is built where a program first needs it: files that include PyTorch's
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,7 @@ from types import ModuleType
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ENGINE = Path("src/burnish/engines/torch")
 PACKAGE = "burnish.engines.torch.native.built"
@@ -74,6 +77,16 @@ class BuildKernels(build_ext):
             self.warn(f"{ext.source.name} could not be built: {str(error).splitlines()[0]}")
 
 
+class BuildWithClients(build_py):
+    """Packs the C client, whose sources lie outside of the package, with what writes packages of it; a checkout needs no copy."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            folder = Path(self.build_lib, "burnish", "engines", "onnxruntime", "c_client")
+            shutil.copytree("clients/c", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lib", "train", ".*"))
+
+
 class Wheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         """Kernels are for a kind of machine, whatever the version of Python."""
@@ -91,4 +104,4 @@ def kernels() -> list[Kernel]:
     return [Kernel(source, known[name]) for name in named for source in sources]
 
 
-setup(ext_modules=kernels(), cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel})
+setup(ext_modules=kernels(), cmdclass={"build_ext": BuildKernels, "build_py": BuildWithClients, "bdist_wheel": Wheel})

@@ -467,3 +467,14 @@ def test_the_cpp_wrapper_trains_and_throws(folder, tmp_path) -> None:
     theirs.restore(tmp_path / "cpp.safetensors")
     with pytest.raises(CheckpointError):
         theirs.restore(tmp_path / "none.safetensors")
+
+
+@pytest.mark.slow
+def test_the_program_in_the_documentation_runs(folder, tmp_path) -> None:
+    page = (c_library.SOURCES.parents[1] / "docs" / "c-client.md").read_text(encoding="utf-8")
+    (tmp_path / "first.c").write_text(page.partition("```c\n")[2].partition("```")[0], encoding="utf-8")
+    (tmp_path / "program").symlink_to(folder("residual"))
+    first = c_library.build(tmp_path, "first", tmp_path / "first.c")
+    printed = subprocess.run([str(first)], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    batch = {"x": np.zeros((16, 1, 8, 8), np.float32), "labels": np.zeros(16, np.int64)}
+    assert printed == f"loss {python_session('residual').step(batch)['loss']:g}\n"

@@ -16,6 +16,7 @@ from burnish.cli.evaluate import evaluate
 from burnish.cli.export import export
 from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
+from burnish.cli.package import package
 from burnish.cli.predict import predict
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
@@ -82,5 +83,5 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-for command in (train, predict, evaluate, compile, inspect, check, compare, export, demo):
+for command in (train, predict, evaluate, compile, inspect, check, compare, export, package, demo):
     app.command()(command)

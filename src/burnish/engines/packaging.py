@@ -1,7 +1,7 @@
-"""Packages: a graph of a program compiled ahead of time into one file that runs without Python.
+"""Packages: what trains a program, or runs a graph of it, without Python.
 
-What compiles one belongs to an engine: a kind of package is found by the suffix of its file, and what makes it is imported when
-the first one is made.
+What makes one belongs to an engine, and is imported when the first one is made. A graph compiled ahead of time into one file is
+found by the suffix of that file; a folder with a client in another language by the name of its runtime.
 """
 
 from __future__ import annotations
@@ -17,12 +17,35 @@ from burnish.program import GRAPH_NAMES, Program
 Packager = Callable[[Program, Path, str, Mapping[str, int], str], None]
 PACKAGERS = {".pt2": "burnish.engines.torch.packaging:package"}
 """Suffix -> the function that writes such a file: (program, path, graph, extents, device)."""
+FolderPackager = Callable[[Program, Path], None]
+RUNTIMES = {"c": "burnish.engines.onnxruntime.c_package:package"}
+"""The name of a runtime -> the function that writes a folder for it: (program, folder)."""
 
 
-def write_package(program: Program, path: Path, graph: str, extents: Mapping[str, int], device: str) -> Path:
-    """Compile a graph into a file; see ``Program.package``."""
+def write_package(
+    program: Program, path: Path, graph: str | None, extents: Mapping[str, int], device: str | None, runtime: str | None = None
+) -> Path:
+    """Write a package; see ``Program.package``."""
+    if runtime is None:
+        return _write_file(program, path, "step" if graph is None else graph, extents, "cpu" if device is None else device)
+    if runtime not in RUNTIMES:
+        raise ConfigurationError(f"runtime: unknown {runtime!r}; choose among {', '.join(map(repr, RUNTIMES))}, or leave it out")
+    if graph is not None or extents or device is not None:
+        raise ConfigurationError(
+            f"runtime={runtime!r} packs all graphs of a program, for batches of any size and the processor: leave graph, extents "
+            "and device out"
+        )
+    module, _, function = RUNTIMES[runtime].partition(":")
+    cast(FolderPackager, getattr(importlib.import_module(module), function))(program, path)
+    return path
+
+
+def _write_file(program: Program, path: Path, graph: str, extents: Mapping[str, int], device: str) -> Path:
+    """Compile a graph into a file."""
     if path.suffix not in PACKAGERS:
-        raise ConfigurationError(f"'{path}': a package is one of the kinds {', '.join(PACKAGERS)}; give its path that suffix")
+        raise ConfigurationError(
+            f"'{path}': a package is one of the kinds {', '.join(PACKAGERS)}; give its path that suffix, or runtime='c'"
+        )
     if graph not in GRAPH_NAMES:
         raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, GRAPH_NAMES))}")
     dimensions = {name for entry in program.signature[graph].inputs for name in entry.extents if isinstance(name, str)}

@@ -260,30 +260,39 @@ class Program:
         return written
 
     def package(
-        self, path: str | Path, *, graph: str = "step", extents: Mapping[str, int] | None = None, device: str = "cpu"
+        self,
+        path: str | Path,
+        *,
+        graph: str | None = None,
+        extents: Mapping[str, int] | None = None,
+        device: str | None = None,
+        runtime: str | None = None,
     ) -> Path:
-        """Compile a graph ahead of time into one file that runs without Python; ``docs/torch-engine.md`` says how.
+        """Write what trains without Python: a graph compiled ahead of time into one file, or a folder with a client in C.
 
-        It takes the graph's inputs in the order of the signature, contiguous, and returns its outputs in that order; which they
-        are stands in the file too. The state is no part of it: ``initial_state`` or a checkpoint has it.
+        ``docs/torch-engine.md`` describes the file. It takes the graph's inputs in the order of the signature, contiguous, and
+        returns its outputs in that order; which they are stands in the file too. The state is no part of it: ``initial_state`` or
+        a checkpoint has it. ``docs/c-client.md`` describes the folder.
 
         Args:
             path: ending in ``.pt2``: AOTInductor's, for libtorch, built for this machine's processor. Needs ``torch`` and a C++
-                compiler. A file there is replaced.
-            graph: ``step``, or another of the six graphs.
+                compiler. A file there is replaced. With ``runtime``, a new folder.
+            graph: ``step``, which is the default, or another of the six graphs.
             extents: what symbolic dimensions stand for, by name; faster code for this extent alone. Others stay open, for extents
                 of two and more.
-            device: as PyTorch names it.
+            device: as PyTorch names it; by default ``cpu``.
+            runtime: ``c`` writes the program, its graphs in ONNX Runtime's own format, the operators that they need, and the
+                source of a client that trains; ``graph``, ``extents`` and ``device`` are left out.
 
         Returns:
             The path.
 
         Raises:
-            ConfigurationError: no such kind of package, graph or dimension.
-            EngineError: PyTorch, a compiler or the device is not there, or the graph cannot be compiled.
-            CheckpointError: the file cannot be written.
+            ConfigurationError: no such kind of package, runtime, graph or dimension.
+            EngineError: PyTorch, a compiler or the device is not there, or the graph cannot be compiled or loaded.
+            CheckpointError: the file cannot be written, or the folder is not a new one.
         """
-        written: Path = provided("Program.package")(self, Path(path), graph, extents or {}, device)
+        written: Path = provided("Program.package")(self, Path(path), graph, extents or {}, device, runtime)
         return written
 
     @garbage_kept()
