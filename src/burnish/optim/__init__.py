@@ -24,6 +24,7 @@ from burnish.optim.lion import Lion, lion
 from burnish.optim.muon import Muon, muon
 from burnish.optim.nadam import NAdam, nadam
 from burnish.optim.parameters import ParameterInfo, ParameterKind, bind, frozen_parameters
+from burnish.optim.proximal import Proximal, proximal
 from burnish.optim.radam import RAdam, radam
 from burnish.optim.registry import OPTIMIZERS, get, slots_by_options
 from burnish.optim.rmsprop import RMSprop, rmsprop
@@ -91,6 +92,7 @@ __all__ = [
     "Optimizer",
     "ParameterInfo",
     "ParameterKind",
+    "Proximal",
     "RAdam",
     "RMSprop",
     "RowwiseAdagrad",
@@ -125,6 +127,7 @@ __all__ = [
     "lion",
     "muon",
     "nadam",
+    "proximal",
     "radam",
     "rmsprop",
     "rowwise_adagrad",

@@ -19,6 +19,8 @@ class Slot(str):
         per_parameter: whether there is one for each parameter.
         is_average: whether it is an average of the parameter, which evaluation and export may take in its place, and which every
             worker keeps.
+        is_anchor: whether it is a value of the parameter that updates are held near, and do not change; a federated client sets
+            it to the parameter that a round begins with.
         is_partial: whether each worker may have a part of its own; the state of the run is then the sum of these.
         of_method: whether the formulas of the optimizer go by it and the step together: where all of these start anew, so does
             the step. What goes around an optimizer does not.
@@ -26,6 +28,7 @@ class Slot(str):
 
     per_parameter: bool
     is_average: bool
+    is_anchor: bool
     is_partial: bool
     of_method: bool
 
@@ -35,11 +38,13 @@ class Slot(str):
         *,
         per_parameter: bool = True,
         is_average: bool = False,
+        is_anchor: bool = False,
         is_partial: bool = False,
         of_method: bool = True,
     ) -> Slot:
         slot = super().__new__(cls, name)
-        slot.per_parameter, slot.is_average, slot.is_partial, slot.of_method = per_parameter, is_average, is_partial, of_method
+        slot.per_parameter, slot.is_average, slot.is_anchor = per_parameter, is_average, is_anchor
+        slot.is_partial, slot.of_method = is_partial, of_method
         return slot
 
     def entry(self, name: str = "") -> str:

@@ -11,6 +11,7 @@ from burnish.optim.average import ema, swa
 from burnish.optim.base import Optimizer
 from burnish.optim.diloco import diloco
 from burnish.optim.groups import FROZEN, LR_SCALE, Groups, Overrides
+from burnish.optim.proximal import proximal
 from burnish.optim.registry import get
 from burnish.optim.transforms import chain
 from burnish.optim.transforms.chain import TRANSFORMS
@@ -58,6 +59,7 @@ WRAPPERS: dict[str, Callable[..., Optimizer]] = {
     "diloco": _around(diloco),
     "ema": _around(ema),
     "groups": _groups,
+    "proximal": _around(proximal),
     "swa": _around(swa),
 }
 """What builds each from its options."""

@@ -1,0 +1,222 @@
+"""A client of a federated run: a session that trains on its own data from the state that a round begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from burnish.distributed.runners.local_steps import offset_of
+from burnish.engines import Engine
+from burnish.errors import ConfigurationError, InputError
+from burnish.federated.messages import Evaluation, Round, Update
+from burnish.federated.sharing import Rules, rules_of
+from burnish.formats.identity import graph_hashes, program_hash
+from burnish.program import Program, Role
+from burnish.program.initialization import run_init
+from burnish.program.state import Arrays, check_state
+from burnish.sample_axes import sample_inputs
+from burnish.settings import is_whole
+from burnish.training import Session
+from burnish.training.totals import Means, Totals
+
+Batch = Mapping[str, Any]
+Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
+"""Batches that can be gone through again, such as a list; or a function from the number of an epoch to its batches."""
+
+
+class Client:
+    """Trains a program on data that stay here.
+
+    What the client keeps from round to round, such as normalization under ``Sharing(norm="local")``, is ``local_state``; a client
+    that shares everything keeps nothing, and may be made anew for each round.
+
+    Args:
+        program: what to train; the same as the server's.
+        data: the batches of an epoch: a ``burnish.data.Loader``, a list, or a function from the number of the epoch to its
+            batches. Epochs are counted from 0 over all rounds, so that a round is the same whoever runs it.
+        evaluation: batches to evaluate on; None takes part in no evaluation.
+        number: of this client among all: each has its own random numbers.
+        engine, device, threads: as ``Session`` takes them.
+        seed: of the state that stays with the client.
+
+    Attributes:
+        local_state: what stays with the client, by state name; empty before the first round.
+
+    Raises:
+        ConfigurationError: a number below 0, or data that can be gone through once only.
+        EngineError: as ``Session``.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        data: Batches,
+        evaluation: Batches | None = None,
+        *,
+        number: int = 0,
+        engine: str | Engine = "auto",
+        device: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ):
+        if not is_whole(number) or number < 0:
+            raise ConfigurationError(f"number={number!r}: clients are counted from 0")
+        for name, batches in (("data", data), ("evaluation", evaluation)):
+            _check_batches(name, batches)
+        self.program = program
+        self.number = number
+        self.local_state: Arrays = {}
+        self._data, self._evaluation, self._seed = data, evaluation, seed
+        self._session = Session(program, engine=engine, device=device, threads=threads, seed=seed)
+        entries = {entry.name: entry.extents for entry in program.signature["step"].inputs_of(Role.DATA)}
+        self._counted = sample_inputs(entries)[0]
+
+    @cached_property
+    def program_hash(self) -> str:
+        """The hash that identifies the program."""
+        return program_hash(graph_hashes(self.program), self.program.signature)
+
+    def fit(self, round: Round) -> Update:
+        """Train from the state of a round, and return what became of it.
+
+        Raises:
+            ConfigurationError: the round is of another program.
+            InputError, NonFiniteLossError: as ``Session.step``; ``local_state`` is as it was.
+        """
+        rules = self._rules(round)
+        before = self._began(round, rules)
+        self._session.load_state(before)
+        means, samples, steps = Means(), 0, 0
+        for batch in islice(self._batches_of(round), round.steps):
+            size = len(np.asarray(batch[self._counted])) if self._counted in batch else 0
+            means.add(self._session.step(batch, **round.hyperparameters), size)
+            samples, steps = samples + size, steps + 1
+        state = self._session.state()
+        if rules.key is not None:
+            state[rules.key] = state[rules.key] - offset_of(self.number)
+        travelling = {name: state[name] for name in rules.travelling}
+        self.local_state = {name: state[name] for name in self._staying(rules)}
+        return Update(round.number, self.number, samples, steps, travelling, means.values())
+
+    def evaluate(self, round: Round) -> Evaluation:
+        """Evaluate the state of a round on the client's own data, with what stays here; nothing is trained.
+
+        Raises:
+            ConfigurationError: the round is of another program, or the client was made without data to evaluate on.
+            InputError: as ``Session.evaluate``.
+        """
+        if self._evaluation is None:
+            raise ConfigurationError(f"Client {self.number} has nothing to evaluate on: give it evaluation=")
+        self._session.load_state(self._began(round, self._rules(round)))
+        totals, samples = Totals(), 0
+        for batch in _epoch(self._evaluation, 0):
+            totals.add(self._session.evaluate_totals(batch))
+            samples += len(np.asarray(batch[self._counted]))
+        return Evaluation(round.number, self.number, samples, totals.added())
+
+    def predict(self, round: Round, batch: Batch) -> dict[str, np.ndarray]:
+        """Return what the model says of a batch, in the state of a round and with what stays here."""
+        self._session.load_state(self._began(round, self._rules(round)))
+        return self._session.predict(batch)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it has data to evaluate on."""
+        return self._evaluation is not None
+
+    def close(self) -> None:
+        """Free what the engine holds; ``local_state`` stays."""
+        self._session.close()
+
+    def _batches_of(self, round: Round) -> Iterator[Batch]:
+        first = (round.number - 1) * round.epochs
+        for epoch in range(first, first + round.epochs):
+            yield from _epoch(self._data, epoch)
+
+    def _rules(self, round: Round) -> Rules:
+        if round.program != self.program_hash:
+            raise ConfigurationError(
+                f"The round is of the program {round.program[:12]}, and client {self.number} has {self.program_hash[:12]}: give "
+                "the server and all clients the same saved program"
+            )
+        return rules_of(self.program, round.sharing)
+
+    def _staying(self, rules: Rules) -> list[str]:
+        """The entries that steps change and that are the client's own from round to round."""
+        elsewhere = {*rules.travelling, *rules.anchors, *rules.reset}
+        return [name for name in self.program.signature["step"].updates if name not in elsewhere]
+
+    def _began(self, round: Round, rules: Rules) -> Arrays:
+        """The whole state that this client begins a round with."""
+        return begun(self.program, rules, round, self._initial, self.local_state, self.number)
+
+    @cached_property
+    def _initial(self) -> Arrays:
+        """What the client begins its first round with, as far as the round does not say; with random numbers of its own."""
+        state = self.program.initial_state(self._seed)
+        for entry in self.program.signature.state:
+            if entry.role is Role.KEY:
+                state[entry.name] = state[entry.name] + offset_of(self.number)
+        return state
+
+
+def begun(
+    program: Program,
+    rules: Rules,
+    round: Round,
+    initial: Mapping[str, np.ndarray],
+    local_state: Mapping[str, np.ndarray],
+    number: int,
+) -> Arrays:
+    """Return the whole state that a client begins a round with.
+
+    Args:
+        program: of the run.
+        rules: of its state.
+        round: the state that clients share.
+        initial: the state of the client before its first round, with a random key of its own.
+        local_state: what stayed with it; empty before its first round.
+        number: of the client.
+
+    Raises:
+        ConfigurationError: the state of the round does not fit the program.
+    """
+    entries = [entry for entry in program.signature.state if entry.name in rules.travelling]
+    remedy = "Give the server and all clients the same saved program"
+    check_state(entries, round.state, ConfigurationError, f"The state of round {round.number}", remedy)
+    state = {**initial, **local_state, **round.state}
+    if rules.key is not None:
+        state[rules.key] = state[rules.key] + offset_of(number)
+    if rules.reset:
+        fresh = run_init(program.init, program.signature["init"], state, seed=0)
+        state |= {name: fresh[name] for name in rules.reset}
+    return state | {anchor: state[parameter] for anchor, parameter in rules.anchors.items()}
+
+
+def client(program: Program, data: Batches, evaluation: Batches | None = None, **options: Any) -> Client:
+    """Return a client of a federated run; see ``Client``. ``burnish.federated.flower.client_app`` makes a ClientApp of it."""
+    return Client(program, data, evaluation, **options)
+
+
+def _check_batches(name: str, batches: Batches | None) -> None:
+    if batches is None or callable(batches) or hasattr(batches, "epoch"):
+        return
+    if isinstance(batches, Mapping):
+        raise ConfigurationError(f"{name} is one batch: give a list of batches, [{{...}}]")
+    if not isinstance(batches, Iterable) or iter(batches) is batches:
+        raise ConfigurationError(
+            f"{name} can be gone through once only, and rounds go through it again: give a list, a burnish.data.Loader, or a "
+            "function from the number of an epoch to its batches"
+        )
+
+
+def _epoch(batches: Any, number: int) -> Iterable[Batch]:
+    visit = getattr(batches, "epoch", batches)  # of a Loader
+    given = visit(number) if callable(visit) else batches
+    if not isinstance(given, Iterable):
+        raise InputError(f"The data of epoch {number} is {given!r}: give batches, which are mappings of the inputs by name")
+    return given

@@ -1,0 +1,182 @@
+"""Federated learning under Flower: clients as a ClientApp, and a strategy for its server that joins every kind of state.
+
+Needs Flower (``pip install 'burnish[flower]'``), whose requirements may ask for an environment of their own. Sampling, failures,
+time limits, secure channels and differential privacy are Flower's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import BurnishError, ConfigurationError
+from burnish.federated.client import Client
+from burnish.federated.messages import Evaluation, Round, Update
+from burnish.federated.server import RoundReport, Server
+from burnish.federated.sharing import Sharing
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp.strategy import FedAvg
+except ImportError as error:
+    raise ConfigurationError(
+        f"Flower is not installed, or cannot be imported here ({error}): pip install 'burnish[flower]', in an environment of its "
+        "own where its requirements do not fit"
+    ) from error
+
+ARRAYS, CONFIG, METRICS, SAMPLES = "arrays", "config", "metrics", "num-examples"
+LOCAL = "burnish"
+"""The record in a node's state that holds what stays with the client, and the entry of a configuration with the round."""
+
+
+def client_app(make: Callable[[Context], Client], **options: Any) -> ClientApp:
+    """Return a ClientApp that trains and evaluates as the clients that ``make`` returns.
+
+    Under Flower's own strategies too, which average every array alike, running variances and counters with them: give those
+    ``Sharing(norm="local", slots="local")`` on the server's side, or the strategy of this module.
+
+    Args:
+        make: returns the client of a node, whose ``context.node_config`` has ``partition-id`` where Flower was given one. It is
+            called for each message; what stays with the client, Flower keeps in the node's state.
+        options: as ``flwr.clientapp.ClientApp`` takes them, such as ``mods``.
+    """
+    app = ClientApp(**options)
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Message, context: Context) -> Message:
+        client = _client(make, context)
+        try:
+            update = client.fit(_round(message, client))
+            context.state[LOCAL] = _record(client.local_state)
+        finally:
+            client.close()
+        described = {SAMPLES: update.samples, "client": update.client, "steps": update.steps, "round": update.round}
+        metrics = {f"train-{name}": float(value) for name, value in update.metrics.items()}
+        content = RecordDict({ARRAYS: _record(update.state), METRICS: MetricRecord({**described, **metrics})})
+        return Message(content=content, reply_to=message)
+
+    @app.evaluate()  # type: ignore[untyped-decorator]
+    def evaluate(message: Message, context: Context) -> Message:
+        client = _client(make, context)
+        try:
+            evaluation = client.evaluate(_round(message, client)) if client.evaluates else None
+        finally:
+            client.close()
+        described: dict[str, Any] = {SAMPLES: 0 if evaluation is None else evaluation.samples, "client": client.number}
+        for name, total in ({} if evaluation is None else evaluation.totals).items():
+            described[name] = np.ravel(total).tolist()
+        return Message(content=RecordDict({METRICS: MetricRecord(described)}), reply_to=message)
+
+    return app
+
+
+class Strategy(FedAvg):  # type: ignore[misc]  # Flower may not be there for the type checker
+    """A strategy for Flower's server: it samples clients as FedAvg does, and joins what they send as ``server`` does.
+
+    Wrapped in Flower's differential privacy, give the server ``Sharing(norm="local", slots="local")``: noise belongs to
+    parameters alone, and would make a running variance negative.
+
+    Args:
+        server: holds the state; after ``start`` it holds that of the last round.
+        settings: what each round asks of clients, as ``Server.begin`` takes it: ``{"epochs": 2, "lr": 0.05}``.
+        options: as ``flwr.serverapp.strategy.FedAvg`` takes them: ``fraction_train``, ``min_available_nodes``.
+
+    Attributes:
+        reports: what became of each round, by its number.
+    """
+
+    def __init__(self, server: Server, settings: Mapping[str, Any] | None = None, **options: Any):
+        super().__init__(**options)
+        self.server, self.settings = server, dict(settings or {})
+        self.reports: dict[int, RoundReport] = {}
+
+    def start(self, grid: Any, initial_arrays: Any = None, **options: Any) -> Any:
+        """Run the rounds, as Flower's strategies do; the initial arrays are the server's where none are given."""
+        given = _record(self.server.begin(**self.settings).state) if initial_arrays is None else initial_arrays
+        result = super().start(grid=grid, initial_arrays=given, **options)
+        if result.arrays:
+            self.server.take(_arrays(result.arrays))
+        return result
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        self.server.take(_arrays(arrays))
+        config[LOCAL] = json.dumps(self.server.begin(**self.settings).options())
+        messages: Iterable[Any] = super().configure_train(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
+        valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
+        report = self.server.join([_update(reply.content) for reply in valid])
+        self.reports[report.number] = report
+        described = {SAMPLES: report.samples, "clients": len(report.joined), "refused": len(report.refused)}
+        metrics = {name: float(value) for name, value in report.metrics.items()}
+        return _record(self.server.begin(**self.settings).state), MetricRecord({**described, **metrics})
+
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        self.server.take(_arrays(arrays))
+        config[LOCAL] = json.dumps(self.server.begin(**self.settings).options())
+        messages: Iterable[Any] = super().configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+        valid, _ = self._check_and_log_replies(replies, is_train=False, validate=False)
+        evaluations = [evaluation for reply in valid if (evaluation := self._evaluation(reply.content)) is not None]
+        if not evaluations:
+            return None
+        figures = self.server.evaluated(evaluations)
+        return MetricRecord({SAMPLES: sum(evaluation.samples for evaluation in evaluations), **figures})
+
+    def _evaluation(self, content: Any) -> Evaluation | None:
+        metrics = dict(next(iter(content.metric_records.values())))
+        totals: dict[str, np.ndarray] = {}
+        for entry in self.server.program.signature["evaluate"].outputs:
+            if entry.name in metrics and not isinstance(metrics[entry.name], int | float):
+                is_count = entry.numpy_dtype.kind in "iub"
+                total = np.array(metrics[entry.name], np.int64 if is_count else np.float64)
+                totals[entry.name] = total.reshape([extent for extent in entry.extents if isinstance(extent, int)])
+        samples = int(metrics[SAMPLES])
+        return Evaluation(self.server.number, int(metrics["client"]), samples, totals) if samples else None
+
+
+def _client(make: Callable[[Context], Client], context: Context) -> Client:
+    client = make(context)
+    if not isinstance(client, Client):
+        raise ConfigurationError(f"client_app: make returned {client!r}: return what burnish.federated.client returns")
+    if LOCAL in context.state:
+        client.local_state = _arrays(context.state[LOCAL])
+    return client
+
+
+def _round(message: Message, client: Client) -> Round:
+    """The round of a message: as our strategy describes it, or Flower's own do."""
+    state = _arrays(next(iter(message.content.array_records.values())))
+    config = dict(next(iter(message.content.config_records.values()), ConfigRecord()))
+    if LOCAL in config:
+        try:
+            return Round.of(json.loads(str(config[LOCAL])), state)
+        except (KeyError, TypeError, ValueError, BurnishError) as error:
+            raise ConfigurationError(f"The server sent no round that can be read ({error}): is it of this burnish?") from error
+    number = int(config.get("server-round", 1))
+    epochs, steps = int(config.get("local-epochs", 1)), config.get("steps")
+    rates = {"lr": float(config["lr"])} if "lr" in config else {}
+    sharing = Sharing(norm=config.get("norm", "shared"), slots=config.get("slots", "average"))
+    return Round(number, client.program_hash, state, sharing, epochs, None if steps is None else int(steps), rates)
+
+
+def _update(content: Any) -> Update:
+    metrics = dict(next(iter(content.metric_records.values())))
+    reported = {name.removeprefix("train-"): float(value) for name, value in metrics.items() if name.startswith("train-")}
+    numbers = (int(metrics[name]) for name in ("round", "client", SAMPLES, "steps"))
+    return Update(*numbers, _arrays(next(iter(content.array_records.values()))), reported)
+
+
+def _record(state: Mapping[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
+
+
+def _arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in record.items()}

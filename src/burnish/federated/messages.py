@@ -1,0 +1,168 @@
+"""What goes between the server and the clients of a federated run: in memory, and as files that any language writes.
+
+A file is in the safetensors format: arrays by state name, and a text header. ``docs/federated.md`` describes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.federated.sharing import Sharing
+from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.program.state import Arrays
+from burnish.settings import is_number, is_whole
+
+ROUND, UPDATE = "burnish federated round", "burnish federated update"
+VERSION = 1
+CHECKSUM = "checksum"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a client is given.
+
+    Attributes:
+        number: of the round, counted from 1.
+        program: the hash that identifies the program (``Server.program_hash``).
+        state: the state that clients share, by state name.
+        sharing: what they share.
+        epochs: how often each client goes through its data.
+        steps: at most so many steps; None for whole epochs.
+        hyperparameters: for each step, such as ``lr``, in place of the program's.
+    """
+
+    number: int
+    program: str
+    state: Mapping[str, np.ndarray]
+    sharing: Sharing = field(default_factory=Sharing)
+    epochs: int = 1
+    steps: int | None = None
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts = {"number": self.number, "epochs": self.epochs, **({} if self.steps is None else {"steps": self.steps})}
+        for name, count in counts.items():
+            if not is_whole(count) or count < 1:
+                raise ConfigurationError(f"Round: {name}={count!r}: give a whole number of at least one")
+        for name, value in self.hyperparameters.items():
+            if not is_number(value) or not math.isfinite(value):
+                raise ConfigurationError(f"Round: the hyperparameter {name}={value!r} is not a finite number")
+
+    def options(self) -> dict[str, Any]:
+        """Return everything but the state, as JSON-compatible values."""
+        rest = {"number": self.number, "program": self.program, "epochs": self.epochs, "steps": self.steps}
+        return {**rest, "hyperparameters": dict(self.hyperparameters), "sharing": self.sharing.options()}
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> Round:
+        """Return the round of what ``options`` returned, and its state.
+
+        Raises:
+            KeyError, TypeError, ConfigurationError: these are not the options of a round.
+        """
+        return cls(**{**options, "sharing": Sharing(**options["sharing"])}, state=state)
+
+    def save(self, path: str | Path) -> None:
+        """Write the round into a file, whole or not at all."""
+        _write(Path(path), self.state, ROUND, self.options())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Round:
+        """Read a round.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or no round.
+        """
+        state, options = _read(Path(path), ROUND)
+        return _made(Path(path), lambda: cls.of(options, state))
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client gives back.
+
+    Attributes:
+        round: the number of the round.
+        client: the number of the client.
+        samples: how many samples it has trained on, a sample counted each time; its weight. 0: it has done nothing.
+        steps: how many steps it has made.
+        state: the state that clients share, as training left it; the random key without the client's offset.
+        metrics: what its steps reported, each weighted by its samples.
+    """
+
+    round: int
+    client: int
+    samples: int
+    steps: int
+    state: Arrays
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("round", "client", "samples", "steps"):
+            count = getattr(self, name)
+            if not is_whole(count) or count < 0:
+                raise ConfigurationError(f"Update: {name}={count!r}: give a whole number of at least zero")
+
+    def save(self, path: str | Path) -> None:
+        """Write the update into a file, whole or not at all."""
+        options = {key: value for key, value in asdict(self).items() if key != "state"}
+        _write(Path(path), self.state, UPDATE, options)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Update:
+        """Read an update.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or no update.
+        """
+        state, options = _read(Path(path), UPDATE)
+        return _made(Path(path), lambda: cls(**options, state=state))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a client finds the state of a round: totals, which add up over clients to the figures of all their samples.
+
+    Attributes:
+        round: the number of the round.
+        client: the number of the client.
+        samples: how many it has looked at.
+        totals: as ``Session.evaluate_totals`` returns them.
+    """
+
+    round: int
+    client: int
+    samples: int
+    totals: Mapping[str, np.ndarray]
+
+
+def _write(path: Path, state: Mapping[str, np.ndarray], kind: str, options: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"format": kind, "version": str(VERSION), "options": json.dumps(options)}
+    write_state_file(path, state, header, checksum=CHECKSUM)
+
+
+def _read(path: Path, kind: str) -> tuple[Arrays, Any]:
+    state, header = read_state_file(path, kind.removeprefix("burnish "))
+    if header.get("format") != kind:
+        raise CheckpointError(f"'{path}' is a safetensors file, but no {kind.removeprefix('burnish ')}: check the path")
+    if header.get("version") != str(VERSION):
+        raise CheckpointError(
+            f"'{path}' is of version {header.get('version')} of the format, and this burnish reads {VERSION}: update burnish"
+        )
+    return state, _made(path, lambda: json.loads(header["options"]))
+
+
+def _made(path: Path, make: Any) -> Any:
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, ConfigurationError) as error:
+        raise CheckpointError(f"The header of '{path}' is damaged ({error}): ask for it again") from error

@@ -1,0 +1,253 @@
+"""The server of a federated run: it holds the state that clients share, and joins what they make of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish import optim
+from burnish.engines.base import first_non_finite
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.federated.messages import Evaluation, Round, Update
+from burnish.federated.server_optimizer import ServerOptimizer, method
+from burnish.federated.sharing import Sharing, joined, rules_of
+from burnish.formats.export import export_inference, save_inference
+from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.program import Program
+from burnish.program.state import Arrays, check_state, state_differences
+from burnish.settings import is_whole
+from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, finite_check, read_checkpoint, write_checkpoint
+from burnish.training.inputs import check_given_state
+from burnish.training.totals import Means, Totals, figures
+
+STATE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of a round.
+
+    Attributes:
+        number: of the round.
+        joined: the clients whose updates were joined, in order.
+        samples: how many samples they have trained on.
+        metrics: what their steps reported, weighted by their samples.
+        refused: client -> why its update was left out: late, damaged, or of another program.
+        is_lost: whether too few updates were left, and the state is as it was.
+    """
+
+    number: int
+    joined: tuple[int, ...]
+    samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+    is_lost: bool = False
+
+
+class Server:
+    """Holds the state of a federated run, and makes the next one of what clients send.
+
+    Args:
+        program: what the clients train.
+        optimizer: what the server makes of the clients' average: ``fedavg``, which takes it as it is; ``fedavgm``, ``fedadam``,
+            with settings after a colon (``fedadam:lr=0.01``); or an optimizer of ``burnish.optim``, for which the distance to the
+            average is the gradient.
+        sharing: what of the state clients share.
+        state: where to start, by state name; None is ``program.initial_state(seed)``.
+        seed: of the random key, when ``state`` is None.
+        minimum: a round that fewer clients than this send an update for is lost: the state stays.
+
+    Attributes:
+        number: how many rounds are done.
+
+    Raises:
+        ConfigurationError: an argument, or a state, that does not fit.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        optimizer: str | optim.Optimizer | None = "fedavg",
+        *,
+        sharing: Sharing | None = None,
+        state: Mapping[str, np.ndarray] | None = None,
+        seed: int = 0,
+        minimum: int = 1,
+    ):
+        if not is_whole(minimum) or minimum < 1:
+            raise ConfigurationError(f"minimum={minimum!r}: a round needs the updates of one client or more")
+        self.program, self.sharing, self.number = program, sharing or Sharing(), 0
+        self._minimum = minimum
+        self._rules = rules_of(program, self.sharing)
+        self._state: Arrays = dict(program.initial_state(seed) if state is None else state)
+        check_given_state(program, self._state)
+        made, parameters = method(optimizer), [name for name in self._rules.mean if name.startswith("param/")]
+        self._optimizer = None if made is None else ServerOptimizer(made, program, parameters, self._state)
+
+    @cached_property
+    def _identity(self) -> ProgramIdentity:
+        return ProgramIdentity.of(self.program)
+
+    @property
+    def program_hash(self) -> str:
+        """The hash that identifies the program."""
+        return self._identity.program
+
+    def begin(self, *, epochs: int = 1, steps: int | None = None, **hyperparameters: float) -> Round:
+        """Return the next round, to be given to each client that takes part; it may be asked for again.
+
+        Args:
+            epochs: how often each client goes through its data.
+            steps: at most so many steps.
+            hyperparameters: for each step, such as ``lr=0.01``.
+
+        Raises:
+            ConfigurationError: a number below 1, or a hyperparameter that the program has not.
+        """
+        known = {entry.name for entry in self.program.signature["step"].inputs if entry.default is not None}
+        if unknown := [name for name in hyperparameters if name not in known]:
+            raise ConfigurationError(
+                f"'{unknown[0]}' is no hyperparameter of this program, which has {', '.join(sorted(known)) or 'none'}"
+            )
+        state = {name: self._state[name].copy() for name in self._rules.travelling}
+        return Round(self.number + 1, self.program_hash, state, self.sharing, epochs, steps, hyperparameters)
+
+    def join(self, updates: Iterable[Update]) -> RoundReport:
+        """End the round with what clients sent, in whatever order; a client that sent nothing costs its update only.
+
+        What is late, does not fit, or holds NaN or infinite values is left out, and named in the report. The state is the same
+        bit for bit in whatever order the updates came.
+
+        Raises:
+            ConfigurationError: two updates of one client.
+        """
+        refused: dict[int, str] = {}
+        taken: dict[int, Update] = {}
+        for update in updates:
+            if update.client in taken or update.client in refused:
+                raise ConfigurationError(
+                    f"Client {update.client} has two updates in one round: give each client a number of its own"
+                )
+            if reason := self._refusal(update):
+                refused[update.client] = reason
+            elif update.samples:
+                taken[update.client] = update
+        ordered = [taken[client] for client in sorted(taken)]
+        samples, metrics = sum(update.samples for update in ordered), Means()
+        for update in ordered:
+            metrics.add(update.metrics, update.samples)
+        self.number += 1
+        is_lost = len(ordered) < self._minimum
+        if not is_lost:
+            self._state |= self._joined(ordered)
+        return RoundReport(self.number, tuple(sorted(taken)), samples, metrics.values(), refused, is_lost)
+
+    def evaluated(self, evaluations: Iterable[Evaluation]) -> dict[str, float]:
+        """Return the loss and the metrics over all samples of the clients: those of one data set of all of them.
+
+        Raises:
+            InputError: nothing counts towards one of them.
+        """
+        totals = Totals()
+        for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.client):
+            totals.add(evaluation.totals)
+        return figures(totals.added(), self.program.options.get("loss_terms", {}))
+
+    def state(self) -> Arrays:
+        """Return copies of the whole state, as ``Session`` takes it; what stays with the clients is as it was at first."""
+        return {name: array.copy() for name, array in self._state.items()}
+
+    def take(self, shared: Mapping[str, np.ndarray]) -> None:
+        """Replace the state that clients share, by state name.
+
+        Raises:
+            ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
+        """
+        entries = [entry for entry in self.program.signature.state if entry.name in self._rules.travelling]
+        check_state(entries, shared, ConfigurationError, "The state", "Give what begin() returned as state")
+        self._state |= {name: np.array(shared[name]) for name in self._rules.travelling}
+
+    def export(self, path: str | Path, fold_norm: bool = True) -> Path:
+        """Write an inference model in this state, as ``Session.export`` does."""
+        return save_inference(export_inference(self.program, self._state, fold_norm), path)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run into a folder: ``state.safetensors``, a checkpoint that a session restores too, and the optimizer's.
+
+        A save that is cut off leaves the one before it.
+
+        Raises:
+            CheckpointError: it cannot be written, or holds NaN or infinite values.
+        """
+        folder = Path(folder)
+        slots = f"optimizer-{self.number}.safetensors"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._optimizer is not None:
+            write_state_file(folder / slots, self._optimizer.state, {"format": "burnish federated optimizer"})
+        extra: dict[str, Any] = {"round": self.number, "sharing": self.sharing.options()}
+        extra |= {} if self._optimizer is None else {"optimizer": slots}
+        step = int(self._state.get("step", np.zeros((), np.int64)))
+        check = finite_check(folder / STATE, self.program.signature["step"].updates)
+        write_checkpoint(
+            folder / STATE, self._state, step=step, identity=self._identity, engine="federated", extra=extra, check=check
+        )
+        for old in folder.glob("optimizer-*.safetensors"):
+            if old.name != slots:
+                old.unlink(missing_ok=True)
+
+    def restore(self, folder: str | Path) -> None:
+        """Go on with a run that ``save`` wrote.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another program.
+            ConfigurationError: it was saved with another sharing or another optimizer.
+        """
+        folder = Path(folder)
+        checkpoint = read_checkpoint(folder / STATE)
+        check_checkpoint(folder / STATE, checkpoint, self.program, self._identity)
+        extra = checkpoint.extra
+        if not is_whole(extra.get("round")) or not isinstance(extra.get("sharing"), dict):
+            raise CheckpointError(f"'{folder / STATE}' is a checkpoint of a session, not of a federated run: give it as state=")
+        if extra["sharing"] != self.sharing.options():
+            raise ConfigurationError(
+                f"The run in '{folder}' was saved with the sharing {json.dumps(extra['sharing'])}: give the server the same"
+            )
+        slots = extra.get("optimizer")
+        if (slots is None) is not (self._optimizer is None):
+            raise ConfigurationError(f"The run in '{folder}' was saved with another optimizer of the server: give the same")
+        if self._optimizer is not None:
+            self._optimizer.load_state(read_state_file(folder / Path(str(slots)).name, "optimizer's state")[0])
+        self._state, self.number = dict(checkpoint.state), extra["round"]
+
+    def _refusal(self, update: Update) -> str:
+        """Why an update is left out; empty where it is not."""
+        if update.round != self.number + 1:
+            return f"it is of round {update.round}, and this is round {self.number + 1}"
+        entries = [entry for entry in self.program.signature.state if entry.name in self._rules.travelling]
+        if differences := state_differences(entries, update.state):
+            return f"its state does not fit: {'; '.join(differences)}"
+        if (damaged := first_non_finite(update.state)) is not None:
+            return f"'{damaged}' holds NaN or infinite values"
+        negative = [variance for _, variance in self._rules.moments if (update.state[variance] < 0).any()]
+        return f"the running variance '{negative[0]}' is negative" if negative else ""
+
+    def _joined(self, updates: list[Update]) -> Arrays:
+        """What the updates of clients come to."""
+        before = {name: self._state[name] for name in self._rules.travelling}
+        following = joined(self._rules, before, [update.state for update in updates], [update.samples for update in updates])
+        furthest = max(updates, key=lambda update: update.steps).state  # the first of them
+        counted = (*self._rules.counted, *(() if self._rules.key is None else (self._rules.key,)))
+        following |= {name: np.array(furthest[name]) for name in counted}
+        if self._optimizer is not None:
+            moved = self._optimizer.update(before, following)
+            for name, rows in self._rules.held_rows.items():
+                if name in moved:
+                    moved[name][list(rows)] = before[name][list(rows)]
+            following |= moved
+        return following

@@ -1,0 +1,249 @@
+"""Which state of a program the clients of a round share, and what it comes to: a rule for every kind of state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import optim
+from burnish.errors import ConfigurationError
+from burnish.optim.accumulate import Accumulate
+from burnish.optim.slots import Slot, parameter_of, slot_of, slots_of
+from burnish.optim.wrapper import layers_of
+from burnish.program import Program, Role
+from burnish.program.state import Arrays
+from burnish.settings import matches_pattern
+
+NORM = ("shared", "local")
+SLOTS = ("average", "reset", "local")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What the clients of a federated run share.
+
+    What steps do not change, such as frozen parameters, never travels; nor does anything of a parameter that stays.
+
+    Args:
+        norm: ``shared`` joins batch normalization like everything else. ``local`` leaves its running statistics, scales and
+            biases with each client (Li et al., "FedBN: federated learning on non-IID features via local batch normalization",
+            2021).
+        local: patterns of initializers that stay with each client, as a head of its own does (``"head.*"``).
+        slots: what becomes of the optimizer's state. ``average`` joins it with the parameters, and one client alone trains as
+            if there were no rounds. ``reset`` starts it and the count of steps anew in each round, and ``local`` leaves both
+            with the client: neither travels.
+
+    Raises:
+        ConfigurationError: another value, or patterns that are no texts.
+    """
+
+    norm: Literal["shared", "local"] = "shared"
+    local: tuple[str, ...] = ()
+    slots: Literal["average", "reset", "local"] = "average"
+
+    def __post_init__(self) -> None:
+        for name, value, values in (("norm", self.norm, NORM), ("slots", self.slots, SLOTS)):
+            if value not in values:
+                raise ConfigurationError(f"Sharing: {name}={value!r}: choose among {', '.join(map(repr, values))}")
+        if isinstance(self.local, str) or not all(isinstance(pattern, str) for pattern in self.local):
+            raise ConfigurationError(
+                f"Sharing: local={self.local!r}: give a list of patterns of initializers, such as ['head.*']"
+            )
+        object.__setattr__(self, "local", tuple(self.local))
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments as JSON-compatible values."""
+        return {**asdict(self), "local": list(self.local)}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What becomes of each state entry of a program, by name. What is in none of these never changes, or is the client's own.
+
+    Attributes:
+        mean: averaged, weighted by the clients' samples.
+        moments: running mean and variance of a batch normalization, joined as those of one set of samples.
+        counted: taken from the client that has made the most steps: whole numbers, and what goes with them.
+        key: the random key, which each client moves by an offset of its own; None where it stays.
+        anchors: slot -> the parameter whose value at the beginning of the round it is.
+        reset: as ``init`` makes it, at the beginning of each round.
+        held_rows: entry -> rows that nothing changes.
+    """
+
+    mean: tuple[str, ...]
+    moments: tuple[tuple[str, str], ...]
+    counted: tuple[str, ...]
+    key: str | None
+    anchors: Mapping[str, str]
+    reset: tuple[str, ...]
+    held_rows: Mapping[str, Sequence[int]]
+
+    @property
+    def travelling(self) -> tuple[str, ...]:
+        """The entries that a round and an update hold."""
+        pairs = tuple(name for pair in self.moments for name in pair)
+        return (*self.mean, *pairs, *self.counted, *(() if self.key is None else (self.key,)))
+
+
+def rules_of(program: Program, sharing: Sharing) -> Rules:
+    """Return what becomes of each state entry of a program.
+
+    Raises:
+        ConfigurationError: a pattern matches no initializer, nothing would be shared, or the optimizer cannot be joined so.
+    """
+    _check_optimizer(program, sharing)
+    return _Sorting(program, sharing).rules()
+
+
+class _Sorting:
+    def __init__(self, program: Program, sharing: Sharing):
+        step = program.signature["step"]
+        self._entries = {entry.name: entry for entry in program.signature.state if entry.name in step.updates}
+        self._sharing = sharing
+        self._held = program.options.get("hold_rows", {})
+        self._slots = slots_of(program.optimizer)
+        self._layers = list(normalizations(program))
+        self._staying = self._staying_initializers()
+
+    def rules(self) -> Rules:
+        kinds: dict[str, list[str]] = {"mean": [], "counted": [], "reset": []}
+        anchors: dict[str, str] = {}
+        key = None
+        for name, entry in self._entries.items():
+            if entry.role is Role.KEY:
+                key = name if self._sharing.slots == "average" else None
+            elif entry.role is Role.OPTIMIZER and self._slot(name).is_anchor:
+                anchors[name] = f"param/{parameter_of(name)}"
+            elif entry.role in (Role.OPTIMIZER, Role.STEP):
+                self._sort_method(name, kinds)
+            elif _initializer(name) not in self._staying:
+                is_whole = entry.numpy_dtype.kind in "iub"
+                kinds["counted" if is_whole else "mean"].append(name)
+        pairs = [layer.statistics for layer in self._layers]
+        moments = tuple(dict.fromkeys(pair for pair in pairs if all(name in kinds["mean"] for name in pair)))
+        paired = {name for pair in moments for name in pair}
+        mean = tuple(name for name in kinds["mean"] if name not in paired)
+        if not any(name.startswith("param/") for name in mean):
+            raise ConfigurationError("Sharing: every parameter that trains stays with the clients: leave some out of local=")
+        held = {f"param/{name}": rows for name, rows in self._held.items()}
+        held |= {name: rows for name in mean if (rows := self._held.get(parameter_of(name) or ""))}
+        return Rules(mean, moments, tuple(kinds["counted"]), key, anchors, tuple(kinds["reset"]), held)
+
+    def _sort_method(self, name: str, kinds: Mapping[str, list[str]]) -> None:
+        """Sort what the optimizer keeps and the count of steps, which its formulas go by together."""
+        owner = parameter_of(name) if name.startswith("opt/") else None
+        slot = self._slot(name) if name.startswith("opt/") else None
+        if slot is not None and slot.is_average:
+            if owner not in self._staying:
+                kinds["mean"].append(name)  # a value of the parameter itself
+        elif self._sharing.slots == "reset":
+            kinds["reset"].append(name)
+        elif self._sharing.slots == "average" and (owner is None or owner not in self._staying):
+            is_mean = owner is not None and self._entries[name].numpy_dtype.kind not in "iub"
+            kinds["mean" if is_mean else "counted"].append(name)
+
+    def _slot(self, name: str) -> Slot:
+        return slot_of(name, self._slots)
+
+    def _staying_initializers(self) -> set[str]:
+        initializers = {_initializer(name) for name in self._entries if name.startswith(("param/", "stat/"))}
+        for pattern in self._sharing.local:
+            if not any(matches_pattern(name, pattern) for name in initializers):
+                raise ConfigurationError(
+                    f"Sharing: local={pattern!r} matches no initializer that training changes, such as '{min(initializers)}'"
+                )
+        staying = {name for name in initializers if any(matches_pattern(name, pattern) for pattern in self._sharing.local)}
+        if self._sharing.norm == "local":
+            staying |= {_initializer(name) for layer in self._layers for name in layer.entries}
+        return staying
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """The state entries of a batch normalization with running statistics."""
+
+    statistics: tuple[str, str]
+    entries: tuple[str, ...]
+
+
+def normalizations(program: Program) -> Iterator[Normalization]:
+    """The batch normalizations of a program, read off its inference graph; in bodies of control flow too."""
+    predict = program.semantic.get("predict") or program.predict
+    for node in ir.traversal.RecursiveGraphIterator(predict.graph):
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            scale, bias, mean, variance = (_state_entry(value) for value in node.inputs[1:5])
+            if mean is not None and variance is not None:
+                entries = tuple(name for name in (scale, bias, mean, variance) if name is not None)
+                yield Normalization((mean, variance), entries)
+
+
+def _state_entry(value: ir.Value | None) -> str | None:
+    """The state entry that a value is, maybe cast; None for a computed one."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in ("Cast", "Identity"):
+        value = node.inputs[0]
+    name = None if value is None else value.name
+    return name if name is not None and name.startswith(("param/", "stat/")) else None
+
+
+def _initializer(entry: str) -> str:
+    return entry.partition("/")[2]
+
+
+def _check_optimizer(program: Program, sharing: Sharing) -> None:
+    options = program.options.get("optimizer")
+    layers = [] if options is None else list(layers_of(optim.get(options)))
+    if sharing.slots != "local" and any(isinstance(layer, Accumulate) for layer in layers):
+        raise ConfigurationError(
+            "Sharing: the optimizer accumulates gradients, and clients may end a round at different micro-batches of an update: "
+            "leave accumulate out, or give slots='local', which keeps what was accumulated with the client"
+        )
+    if sharing.slots == "reset" and program.signature["step"].outputs_of(Role.RATE):
+        raise ConfigurationError(
+            "Sharing: slots='reset' would begin the learning-rate schedule anew in each round: compile with a plain rate and "
+            "give lr to each round, or share with slots='average'"
+        )
+
+
+def joined(rules: Rules, before: Mapping[str, np.ndarray], states: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
+    """Return what the states of clients come to.
+
+    With the samples n_r of client r, N their sum, and what each has of an entry::
+
+        x = sum of n_r / N x_r                                           parameters, slots
+        mean = sum of n_r / N mean_r                                     running mean
+        var = sum of n_r / N (var_r + (mean_r - mean)^2)                 running variance, as Chan et al. 1983 join two sets
+
+    Sums are in float64, in the order of the clients: of one client alone, the very bits.
+
+    Args:
+        rules: of the program.
+        before: the entries that the round began with; rows that are held are theirs.
+        states: the travelling entries of each client, at least one; the order decides the last bits.
+        weights: the samples of each, above 0; their sum is N.
+    """
+    total = float(sum(weights))
+    shares = [float(weight) / total for weight in weights]
+    result = {name: _mean(name, states, shares).astype(states[0][name].dtype) for name in rules.mean}
+    for mean, variance in rules.moments:
+        center = _mean(mean, states, shares)
+        spread = [
+            share * (state[variance].astype(np.float64) + np.square(state[mean].astype(np.float64) - center))
+            for state, share in zip(states, shares, strict=True)
+        ]
+        result[mean] = center.astype(states[0][mean].dtype)
+        result[variance] = sum(spread[1:], start=spread[0]).astype(states[0][variance].dtype)
+    for name, rows in rules.held_rows.items():
+        if name in result:
+            result[name][list(rows)] = before[name][list(rows)]
+    return result
+
+
+def _mean(name: str, states: Sequence[Arrays], shares: Sequence[float]) -> np.ndarray:
+    total = states[0][name].astype(np.float64) * shares[0]
+    for state, share in zip(states[1:], shares[1:], strict=True):
+        total += state[name].astype(np.float64) * share
+    return np.asarray(total)
