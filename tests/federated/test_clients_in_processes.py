@@ -97,5 +97,5 @@ def test_a_command_that_fails_costs_its_update_only(code, message):
 
 def test_a_command_that_is_not_there_is_named():
     client = ProcessClient(program(), ["no-such-command"], number=1)
-    with pytest.raises(WorkerError, match="Client 1 .no-such-command train. cannot be started"):
+    with pytest.raises(WorkerError, match=r"Client 1 .no-such-command train. cannot be started"):
         client.fit(Server(program()).begin())
