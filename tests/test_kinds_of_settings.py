@@ -54,7 +54,7 @@ UNSET: dict[str, Any] = {
 }
 """Values of settings whose default is None."""
 
-WRAPPERS = {name: getattr(optim, name) for name in ("accumulate", "ema", "swa", "diloco", "layerwise_decay")}
+WRAPPERS = {name: getattr(optim, name) for name in ("accumulate", "ema", "swa", "diloco", "layerwise_decay", "proximal")}
 Said = Callable[[Any], Any]
 KINDS: dict[str, tuple[dict[str, Callable[..., Any]], Said]] = {
     "optimizer": (optim.OPTIMIZERS, lambda made: made.options()),
@@ -245,7 +245,7 @@ def test_what_is_no_schedule(rate: Any, use: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.sgd, schedules.cosine(0.1, 10)])
 @pytest.mark.parametrize(
-    "wrap", [lambda x: optim.accumulate(x, 2), optim.ema, optim.swa, optim.diloco, optim.groups, optim.chain]
+    "wrap", [lambda x: optim.accumulate(x, 2), optim.ema, optim.swa, optim.diloco, optim.proximal, optim.groups, optim.chain]
 )
 def test_what_is_no_optimizer(make: Any, wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"optimizer"):

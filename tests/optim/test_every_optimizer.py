@@ -142,6 +142,7 @@ AROUND = [
     lambda inside: inside,
     lambda inside: optim.accumulate(inside, 2),
     optim.diloco,
+    optim.proximal,
     lambda inside: optim.chain(optim.clip_by_norm(1.0), inside),
     lambda inside: optim.groups(inside, {"b*": {"lr_scale": 0.5}}),
     lambda inside: optim.groups(inside, {"b*": optim.rmsprop(momentum=0.9), "s*": "frozen"}),

@@ -96,11 +96,15 @@ class Strategy(FedAvg):  # type: ignore[misc]  # Flower may not be there for the
 
     def start(self, grid: Any, initial_arrays: Any = None, **options: Any) -> Any:
         """Run the rounds, as Flower's strategies do; the initial arrays are the server's where none are given."""
-        given = _record(self.server.begin(**self.settings).state) if initial_arrays is None else initial_arrays
+        given = self.initial_arrays() if initial_arrays is None else initial_arrays
         result = super().start(grid=grid, initial_arrays=given, **options)
         if result.arrays:
             self.server.take(_arrays(result.arrays))
         return result
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the state that clients share, as the server has it now."""
+        return _record(self.server.begin(**self.settings).state)
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
         self.server.take(_arrays(arrays))
@@ -114,7 +118,7 @@ class Strategy(FedAvg):  # type: ignore[misc]  # Flower may not be there for the
         self.reports[report.number] = report
         described = {SAMPLES: report.samples, "clients": len(report.joined), "refused": len(report.refused)}
         metrics = {name: float(value) for name, value in report.metrics.items()}
-        return _record(self.server.begin(**self.settings).state), MetricRecord({**described, **metrics})
+        return self.initial_arrays(), MetricRecord({**described, **metrics})
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
         self.server.take(_arrays(arrays))
@@ -170,8 +174,8 @@ def _round(message: Message, client: Client) -> Round:
 def _update(content: Any) -> Update:
     metrics = dict(next(iter(content.metric_records.values())))
     reported = {name.removeprefix("train-"): float(value) for name, value in metrics.items() if name.startswith("train-")}
-    numbers = (int(metrics[name]) for name in ("round", "client", SAMPLES, "steps"))
-    return Update(*numbers, _arrays(next(iter(content.array_records.values()))), reported)
+    round, client, samples, steps = (int(metrics[name]) for name in ("round", "client", SAMPLES, "steps"))
+    return Update(round, client, samples, steps, _arrays(next(iter(content.array_records.values()))), reported)
 
 
 def _record(state: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -65,7 +65,7 @@ class ProcessClient(Client):
         self._identity = ProgramIdentity.of(program)
 
     @property
-    def program_hash(self) -> str:  # type: ignore[override]  # the base computes and keeps it
+    def program_hash(self) -> str:
         return self._identity.program
 
     @property
