@@ -89,7 +89,7 @@ docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/torch/native/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/torch/native/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -120,6 +120,11 @@ $(TEST_STAMP): pyproject.toml | $(PYTHON)
 
 $(DEMO_STAMP): pyproject.toml | $(PYTHON)
 	$(PIP) install --editable ".[demo]"
+	@touch $@
+
+$(FLOWER_STAMP): pyproject.toml | $(PYTHON)
+	$(PYTHON) -m venv $(FLOWER_VENV)
+	$(FLOWER_VENV)/bin/python -m pip install --editable ".[demo,flower]" "pytest>=8" "hypothesis>=6.100"
 	@touch $@
 
 $(EXPORTS_STAMP): pyproject.toml | $(PYTHON)

@@ -122,9 +122,7 @@ def test_flowers_differential_privacy_adds_its_noise_to_parameters_alone():
     assert all(name.startswith("param/") for name in arrays)
     result = private.start(grid=Grid(app()), initial_arrays=arrays, num_rounds=1)
     run_rounds(plain, [client(number) for number in range(CLIENTS)], 1)
-    noise = np.concatenate(
-        [(array.numpy() - plain.state()[name]).reshape(-1) for name, array in result.arrays.items()]
-    )
+    noise = np.concatenate([(array.numpy() - plain.state()[name]).reshape(-1) for name, array in result.arrays.items()])
     assert 0.5 < noise.std() / (0.01 * 100.0 / CLIENTS) < 2
 
 
@@ -150,7 +148,7 @@ def test_what_is_no_client_is_named():
     strategy = Strategy(Server(program()), min_available_nodes=CLIENTS)
     strategy.start(grid=grid, num_rounds=1)
     assert strategy.reports[1].is_lost
-    with pytest.raises(ConfigurationError, match="return what burnish.federated.client returns"):
+    with pytest.raises(ConfigurationError, match=r"return what burnish\.federated\.client returns"):
         grid.app(next(iter(strategy.configure_train(2, strategy.initial_arrays(), _config(), grid))), grid.contexts[1])
 
 

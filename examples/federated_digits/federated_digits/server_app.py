@@ -20,8 +20,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     server = Server(program(), str(config["optimizer"]), sharing=Sharing(norm=config["norm"]))
-    clients = int(config["clients"])
-    strategy = Strategy(server, {"epochs": int(config["epochs"])}, min_available_nodes=clients)
+    strategy = Strategy(server, {"epochs": int(config["epochs"])}, min_available_nodes=int(config["available"]))
     result = strategy.start(grid=grid, num_rounds=int(config["rounds"]))
     with burnish.Session(program(), engine="onnxruntime", state=server.state()) as session:
         central = session.evaluate(arrays("test"))
