@@ -1,5 +1,8 @@
 # Every command does its own set-up. It needs make, a POSIX shell, Python 3.11 or newer, and pip's access to packages.
 
+# Tests start hundreds of processes: each would compile what it imports where none may keep it.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check
@@ -17,7 +20,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup demo test test-all test-campaign test-fuzz test-exports test-shipped test-flower test-lowest lint format bench docs clean
+.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-flower test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -54,6 +57,8 @@ test-shipped: $(TEST_STAMP)  ## Train 40 ONNX files that thirteen public package
 # An environment of its own: Flower asks for older versions of protobuf, typer and rich than the tests have.
 test-flower: $(FLOWER_STAMP)  ## Train federated clients under Flower, on its own server too
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(FLOWER_VENV)/bin/python -m pytest -q tests/federated
+
+setup-lowest: $(LOWEST_PYTHONS:%=.venv-lowest-%/.set-up)  ## Create an environment of the lowest versions for each Python of test-lowest
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
 

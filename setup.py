@@ -61,9 +61,19 @@ class BuildKernels(build_ext):
             return
         if self.inplace or self.editable_mode:
             compiling.BUILT.mkdir(exist_ok=True)
-            for outdated in compiling.BUILT.glob("*.so"):
-                outdated.unlink()
+            self._leave_out_what_is_built()
         super().run()
+
+    def _leave_out_what_is_built(self) -> None:
+        """Build no library whose name says that it is built already, as for another environment; remove what is outdated."""
+        built = {path.name for path in compiling.BUILT.glob("*.so")}
+        # What includes PyTorch's headers may be for another environment's.
+        of_one_release = tuple(f"burnish_{stem}_" for stem in compiling.NEEDS_HEADERS)
+        for name in built - {ext.file_name for ext in self.extensions}:
+            if not name.startswith(of_one_release):
+                (compiling.BUILT / name).unlink()
+        if not self.force:
+            self.extensions = [ext for ext in self.extensions if ext.file_name not in built]
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{os.path.join(*fullname.split('.'))}.so"

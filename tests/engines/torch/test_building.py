@@ -205,6 +205,38 @@ def test_headers_are_looked_for_in_the_environment(tmp_path, monkeypatch):
     assert compiling.find_headers() == compiling.Headers("3.4.5+cpu", folder / "include")
 
 
+@needs_linux
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")
+def test_a_second_installation_from_a_checkout_builds_what_the_first_has_not(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    kernel = kernels.sources()["linear"]
+    headers = [header for folder in (compiling.HEADERS, kernel.parent) for header in folder.glob("*.h")]
+    for file in (PROJECT / "setup.py", compiling.HEADERS / "compiling.py", kernel, *headers):
+        copy = tmp_path / file.relative_to(PROJECT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    project = '[project]\nname = "one"\nversion = "0"\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    built = tmp_path / compiling.HEADERS.relative_to(PROJECT) / "built"
+
+    def build():
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        environment = os.environ | {"BURNISH_INSTALLED_KERNELS": "native"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return {path: path.stat().st_mtime_ns for path in built.glob("*.so")}
+
+    (library,) = first = build()
+    assert library.name.startswith("burnish_linear_")
+    assert build() == first
+    with (tmp_path / kernel.relative_to(PROJECT)).open("a") as source:
+        source.write("// changed\n")
+    (changed,) = build()
+    assert changed != library
+
+
 @pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")
 def test_an_unknown_kind_of_processor_is_refused_by_the_installation():
     pytest.importorskip("setuptools", minversion="77")
