@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,11 +27,20 @@ def curves() -> None:
     """Let a run draw its curves."""
 
 
+@pytest.fixture(scope="session")
+def without_matplotlib(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A path for Python's modules on which processes find no matplotlib."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "matplotlib.py").write_text("raise ModuleNotFoundError(\"No module named 'matplotlib'\")\n")
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @pytest.fixture(autouse=True)
-def no_curves_unasked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than the rest of so small a run."""
+def no_curves_unasked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, without_matplotlib: str) -> None:
+    """Drawing takes longer than the rest of so small a run, in this process and in those that it starts."""
     if "curves" not in request.fixturenames:
         monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
+        monkeypatch.setenv("PYTHONPATH", without_matplotlib)
 
 
 @pytest.fixture

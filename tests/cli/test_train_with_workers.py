@@ -85,9 +85,12 @@ def test_options_of_the_exchange(run, data):
     """Each leaves what one process comes to, but for the digits that 16 bits cost, and a run goes on without them."""
     adam = ("--optimizer", "adam", "--epochs", "2")
     run(*arguments("alone", *adam))
-    together = [*arguments("together", *adam), "--workers", "3"]
-    for options in (["--deterministic", "--shard-optimizer"], ["--compression", "bfloat16", "--overwrite"]):
-        done = subprocess.run([*COMMAND, *together, *options], capture_output=True, text=True, env=environment(), check=False)
+    for workers, options in (
+        ("3", ["--deterministic", "--shard-optimizer"]),
+        ("2", ["--compression", "bfloat16", "--overwrite"]),
+    ):
+        training = arguments("together", *adam, "--workers", workers, *options)
+        done = subprocess.run([*COMMAND, *training], capture_output=True, text=True, env=environment(), check=False)
         assert done.returncode == 0, done.stderr
         assert (data / "together" / "tuned.onnx").exists()
         for row, expected in zip(rows(data / "together"), rows(data / "alone"), strict=True):
@@ -146,11 +149,12 @@ def test_what_stops_the_launcher_stops_the_workers_and_the_run_goes_on_with_any_
     assert ("is saved in" if name == "SIGINT" else "Stopped by SIGTERM, and the workers too.") in message
     if name == "SIGINT":
         reached = int(rows(data / "run")[-1]["epoch"])
-        for more, workers in enumerate(["1", "3"], start=1):
-            again = arguments("run", "--workers", workers, "--epochs", str(reached + more), "--resume")
-            done = subprocess.run([*COMMAND, *again], capture_output=True, text=True, env=environment(), check=False)
-            assert done.returncode == 0, done.stderr
-            assert rows(data / "run")[-1]["epoch"] == str(reached + more)
+        again = arguments("run", "--workers", "3", "--epochs", str(reached + 1), "--resume")
+        done = subprocess.run([*COMMAND, *again], capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == 0, done.stderr
+        assert rows(data / "run")[-1]["epoch"] == str(reached + 1)
+        run(*arguments("run", "--epochs", str(reached + 2), "--resume"))
+        assert rows(data / "run")[-1]["epoch"] == str(reached + 2)
 
 
 @pytest.mark.slow
@@ -309,19 +313,19 @@ def test_what_every_worker_would_refuse_is_refused_once_before_they_start(run, d
     assert run(*given, code=1).stderr.startswith(f"error: {message}")
 
 
-def test_without_pytorch_workers_are_refused_with_what_to_install(data):
-    (data / "without").mkdir()
-    (data / "without" / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
-    path = os.pathsep.join([str(data / "without"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*COMMAND, *arguments("run", "--workers", "2")],
-        capture_output=True,
-        text=True,
-        env={**environment(), "PYTHONPATH": path},
-        check=False,
+def test_without_pytorch_workers_are_refused_with_what_to_install(run, data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = run(*arguments("run", "--workers", "2"), code=1)
+    assert "PyTorch is not installed: pip install 'burnish[torch]', or train with one worker" in result.stderr
+    assert not (data / "run").exists()
+
+
+def test_a_launcher_does_not_wait_for_pytorch():
+    program = (
+        "import sys; from burnish.cli import launch; launch.check_together(2, 'torch', 'sync:2'); print('torch' in sys.modules)"
     )
-    assert done.returncode == 1
-    assert "PyTorch is not installed: pip install 'burnish[torch]', or train with one worker" in done.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.slow

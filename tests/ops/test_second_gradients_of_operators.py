@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from oracles.operator_cases import CASES, Case, cases_where
+from oracles.operator_cases import CASES, Case, cases_where, in_turn
 from oracles.second_gradients import SecondGradients
 
 SINGULAR = {"LpNormalization": "p_2_zero_row"}
@@ -29,21 +30,28 @@ def is_measured(case: Case) -> bool:
 SMALLEST = {id(case.spec): case for case in sorted(CASES.values(), key=size, reverse=True) if is_measured(case)}
 
 
-def check(case: Case, most: int) -> None:
+def check(case: Case, choose: Callable[[list[str]], list[str]]) -> None:
+    """Differentiate those first gradients again that ``choose`` takes."""
     rng = np.random.default_rng(zlib.crc32(f"{case.spec.op_type}-{case.sample.name}".encode()))
     second = SecondGradients.of_case(case, rng)
     if second is None or second.function is None:
         pytest.skip("an output of unknown rank, or nothing that computes the first gradient with all digits of float64")
-    for of in second.of[:most]:
+    for of in choose(second.of):
         assert second.problem(of, rng) == ""
 
 
 @cases_where(lambda case: case in SMALLEST.values())
 def test_smallest_sample_twice(case: Case) -> None:
-    check(case, 1)
+    check(case, lambda gradients: gradients[:1])
 
 
 @pytest.mark.slow
 @cases_where(is_measured)
 def test_every_sample_twice(case: Case) -> None:
-    check(case, 3)
+    check(case, lambda gradients: in_turn(case, gradients[:3]))
+
+
+@pytest.mark.campaign
+@cases_where(is_measured)
+def test_several_gradients_of_every_sample_twice(case: Case) -> None:
+    check(case, lambda gradients: gradients[:3])

@@ -17,13 +17,12 @@ from burnish.data import synthetic_clicks
 from burnish.models import dlrm
 from burnish.training import journal, read_checkpoint
 
-KILLS = 50
 ROWS = [30, 600]
 COURSE = {"epochs": 3, "batch_size": 8, "seed": 3, "checkpoint_every": 1, "keep_checkpoints": 2, "threads": 1, "progress": False}
 CALLS = ("replace", "fsync", "ftruncate", "unlink")
 """Of the system, between which a checkpoint is neither the earlier nor the new one."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
 
 
 @functools.cache
@@ -90,7 +89,8 @@ def assert_ends_like(folder: Path, whole: Path) -> None:
     assert {path.name[5:13] for path in (folder / "checkpoints/journal").glob("rows-*")} <= bases
 
 
-def test_fifty_kills_at_random_moments(start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [pytest.param(15, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.campaign)])
+def test_kills_at_random_moments(start, tmp_path: Path, number: int) -> None:
     whole = start(tmp_path / "whole", journalled=False)
     begin = time.monotonic()
     whole.join()
@@ -99,11 +99,11 @@ def test_fifty_kills_at_random_moments(start, tmp_path: Path) -> None:
     moments = random.Random(7)
     kills, run, step = 0, 0, 0
     finished = False
-    while kills < KILLS or not finished:
+    while kills < number or not finished:
         folder = tmp_path / f"killed{run}"
         process = start(folder, in_files=run % 2 == 1)
         # After the last kill the run comes to its end, however far it is.
-        process.join(timeout=moments.uniform(0.0, 1.2 * duration) if kills < KILLS else None)
+        process.join(timeout=moments.uniform(0.0, 1.2 * duration) if kills < number else None)
         process.kill()
         process.join()
         finished = process.exitcode == 0
@@ -117,7 +117,10 @@ def test_fifty_kills_at_random_moments(start, tmp_path: Path) -> None:
             kills += 1
 
 
-@pytest.mark.parametrize("in_files", [False, True], ids=["in memory", "in files"])
+@pytest.mark.parametrize(
+    "in_files",
+    [pytest.param(False, id="in memory", marks=pytest.mark.campaign), pytest.param(True, id="in files", marks=pytest.mark.slow)],
+)
 def test_a_kill_before_each_call_of_a_checkpoint(start, tmp_path: Path, in_files: bool) -> None:
     """Each process dies some calls later than the one before it; what the calls do, ``CALLS`` names."""
     start(tmp_path / "whole", journalled=False).join()

@@ -154,18 +154,19 @@ def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_
         EngineError: PyTorch is missing, or the engine cannot exchange values with other workers, or is not there.
         ConfigurationError: a group of workers whose size does not divide their number, or no policy.
     """
-    from burnish.distributed.connection.rendezvous import torch_distributed
+    from burnish.distributed.connection.rendezvous import check_torch
     from burnish.distributed.graphs.synchronization import check_group
     from burnish.distributed.options import check_engine
     from burnish.engines import get
     from burnish.norms import get as policy
 
-    torch_distributed()
+    check_torch()
     if not at_every_step:
         return
     for name in (norm,) if isinstance(norm, str) else norm.values():
         check_group(policy(name), workers)
-    if engine != "auto":
+    # PyTorch's can exchange values, and importing it would take the launcher longer than all else.
+    if engine not in ("auto", "torch"):
         check_engine(get(engine))
 
 

@@ -6,6 +6,7 @@ each other a secret. Ranks are given in the environment; nobody is asked for one
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -109,6 +110,18 @@ def secret_of_environment() -> bytes:
     return os.fsencode(secret)
 
 
+NO_TORCH = (
+    "Several workers exchange their gradients as PyTorch's tensors, and PyTorch is not installed: "
+    "pip install 'burnish[torch]', or train with one worker"
+)
+
+
+def check_torch() -> None:
+    """Raise EngineError where PyTorch is not installed. It is not imported for that, which takes seconds."""
+    if importlib.util.find_spec("torch") is None:
+        raise EngineError(NO_TORCH)
+
+
 def torch_distributed() -> Any:
     """Return the module ``torch.distributed``.
 
@@ -118,10 +131,7 @@ def torch_distributed() -> Any:
     try:
         import torch.distributed as distributed
     except ImportError as error:
-        raise EngineError(
-            "Several workers exchange their gradients as PyTorch's tensors, and PyTorch is not installed: "
-            "pip install 'burnish[torch]', or train with one worker"
-        ) from error
+        raise EngineError(NO_TORCH) from error
     if not distributed.is_available():
         raise EngineError("This PyTorch was built without torch.distributed: install another build, or train with one worker")
     return distributed
