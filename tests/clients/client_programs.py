@@ -68,7 +68,7 @@ NETWORKS: Mapping[str, tuple[Callable[[], ir.Model], Callable[[], Any]]] = {
         lambda: residual_network(width=4, classes=CLASSES, blocks=(1, 1)),
         lambda: burnish.optim.adamw(lr=warmup(cosine(2e-3, steps=SCHEDULED), 10)),
     ),
-    "mobile": (mobile, lambda: burnish.optim.sgd(lr=0.02, momentum=0.9)),
+    "mobile": (mobile, lambda: burnish.optim.sgd(lr=0.005, momentum=0.9)),
     "text": (text_classifier, lambda: burnish.optim.adam(lr=1e-3)),
     "recurrent": (recurrent, lambda: burnish.optim.rmsprop(lr=1e-3)),
     "dropout": (

@@ -1,0 +1,181 @@
+import assert from "node:assert/strict";
+import { dirname, join } from "node:path";
+import { after, before, describe, test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { clientPrograms, expectedOf, folderOf, HALF, NETWORKS } from "../fixtures.mjs";
+import { browse, chromium, serve, WEBGPU } from "./page.mjs";
+
+const DIST = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "dist");
+const TOLERANCE = 1e-4;
+const missing = chromium() ? false : "Chromium is not here: apt-get install chromium, or set CHROMIUM to its path";
+
+let server;
+before(async () => {
+  server = await serve({ dist: DIST, fixtures: dirname(folderOf("residual")) });
+  for (const network of NETWORKS) folderOf(network);
+});
+after(() => server.close());
+
+/** Put what the tests in the page share on `window`. */
+async function prepare(page) {
+  await page.evaluate(async () => {
+    window.client = await import("/dist/page/burnish-runtime.js");
+    const { readSafetensors } = await import("/dist/safetensors.js");
+    const bytes = async (path) => new Uint8Array(await (await fetch(path)).arrayBuffer());
+    window.bytes = bytes;
+    window.batchesOf = async (network) => {
+      const batches = Array.from({ length: 10 }, () => ({}));
+      for (const [name, array] of readSafetensors(await bytes(`/fixtures/${network}/batches.safetensors`), network).arrays) {
+        const [index, input] = name.split("/");
+        batches[Number(index)][input] = array;
+      }
+      return batches;
+    };
+    window.open_ = async (network, options = {}) =>
+      client.Session.open(await client.loadProgram(`/fixtures/${network}/${options.file ?? "program"}`), { seed: 7, wasmPaths: "/dist/page/wasm/", threads: 1, ...options });
+    window.train = async (network, steps, options) => {
+      const [session, batches] = [await open_(network, options), await batchesOf(network)];
+      const losses = [];
+      for (let step = 0; step < steps; step++) losses.push((await session.step(batches[step % 10])).loss);
+      return losses;
+    };
+    // Errors lose their class on the way out of the page.
+    window.failure = async (work) => {
+      try {
+        await work();
+      } catch (error) {
+        return `${error.name}: ${error.message}`;
+      }
+      return "nothing";
+    };
+  });
+}
+
+function assertClose(losses, network, begin = 0) {
+  const expected = expectedOf(network).steps;
+  const apart = losses.map((loss, index) => Math.abs(loss - expected[begin + index].loss) / Math.max(1, Math.abs(expected[begin + index].loss)));
+  assert.ok(Math.max(...apart) <= TOLERANCE, `${network}: ${Math.max(...apart)} apart`);
+  return Math.max(...apart);
+}
+
+describe("WebAssembly in Chromium", { skip: missing }, () => {
+  let browser, page, errors;
+  before(async () => {
+    ({ browser, page, errors } = await browse(server.address));
+    await prepare(page);
+  });
+  after(() => browser?.close());
+
+  for (const network of NETWORKS) {
+    test(`${network} trains as in Python`, async (context) => {
+      const apart = assertClose(await page.evaluate((name) => train(name, 100), network), network);
+      context.diagnostic(`${apart.toExponential(1)} from Python after 100 steps`);
+    });
+  }
+
+  test("draws the bits that Python draws for dropout", async () => {
+    const key = await page.evaluate(async () => {
+      const [session, batches] = [await open_("dropout"), await batchesOf("dropout")];
+      for (let step = 0; step < 20; step++) await session.step(batches[step % 10]);
+      return [...(await session.state()).get("rng/key").data].map(String);
+    });
+    const { loadProgram, Session } = await import("../../dist/index.js");
+    const { batchesOf } = await import("../fixtures.mjs");
+    const session = await Session.open(await loadProgram(join(folderOf("dropout"), "program")), { seed: 7 });
+    for (let step = 0; step < 20; step++) await session.step(batchesOf("dropout")[step % 10]);
+    assert.deepEqual(key, [...(await session.state()).get("rng/key").data].map(String));
+  });
+
+  test("trains on two threads", async () => {
+    assert.equal(await page.evaluate(() => crossOriginIsolated), true);
+    const other = await browser.newPage();
+    await other.goto(server.address);
+    await prepare(other);
+    assertClose(await other.evaluate(() => train("residual", 30, { threads: 2 })), "residual");
+    await other.close();
+  });
+
+  test("trains a zip and one ONNX file", async () => {
+    for (const file of ["program.zip", "program.onnx"]) assertClose(await page.evaluate((name) => train("dropout", 10, { file: name }), file), "dropout");
+  });
+
+  test("goes on from Python's checkpoint, and Python from its own, by way of IndexedDB", async () => {
+    const { losses, checkpoint } = await page.evaluate(async (half) => {
+      const [session, batches] = [await open_("residual"), await batchesOf("residual")];
+      await session.restore(await bytes("/fixtures/residual/half.safetensors"));
+      await session.saveCheckpoint("half", { from: "Chromium" });
+      const other = await open_("residual", { seed: 1 });
+      const extra = await other.restore("half");
+      if (extra.from !== "Chromium" || other.stepCount !== half) throw new Error("not what was saved");
+      const losses = [];
+      for (let step = half; step < half + 10; step++) losses.push((await other.step(batches[step % 10])).loss);
+      return { losses, checkpoint: [...(await other.checkpoint())] };
+    }, HALF);
+    assertClose(losses, "residual", HALF);
+    const { mkdtempSync, writeFileSync } = await import("node:fs");
+    const path = join(mkdtempSync("/tmp/burnish-js-"), "chromium.safetensors");
+    writeFileSync(path, Uint8Array.from(checkpoint));
+    const figures = JSON.parse(clientPrograms("resume", folderOf("residual"), path, String(HALF + 10), String(HALF + 20)));
+    assertClose(figures.map(({ loss }) => loss), "residual", HALF + 10);
+  });
+
+  test("trains in a worker, while the page goes on", async () => {
+    const { losses, frames, error, exported } = await page.evaluate(async () => {
+      const worker = new Worker("/dist/page/worker.js", { type: "module" });
+      const session = await client.WorkerSession.open(worker, "/fixtures/residual/program", { seed: 7, wasmPaths: new URL("/dist/page/wasm/", location).href, threads: 1 });
+      const batches = await batchesOf("residual");
+      const [losses, events] = [[], []];
+      session.addEventListener("step", ({ detail }) => events.push(detail.step));
+      let frames = 0;
+      const timer = setInterval(() => frames++, 1);
+      for (let step = 0; step < 20; step++) losses.push((await session.step(batches[step % 10])).loss);
+      clearInterval(timer);
+      if (events.at(-1) !== 20 || session.stepCount !== 20) throw new Error(`events ${events}`);
+      const error = await failure(() => session.step({ x: batches[0].x }));
+      const exported = (await session.exportModel()).model.length;
+      await session.close();
+      return { losses, frames, error, exported };
+    });
+    assertClose(losses, "residual");
+    assert.ok(frames > 10, `${frames}`);
+    assert.match(error, /^InputError: The batch lacks the input 'labels'/);
+    assert.ok(exported > 1000);
+  });
+
+  test("names what is wrong", async () => {
+    const of = (text) => page.evaluate((code) => failure(() => eval(code)), text);
+    assert.match(await of('client.loadProgram("/fixtures/nothing")'), /^CheckpointError: .* has no program.json/);
+    assert.match(await of('open_("residual", { backend: "cpu" })'), /^ConfigurationError: backend 'cpu' is that of Node/);
+    assert.match(await of('open_("residual", { backend: "webgpu" })'), /^EngineError: backend 'webgpu': this browser has no WebGPU|cannot be loaded/);
+    assert.match(await of('open_("residual").then((session) => session.restore("none"))'), /^CheckpointError: There is no checkpoint 'none'/);
+    assert.deepEqual(errors.filter((text) => !/404/.test(text)), []);
+  });
+});
+
+describe("WebGPU in Chromium, by SwiftShader", { skip: missing }, () => {
+  let browser, page;
+  before(async () => {
+    ({ browser, page } = await browse(server.address, WEBGPU));
+    await prepare(page);
+  });
+  after(() => browser?.close());
+
+  test("has a device", async () => {
+    assert.equal(await page.evaluate(async () => Boolean(await navigator.gpu?.requestAdapter())), true);
+  });
+
+  for (const network of NETWORKS) {
+    test(`${network}`, async (context) => {
+      const result = await page.evaluate(async (name) => {
+        try {
+          return await train(name, 10, { backend: "webgpu" });
+        } catch (error) {
+          return `${error.name}: ${error.message}`;
+        }
+      }, network);
+      if (typeof result === "string") context.diagnostic(result);
+      else context.diagnostic(`${assertClose(result, network)}`);
+    });
+  }
+});
