@@ -106,13 +106,17 @@ def read_batches(folder: Path) -> list[dict[str, np.ndarray]]:
     return [{name: arrays[f"{index}/{name}"] for name in names} for index in range(BATCHES)]
 
 
-def write(name: str, folder: Path, target: str = "onnxruntime") -> None:
-    """Write a program, its batches, and what Python computes in 100 steps of them, with a checkpoint after half of these."""
+def write(name: str, folder: Path) -> None:
+    """Write a program, its batches, and what Python computes in 100 steps of them, with a checkpoint after half of these.
+
+    Beside the program is the same one for WebGPU.
+    """
     build, optimizer = NETWORKS[name]
     model = build()
-    program = burnish.compile(model, optimizer=optimizer(), metrics=("accuracy",), target=target)
+    program = burnish.compile(model, optimizer=optimizer(), metrics=("accuracy",))
     shutil.rmtree(folder, ignore_errors=True)
     program.save(folder / "program")
+    burnish.compile(build(), optimizer=optimizer(), metrics=("accuracy",), target="webgpu").save(folder / "webgpu")
     data = batches(model)
     save_file(
         {f"{index}/{key}": array for index, batch in enumerate(data) for key, array in batch.items()},

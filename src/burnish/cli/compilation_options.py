@@ -145,12 +145,13 @@ class Compilation(OptionGroup):
     batch: BatchOption = None
     bind: BindOption = None
 
-    def program(self, model: Path, batch_size: int | None = None) -> Program:
+    def program(self, model: Path, batch_size: int | None = None, target: str = "onnxruntime") -> Program:
         """Compile a model, at a constant rate, or load a program from its folder.
 
         Args:
             model: an ONNX file, or the folder of a program, which stays as it was compiled.
             batch_size: of the steps, where it is known.
+            target: the runtime that it is compiled for.
 
         Raises:
             typer.BadParameter: options that contradict each other, or options of compilation for a program.
@@ -177,6 +178,7 @@ class Compilation(OptionGroup):
                 sparse=self.sparse and ("auto" if self.sparse == ["auto"] else self.sparse),
                 batch=read_batch(self.batch),
                 bind=read_bind(self.bind or []),
+                target=target,
             )
 
     def _load(self, folder: Path) -> Program:

@@ -27,6 +27,14 @@ def compile(
         int | None,
         typer.Option("--steps", min=1, help="Steps of the schedule, the warm-up included.", rich_help_panel=COMPILATION),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            help="The runtime that it is for: onnxruntime, web, webgpu, mobile or ort-minimal, or the TOML file of one.",
+            rich_help_panel=COMPILATION,
+        ),
+    ] = "onnxruntime",
 ) -> None:
     """Turn a model into a training program: six ONNX graphs of standard operators, with their state.
 
@@ -40,7 +48,7 @@ def compile(
             f"'{model}' is a program that is compiled already: train it (burnish train {model}), look at it "
             f"(burnish inspect {model}), or compile the ONNX file that it was made from"
         )
-    program = compilation.program(model)
+    program = compilation.program(model, target=target)
     program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()

@@ -25,7 +25,7 @@ from burnish.compiler.update import SCALE, SKIPPED, STEP
 from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
-from burnish.lowering import TARGETS, Target, target_to_dict
+from burnish.lowering import TARGETS, Target, check_has_dtypes, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
     NormPolicy,
@@ -119,6 +119,7 @@ class Compilation:
     dense: dict[str, str] = field(default_factory=dict)
 
     def program(self) -> Program:
+        check_has_dtypes(self.in_file, self.target)
         semantic: dict[str, ir.Model] = {}
         signatures: dict[str, GraphSignature] = {}
         for name in SEMANTIC_GRAPHS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +14,8 @@ from burnish.graph import Builder, Names, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
 from burnish.passes import complete_axes, merge_casts, remove_unused, widen_reductions
+from burnish.passes.compute_without_float64 import compute_without_float64
+from burnish.passes.further_outputs import compute_further_outputs
 from burnish.program.signature import Entry, GraphSignature, Role
 
 
@@ -154,7 +156,14 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     lower_to_target(model, target)
     dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
     extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
-    return model, GraphSignature(tuple(draft.inputs), tuple(entry for _, entry in draft.outputs), extents)
+    inputs, outputs = tuple(draft.inputs), tuple(entry for _, entry in draft.outputs)
+    if not target.float64:
+        inputs, outputs = tuple(map(_in_float32, inputs)), tuple(map(_in_float32, outputs))
+    return model, GraphSignature(inputs, outputs, extents)
+
+
+def _in_float32(entry: Entry) -> Entry:
+    return replace(entry, dtype=ir.DataType.FLOAT) if entry.dtype == ir.DataType.DOUBLE else entry
 
 
 def lower_to_target(model: ir.Model, target: Target) -> None:
@@ -166,6 +175,9 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     lower_semantic_operators(model, keep=target.kernels)
     complete_axes(model)
     widen_reductions(model)
+    compute_further_outputs(model, target.output_limits)
+    if not target.float64:
+        compute_without_float64(model)
     merge_casts(model)
     remove_unused(model)
     settle_opset(model, target)

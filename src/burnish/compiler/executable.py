@@ -144,6 +144,8 @@ def lower(program: Program, target: Target) -> Executable:
         ConfigurationError: the target takes fixed shapes, and an input of the program has an open dimension.
     """
     check_extents(program.signature, target)
+    if not program.target.float64:  # what its signature says is float32
+        target = replace(target, float64=False)
     can_be_made = bool(program.semantic) and program.optimizer is not None
     return Executable(
         program.signature,

@@ -75,7 +75,7 @@ def update_graphs(
         )
     check_optimizer((entry.name.partition(":")[2] for entry in signature.outputs_of(Role.INDICES)), bound)
     update = _Update(grad, signature, bound, trained)
-    targets = dict.fromkeys(graphs, target) | {"init": HOST}
+    targets = dict.fromkeys(graphs, target) | {"init": replace(HOST, float64=target.float64)}
     finished = {name: finish(getattr(update, name)(), name, targets[name]) for name in graphs}
     models = {name: model for name, (model, _) in finished.items()}
     signatures = {name: entries for name, (_, entries) in finished.items()}

@@ -6,7 +6,16 @@ that describe them. What makes a program's graphs for a target is ``burnish.comp
 
 from burnish.lowering.lower import lower_semantic_operators
 from burnish.lowering.target_file import TargetLike, read_target, target_from_dict, target_of, target_to_dict
-from burnish.lowering.targets import ANY_DOMAIN, TARGETS, Support, Target, check_allowed, check_runs, settle_opset
+from burnish.lowering.targets import (
+    ANY_DOMAIN,
+    TARGETS,
+    Support,
+    Target,
+    check_allowed,
+    check_has_dtypes,
+    check_runs,
+    settle_opset,
+)
 
 __all__ = [
     "ANY_DOMAIN",
@@ -15,6 +24,7 @@ __all__ = [
     "Target",
     "TargetLike",
     "check_allowed",
+    "check_has_dtypes",
     "check_runs",
     "lower_semantic_operators",
     "read_target",

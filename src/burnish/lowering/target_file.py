@@ -4,8 +4,9 @@ name = "accelerator"
 opset = 21                      # the newest version of the standard domain
 ir_version = 10                 # the newest ONNX file format
 shapes = "static"               # or "symbolic", as it is where nothing is said
+float64 = false                 # whether it has float64; true where nothing is said
 dtypes = ["float32", "int64"]   # of operators that do not say otherwise; all where nothing is said
-operators = ["Add", {name = "Conv", newest = 11, dtypes = ["float32"]}]    # "*": all of the standard
+operators = ["Add", {name = "Conv", newest = 11, dtypes = ["float32"]}, {name = "MaxPool", outputs = 1}]    # "*": all
 kernels = ["ConvWeightGrad"]    # semantic operators that it has kernels of its own for
 
 [domains]                       # operators of other domains; "*": all of one
@@ -27,7 +28,7 @@ from burnish.settings import is_whole, suggestion
 
 ALL = "*"
 SHAPES = {"symbolic": True, "static": False}
-_KEYS = ("name", "opset", "ir_version", "shapes", "dtypes", "operators", "kernels", "collectives", "domains")
+_KEYS = ("name", "opset", "ir_version", "shapes", "dtypes", "operators", "kernels", "collectives", "domains", "float64")
 _NUMPY_NAMES = {"float32": ir.DataType.FLOAT, "float64": ir.DataType.DOUBLE}
 
 TargetLike = str | Path | Target
@@ -93,6 +94,7 @@ def target_to_dict(target: Target) -> dict[str, Any]:
         "opset": target.newest_opset,
         "ir_version": target.newest_ir_version,
         "shapes": "symbolic" if target.symbolic_shapes else "static",
+        "float64": target.float64,
         "operators": operators,
         "kernels": sorted(target.kernels),
         "collectives": sorted(target.collectives),
@@ -106,6 +108,8 @@ def _support_to_dict(name: str, support: Support) -> dict[str, Any]:
         values["newest"] = support.newest
     if support.dtypes is not None:
         values["dtypes"] = sorted(dtype.name.lower() for dtype in support.dtypes)
+    if support.outputs is not None:
+        values["outputs"] = support.outputs
     return values
 
 
@@ -132,6 +136,7 @@ class _Reader:
             kernels=self._semantic("kernels"),
             collectives=self._semantic("collectives"),
             symbolic_shapes=SHAPES[shapes],
+            float64=self._flag("float64"),
         )
 
     def _error(self, problem: str, remedy: str) -> ConfigurationError:
@@ -141,6 +146,12 @@ class _Reader:
         value = self._values.get(key)
         if not isinstance(value, str) or not value:
             raise self._error(f"{key} is {value!r}", f"give it a {key}, as text")
+        return value
+
+    def _flag(self, key: str) -> bool:
+        value = self._values.get(key, True)
+        if not isinstance(value, bool):
+            raise self._error(f"{key} is {value!r}", "give true or false")
         return value
 
     def _whole(self, key: str, values: Mapping[str, Any]) -> int:
@@ -172,10 +183,11 @@ class _Reader:
             if name not in STANDARD_OPERATORS:
                 remedy = "operators of other domains stand under [domains], semantic ones under kernels"
                 raise self._error(f"the standard has no operator '{name}'{suggestion(name, STANDARD_OPERATORS)}", remedy)
-            if unknown := values.keys() - {"name", "newest", "dtypes"}:
-                raise self._error(f"the operator {name} has '{min(unknown)}'", "it may have newest and dtypes")
+            if unknown := values.keys() - {"name", "newest", "dtypes", "outputs"}:
+                raise self._error(f"the operator {name} has '{min(unknown)}'", "it may have newest, dtypes and outputs")
             newest = self._whole("newest", values) if "newest" in values else None
-            operators[name] = Support(newest, self._dtypes("dtypes", values) if "dtypes" in values else default)
+            outputs = self._whole("outputs", values) if "outputs" in values else None
+            operators[name] = Support(newest, self._dtypes("dtypes", values) if "dtypes" in values else default, outputs)
         return operators
 
     def _dtypes(self, key: str, values: Mapping[str, Any]) -> frozenset[ir.DataType] | None:

@@ -30,10 +30,12 @@ class Support:
     Attributes:
         newest: the newest version of the operator that it runs; None for any.
         dtypes: the element types that a node may read and return; None for any.
+        outputs: how many outputs it gives of a node, from the first on; None for all. ``MaxPool`` with one has no ``Indices``.
     """
 
     newest: int | None = None
     dtypes: frozenset[ir.DataType] | None = None
+    outputs: int | None = None
 
 
 STANDARD_OPERATORS: Mapping[str, Support] = MappingProxyType(
@@ -55,6 +57,8 @@ class Target:
         kernels: the names of the semantic operators that it has kernels of its own for: these are not lowered (``with_kernels``).
         collectives: the names of those that it runs besides where it has a communicator to other workers.
         symbolic_shapes: whether the dimensions of inputs may be open, as a batch of any size is.
+        float64: whether it computes in float64. Where not, what a program computes in float64 beside the model (rates, factors of
+            the optimizer, norms of gradients) is float32.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Target:
     kernels: frozenset[str] = frozenset()
     collectives: frozenset[str] = frozenset()
     symbolic_shapes: bool = True
+    float64: bool = True
 
     def with_kernels(self, kernels: Collection[SemanticOperator | str]) -> Self:
         """Return the same runtime with kernels for these semantic operators, and for no others."""
@@ -88,6 +93,11 @@ class Target:
         operators = self.domains.get(node.domain, self.domains.get(ANY_DOMAIN, frozenset()))
         return operators is None or node.op_type in operators
 
+    @property
+    def output_limits(self) -> dict[str, int]:
+        """Standard operator -> how many outputs the runtime gives, of those of which it does not give all."""
+        return {name: support.outputs for name, support in self.operators.items() if support.outputs is not None}
+
     def covers(self, other: Target) -> bool:
         """Whether it is known, without a look at a graph, to run whatever another target runs."""
         if self is other:
@@ -98,14 +108,29 @@ class Target:
             and self.operators is other.operators
             and self.kernels >= other.kernels
             and self.symbolic_shapes >= other.symbolic_shapes
+            and self.float64 >= other.float64
             and self.domains.items() >= other.domains.items()
         )
 
 
+ONNXRUNTIME = Target(
+    "onnxruntime", newest_opset=26, newest_ir_version=13, domains=MappingProxyType({CLASSICAL_DOMAIN: CLASSICAL_OPERATORS})
+)
+WEBGPU = Target(
+    "webgpu",
+    newest_opset=26,
+    newest_ir_version=13,
+    operators=MappingProxyType({**STANDARD_OPERATORS, "BatchNormalization": Support(outputs=1), "MaxPool": Support(outputs=1)}),
+    float64=False,
+)
+"""What onnxruntime-web 1.30 runs with WebGPU; what has no kernel there it runs on the CPU."""
+
 TARGETS = {
-    "onnxruntime": Target(
-        "onnxruntime", newest_opset=26, newest_ir_version=13, domains=MappingProxyType({CLASSICAL_DOMAIN: CLASSICAL_OPERATORS})
-    ),
+    "onnxruntime": ONNXRUNTIME,
+    "web": replace(ONNXRUNTIME, name="web"),
+    "webgpu": WEBGPU,
+    "mobile": replace(ONNXRUNTIME, name="mobile"),
+    "ort-minimal": replace(ONNXRUNTIME, name="ort-minimal", domains=MappingProxyType({})),
     "reference": Target(
         "reference",
         newest_opset=onnx.defs.onnx_opset_version(),
@@ -169,6 +194,15 @@ def _check_support(node: ir.Node, opset: int, target: Target) -> None:
                 f"{describe_node(node)} is of version {version} of its operator, and {target.name} runs version {support.newest} "
                 "at most: export the model with an older opset, or choose another target"
             )
+    given = sum(1 for output in node.outputs if output.uses() or output.is_graph_output())
+    if support.outputs is not None and given > support.outputs:
+        raise UnsupportedOperatorError(
+            f"{describe_node(node)} is read from its output '{node.outputs[given - 1].name}', and {target.name} gives "
+            f"{support.outputs} of the outputs of {node.op_type}: give the model's inputs fixed sizes, but for the batch, "
+            "or choose another target"
+        )
+    if not target.float64:
+        _check_no_float64(node, target)
     if support.dtypes is None:
         return
     for value in (*node.inputs, *node.outputs):
@@ -177,6 +211,27 @@ def _check_support(node: ir.Node, opset: int, target: Target) -> None:
             raise UnsupportedOperatorError(
                 f"{describe_node(node)} reads or returns '{value.name}', {value.dtype.name.lower()}, and {target.name} runs "
                 f"{node.op_type} over {taken}: change the model's dtypes, or choose another target"
+            )
+
+
+def _check_no_float64(node: ir.Node, target: Target) -> None:
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.dtype == ir.DataType.DOUBLE:
+            raise UnsupportedOperatorError(
+                f"{describe_node(node)} reads or returns '{value.name}', float64, which {target.name} has not: convert the model "
+                "to float32, or choose another target"
+            )
+
+
+def check_has_dtypes(model: ir.Model, target: Target) -> None:
+    """Raise UnsupportedOperatorError where a model has inputs, outputs or weights of float64, and the target has not."""
+    if target.float64:
+        return
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *model.graph.outputs):
+        if value.dtype == ir.DataType.DOUBLE:
+            raise UnsupportedOperatorError(
+                f"'{value.name}' of the model is float64, which {target.name} has not: convert the model to float32, or choose "
+                "another target"
             )
 
 

@@ -166,16 +166,35 @@ describe("WebGPU in Chromium, by SwiftShader", { skip: missing }, () => {
   });
 
   for (const network of NETWORKS) {
-    test(`${network}`, async (context) => {
-      const result = await page.evaluate(async (name) => {
-        try {
-          return await train(name, 10, { backend: "webgpu" });
-        } catch (error) {
-          return `${error.name}: ${error.message}`;
-        }
-      }, network);
-      if (typeof result === "string") context.diagnostic(result);
-      else context.diagnostic(`${assertClose(result, network)}`);
+    test(`${network}, compiled for WebGPU, trains as in Python`, async (context) => {
+      const losses = await page.evaluate((name) => train(name, 30, { backend: "webgpu", file: "webgpu" }), network);
+      context.diagnostic(`${assertClose(losses, network).toExponential(1)} from Python after 30 steps`);
     });
   }
+
+  test("keeps the state on the device, and gives it back", async () => {
+    const { same, predicted } = await page.evaluate(async () => {
+      const [session, batches] = [await open_("convolutional", { backend: "webgpu", file: "webgpu" }), await batchesOf("convolutional")];
+      for (let step = 0; step < 5; step++) await session.step(batches[step]);
+      const checkpoint = await session.checkpoint();
+      const other = await open_("convolutional", { backend: "wasm", file: "webgpu" });
+      await other.restore(checkpoint);
+      const [one, two] = [await session.evaluate(batches[0]), await other.evaluate(batches[0])];
+      const { logits } = await session.predict({ x: batches[0].x });
+      await session.loadState(await other.state());
+      const again = await session.evaluate(batches[0]);
+      await session.close();
+      return { same: [one.loss, two.loss, again.loss], predicted: logits.shape };
+    });
+    assert.ok(Math.abs(same[0] - same[1]) < 1e-5 && same[0] === same[2], `${same}`);
+    assert.deepEqual(predicted, [8, 5]);
+  });
+
+  test("refuses by name what was not compiled for it", async () => {
+    for (const network of ["residual", "mobile", "convolutional"]) {
+      const error = await page.evaluate((name) => failure(() => train(name, 1, { backend: "webgpu" })), network);
+      assert.match(error, /^(Engine|UnsupportedOperator)Error: The step graph cannot be (loaded|run) by ONNX Runtime \(backend 'webgpu'\)/);
+      assert.match(error, /burnish compile --target webgpu/);
+    }
+  });
 });
