@@ -20,7 +20,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-flower test-lowest lint format bench docs clean
+.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-lowest lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -58,6 +58,10 @@ test-shipped: $(TEST_STAMP)  ## Train 40 ONNX files that thirteen public package
 test-flower: $(FLOWER_STAMP)  ## Train federated clients under Flower, on its own server too
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(FLOWER_VENV)/bin/python -m pytest -q tests/federated
 
+test-clients: $(TEST_STAMP)  ## Run the clients' tests: C, and JavaScript in Node and in Chromium; fetches npm packages and Chromium
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/clients --ignore=tests/clients/test_javascript.py
+	PYTHON=$(abspath $(PYTHON)) clients/js/test/run.sh
+
 setup-lowest: $(LOWEST_PYTHONS:%=.venv-lowest-%/.set-up)  ## Create an environment of the lowest versions for each Python of test-lowest
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
@@ -94,7 +98,7 @@ docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/torch/native/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/torch/native/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
