@@ -60,6 +60,7 @@ PROVIDED |= {
     "Program.to_onnx": "burnish.formats.training_info:to_training_model",
     "Program.with_optimizer": "burnish.compiler.other_optimizer:with_optimizer",
     "Program.package": "burnish.engines.packaging:write_package",
+    "Program.measured_peak": "burnish.engines.onnxruntime.measured_step:measure",
 }
 
 

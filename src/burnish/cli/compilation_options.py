@@ -16,6 +16,7 @@ from burnish.cli.compilation_values import (
     read_batch,
     read_bind,
     read_held_rows,
+    read_memory,
     read_metrics,
     read_norms,
     read_outputs,
@@ -142,6 +143,15 @@ class Compilation(OptionGroup):
             "batch, as in 1.5GB:batch=16 (by default the run's, else 1); or a pattern of node names, which may be given again.",
         ),
     ] = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="BYTES",
+            help="The most that a step may take on ONNX Runtime, state included, such as 64MB or 64MB:batch=16 (by default the "
+            "run's batch, else 1): computes as little again as fits, or says what is missing.",
+        ),
+    ] = None
     batch: BatchOption = None
     bind: BindOption = None
 
@@ -174,6 +184,7 @@ class Compilation(OptionGroup):
                 outputs=read_outputs(self.outputs),
                 precision=self.precision,
                 recompute=read_recompute(self.recompute or [], batch_size),
+                memory=read_memory(self.memory, batch_size),
                 hold_rows=read_held_rows(self.hold_rows or []),
                 sparse=self.sparse and ("auto" if self.sparse == ["auto"] else self.sparse),
                 batch=read_batch(self.batch),

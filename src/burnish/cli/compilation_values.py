@@ -21,6 +21,11 @@ def read_recompute(texts: list[str], batch_size: int | None = None) -> str | lis
     return text if what == "layers" else texts
 
 
+def read_memory(text: str | None, batch_size: int | None = None) -> str | None:
+    """Return a limit of memory; one without a batch is for ``batch_size``."""
+    return text if text is None or ":" in text or batch_size is None else f"{text}:batch={batch_size}"
+
+
 def read_batch(text: str | None) -> str | None:
     """Return what ``--batch`` says.
 

@@ -41,7 +41,9 @@ def planned_line(program: Program, batch: int | None = None) -> str:
     batch = batch or planned_batch(program)
     peak = program.planned_peak(batch)
     saved = f", {_size(peak.without_recompute)} without recomputation" if program.options.get("recompute") else ""
-    return f"planned peak of a step at batch {batch}: {_size(peak.bytes)}{saved}"
+    memory = program.options.get("memory", {})
+    measured = f"; measured: {_size(memory['measured'])} of {_size(memory['limit'])}" if "measured" in memory else ""
+    return f"planned peak of a step at batch {batch}: {_size(peak.bytes)}{saved}{measured}"
 
 
 def _size(count: int) -> str:
@@ -49,9 +51,11 @@ def _size(count: int) -> str:
 
 
 def planned_batch(program: Program) -> int:
-    """Return the batch size that recomputation was planned for, else 1."""
+    """Return the batch size that memory was planned for, else 1."""
     from burnish.passes import recompute_request
 
+    if memory := program.options.get("memory"):
+        return int(memory["batch"])
     requested = recompute_request.get(program.options.get("recompute"))
     return requested.batch or 1 if requested else 1
 

@@ -131,6 +131,11 @@ class Compilation:
         check_extents(signature, self.target)
         return Program(**models, signature=signature, weights=self.weights, options=self.options(), semantic=semantic)
 
+    def program_that_computes_again(self, recompute: Recompute | None) -> Program:
+        """The program, with what its backward is to compute again."""
+        self.recompute = recompute
+        return self.program()
+
     def options(self) -> dict[str, Any]:
         return {
             "loss": self.loss.options(),

@@ -16,6 +16,7 @@ from burnish.compiler.doubts import find_doubts
 from burnish.compiler.draft import finish
 from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state_within
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
+from burnish.compiler.memory_limit import memory_saving, program_with
 from burnish.compiler.modules import Norm, held_rows_of, take_module
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
@@ -52,7 +53,6 @@ from burnish.passes import (
 from burnish.passes.precision import FULL, Precision
 from burnish.passes.precision import get as get_precision
 from burnish.passes.recompute_request import RecomputeOption
-from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.inference import Inference
 from burnish.program.program import Program
 from burnish.program.signature import GraphSignature
@@ -80,6 +80,7 @@ def compile(
     output: str | None = None,
     running_variance: str | None = None,
     recompute: RecomputeOption = None,
+    memory: str | int | None = None,
     hold_rows: HoldRows = None,
     sparse: SparseOption = None,
     batch: str | None = None,
@@ -117,6 +118,9 @@ def compile(
             gradients keep their bits: ``layers`` (only what passes between segments of the network is kept), a budget in bytes
             for the step's planned peak (a number, or ``1.5GB``; as little as fits is computed again), or patterns of nodes. A
             batch size to plan for comes behind a colon: ``1.5GB:batch=16``.
+        memory: the most that a step may take on ONNX Runtime: the state, twice where it is updated, the batch, and all values
+            between; a number of bytes or ``64MB``, for a batch of one, or ``64MB:batch=16``. As little as fits is computed again.
+            What is planned is run, in a process of its own, where the system tells how much memory that takes (Linux).
         hold_rows: {initializer name: rows of axis 0, counted from 0} that training leaves as they are, bit for bit, whatever the
             optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
         sparse: which embedding tables keep the gradient of the rows that a batch reads alone: a step then reads and writes no
@@ -144,12 +148,12 @@ def compile(
 
     Raises:
         ModelError: the source is not a valid ONNX model.
-        ConfigurationError: an option does not fit the model.
+        ConfigurationError: an option does not fit the model, or no step fits ``memory``, with what takes it and what would help.
         GradientError: an operator between a trained weight and the loss has no gradient.
         UnsupportedOperatorError: an operator cannot be trained or lowered as it stands, or cannot take several samples where the
             batch is to be opened.
     """
-    runtime = target_of(target)
+    runtime, saving = target_of(target), memory_saving(memory, recompute)
     module, source, trainable, norm = take_module(source, example_inputs, dynamic_shapes, trainable, norm)
     in_file, model = _opened(source, "burnish.compile", batch, bind)
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
@@ -179,13 +183,12 @@ def compile(
         precision=get_precision(precision),
         norm=_norm_option(norm),
         auto_frozen=_auto_frozen(layers, asked_for, policies),
-        recompute=recompute_request(recompute),
         batch=batch,
         bind=described_bindings(bind or {}),
         evaluation=_evaluation(module, objective, outputs, state),
         counted_batches={} if module is None else dict(module.counted_batches),
     )
-    program = compilation.program()
+    program = program_with(saving, compilation.program_that_computes_again)
     _warn_of_result(compilation.dense, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
     return program
 

@@ -259,6 +259,21 @@ class Program:
         written: Path = provided("Program.save")(self, Path(path))
         return written
 
+    def measured_peak(self, batch: int = 1) -> int | None:
+        """Return the bytes that steps take on ONNX Runtime, measured in a process of its own; None where the system is not Linux.
+
+        Counted is what that process has at its peak beyond ONNX Runtime and the loaded graph: both sets of the state, the batch,
+        activations, and what kernels need. The batch is of drawn data; other symbolic dimensions are 1.
+
+        Args:
+            batch: samples of a step.
+
+        Raises:
+            EngineError: a step cannot be run.
+        """
+        measured: int | None = provided("Program.measured_peak")(self, batch)
+        return measured
+
     def package(
         self,
         path: str | Path,

@@ -1,0 +1,172 @@
+"""A program whose steps fit a limit of memory: planned, measured, and planned again where a runtime takes more than the plan.
+
+A plan counts inputs (the state and the batch) and computed values, the next state among them. What kernels need inside is not in
+it, and on networks of convolutions is as much again; so what counts is a step that has been run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from burnish.analysis.memory_plan import value_bytes
+from burnish.errors import ConfigurationError
+from burnish.passes import recompute_request
+from burnish.passes.recompute_request import Recompute, RecomputeOption
+from burnish.program import Program, Role
+from burnish.program.signature import Entry
+
+ATTEMPTS = 5
+"""Plans that are measured before the limit is called out of reach."""
+CLOSER = 0.97
+"""By how much more than in proportion to what is measured a plan is made smaller."""
+SHOWN = 3
+"""Activations that an error names."""
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What a step may need: the state, twice where it is updated, the batch, and all values between.
+
+    Attributes:
+        bytes: the limit.
+        batch: samples of a step.
+    """
+
+    bytes: int
+    batch: int
+
+
+def memory_saving(memory: str | int | None, recompute: RecomputeOption = None) -> MemoryLimit | Recompute | None:
+    """Read the two options that save memory, of which one may be given.
+
+    Args:
+        memory: a number of bytes or ``64MB``, for one sample, or for more, ``64MB:batch=16``.
+        recompute: as ``recompute_request.get`` takes it.
+
+    Raises:
+        ConfigurationError: it is none of these, or both options are given.
+    """
+    if memory is None:
+        return recompute_request.get(recompute)
+    if recompute is not None:
+        raise ConfigurationError("memory and recompute are both given: memory chooses what is computed again; leave one out")
+    try:
+        read = recompute_request.get(memory)
+    except ConfigurationError:
+        read = None
+    if read is None or read.budget is None:
+        raise ConfigurationError(
+            f"memory={memory!r} is no limit: give a number of bytes, or a text such as '64MB' or '64MB:batch=16'"
+        )
+    return MemoryLimit(read.budget, read.batch or 1)
+
+
+def program_with(saving: MemoryLimit | Recompute | None, compiled: Callable[[Recompute | None], Program]) -> Program:
+    """Return the program with what is asked for; under a limit that of the least recomputation found whose steps fit.
+
+    Args:
+        saving: what a step may need, or what to compute again.
+        compiled: makes the program with what is to be computed again.
+
+    Raises:
+        ConfigurationError: none fits; the message says what takes the memory and what would help. Or an input has an open extent
+            beside the batch, for which nothing can be planned.
+    """
+    if not isinstance(saving, MemoryLimit):
+        return compiled(saving)
+    limit, program = saving, compiled(None)
+    _check_extents(program)
+    peak, request = program.planned_peak(limit.batch).bytes, None
+    measured: int | None = None
+    for _ in range(ATTEMPTS):
+        if peak <= limit.bytes:
+            measured = program.measured_peak(limit.batch)
+            if measured is None or measured <= limit.bytes:
+                program.options["memory"] = _noted(limit, measured)
+                return program
+            budget = int(peak * limit.bytes / measured * CLOSER)
+        else:
+            budget = limit.bytes
+        request = Recompute(budget=budget, batch=limit.batch)
+        try:
+            program = compiled(request)
+        except ConfigurationError as error:
+            if not str(error).startswith("recompute:"):
+                raise
+            break
+        peak = program.planned_peak(limit.batch).bytes
+    raise _out_of_reach(limit, compiled, measured)
+
+
+def _noted(limit: MemoryLimit, measured: int | None) -> dict[str, int]:
+    noted = {"limit": limit.bytes, "batch": limit.batch}
+    return noted if measured is None else {**noted, "measured": measured}
+
+
+def _check_extents(program: Program) -> None:
+    for entry in program.signature["step"].inputs_of(Role.DATA, Role.LABEL):
+        for axis, extent in enumerate(entry.extents):
+            if axis and not isinstance(extent, int) and entry.role is Role.DATA:
+                raise ConfigurationError(
+                    f"memory: the input '{entry.name}' has the open extent {extent!r} along axis {axis}, so that nothing can be "
+                    "planned: export the model with a number there"
+                )
+
+
+def _out_of_reach(
+    limit: MemoryLimit, compiled: Callable[[Recompute | None], Program], measured: int | None
+) -> ConfigurationError:
+    """Say what takes the memory, and what would help."""
+    program = compiled(Recompute())
+    peak = program.planned_peak(limit.batch)
+    inputs = program.signature["step"].inputs
+    updated = program.signature["step"].updates
+    parameters = sum(map(_bytes, (entry for entry in inputs if entry.role is Role.PARAMETER)))
+    optimizer = sum(map(_bytes, (entry for entry in inputs if entry.role is Role.OPTIMIZER)))
+    following = sum(map(_bytes, (entry for entry in inputs if entry.name in updated)))
+    measured_text = "" if measured is None else f"; the last plan that fitted took {_size(measured)} when it was run"
+    return ConfigurationError(
+        f"memory: a step does not fit {_size(limit.bytes)} at batch {limit.batch}: planned are {_size(peak.without_recompute)}, "
+        f"and {_size(peak.bytes)} where layers are computed again{measured_text}. Parameters take {_size(parameters)}, what the "
+        f"optimizer keeps {_size(optimizer)}, the next values of both {_size(following)}; the largest activations are "
+        f"{', '.join(_largest(program, limit.batch))}. {' '.join(_remedies(program, limit, measured, peak.bytes, optimizer))}"
+    )
+
+
+def _remedies(program: Program, limit: MemoryLimit, measured: int | None, peak: int, optimizer: int) -> Iterator[str]:
+    # Plans of smaller batches are taken to fall short of what is run by as much as the one that was.
+    factor = max(1.0, measured / peak) if measured is not None else 1.0
+    batch = limit.batch
+    while batch > 1:
+        batch //= 2
+        if program.planned_peak(batch).bytes * factor <= limit.bytes:
+            several = math.ceil(limit.batch / batch)
+            yield (
+                f"A batch of {batch} is planned to fit with recompute='layers': gradients of {several} such batches can be added "
+                "up (burnish.optim.accumulate)."
+            )
+            break
+    else:
+        yield f"No smaller batch fits: give a limit of {_size(math.ceil(program.planned_peak(1).bytes * factor))} or more."
+    frozen = "Freezing layers (trainable) takes away their gradients, their optimizer's state and their next values"
+    yield frozen + (", and SGD keeps less than this optimizer." if optimizer else ".")
+
+
+def _largest(program: Program, batch: int) -> list[str]:
+    sizes = value_bytes(program.step, batch)
+    state = {output.name for output in program.step.graph.outputs}
+    computed = [
+        (size, value.name) for value, size in sizes.items() if size and not value.is_graph_input() and value.name not in state
+    ]
+    computed.sort(key=lambda item: (-item[0], item[1] or ""))
+    return [f"'{name}' ({_size(size)})" for size, name in computed[:SHOWN]]
+
+
+def _bytes(entry: Entry) -> int:
+    return math.ceil(entry.dtype.itemsize * math.prod(extent for extent in entry.extents if isinstance(extent, int)))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
