@@ -303,7 +303,7 @@ def test_options_of_workers_that_are_refused(run, data, options, message):
             ("--norm", "*bn1*=sync:4", "--workers", "2"),
             "norm: 'sync:4' takes statistics over groups of 4 workers, and there are 2",
         ),
-        (("--engine", "onnxruntime", "--workers", "2"), "The engine 'onnxruntime' cannot exchange values with other workers"),
+        (("--engine", "reference", "--workers", "2"), "The engine 'reference' cannot exchange values with other workers"),
     ],
 )
 def test_what_every_worker_would_refuse_is_refused_once_before_they_start(run, data, options, message):

@@ -212,10 +212,10 @@ def test_programs_that_are_refused():
 def test_an_engine_that_exchanges_nothing():
     (alone,) = ThreadCommunicator.group(1)
     message = (
-        r"The engine 'onnxruntime' cannot exchange values with other workers: train with engine='torch' \(--engine torch\), or"
+        r"The engine 'reference' cannot exchange values with other workers: train with engine='torch' \(--engine torch\), or"
     )
     with pytest.raises(EngineError, match=message):
-        burnish.Session(compiled(), engine="onnxruntime", parallel=burnish.DataParallel(communicator=alone))
+        burnish.Session(compiled(), engine="reference", parallel=burnish.DataParallel(communicator=alone))
 
 
 def test_workers_that_differ_are_refused():

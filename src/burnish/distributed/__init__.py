@@ -8,8 +8,9 @@ engine's own where workers hold different parts of the state. ``options`` puts a
 Nothing here reads data or keeps a run, and nothing imports PyTorch before it is used.
 """
 
+from burnish.distributed.connection.arrays import ArrayCommunicator, mpi
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.options import DataParallel
 
-__all__ = ["DataParallel", "ProcessGroup", "join"]
+__all__ = ["ArrayCommunicator", "DataParallel", "ProcessGroup", "join", "mpi"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.errors import ConfigurationError
+from burnish.version import __version__
 
 REMEDIES = {
     "version of burnish": "install the same version everywhere",
@@ -37,11 +37,9 @@ def check_agreement(
     Raises:
         ConfigurationError: workers differ, with what differs, the two ranks and both hashes.
     """
-    import torch
-
     digests = fingerprints(executable, communicator.size, state, options)
-    own = torch.from_numpy(np.frombuffer(b"".join(bytes.fromhex(digest) for digest in digests.values()), np.uint8).copy())
-    rows = communicator.all_gather(own).numpy()
+    own = np.frombuffer(b"".join(bytes.fromhex(digest) for digest in digests.values()), np.uint8).copy()
+    rows = array_of(communicator.all_gather(buffer_of(communicator, own)))
     width = rows.shape[1] // len(digests)
     for index, what in enumerate(digests):
         found = [bytes(row[index * width : (index + 1) * width]).hex() for row in rows]
@@ -58,7 +56,7 @@ def fingerprints(executable: Executable, workers: int, state: Mapping[str, np.nd
     grad = (executable.semantic.get("grad") or executable.finished["grad"]).graph
     signature = json.dumps([executable.signature.to_dict(), executable.options], sort_keys=True, default=str)
     texts = {
-        "version of burnish": [version("burnish").encode()],
+        "version of burnish": [__version__.encode()],
         "program": [signature.encode()],
         "exchanges": [f"{workers};{options}".encode(), *_structure(grad)],
         "state": [

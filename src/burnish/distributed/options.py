@@ -210,6 +210,11 @@ class DataParallel(PlainSettings):
 
     def _communicators(self, device: str | None) -> tuple[Communicator, Communicator, PowerSGD | None]:
         """How workers are reached: with what they give as it is, and as gradients travel; and what compresses these."""
+        if getattr(self.communicator, "takes_arrays", False) and (self.deterministic or self.compression is not None):
+            raise ConfigurationError(
+                "DataParallel: deterministic and compression are made of a process group of PyTorch: leave them out with "
+                "communicator=burnish.distributed.mpi() and the like, or give group= in its place"
+            )
         uncompressed = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
         compression = self._compressed()
         encoding = compression if isinstance(compression, Encoding) else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from burnish.ops.collectives import EXCHANGES
 
 COLLECTIVES = frozenset(operator.name for operator in EXCHANGES)
@@ -77,7 +79,8 @@ class SharedRows(Protocol):
 class Communicator(Protocol):
     """The other workers, as seen from one of them.
 
-    Buffers are contiguous PyTorch tensors, on the device that the engine runs on. Every worker makes the same calls, on buffers
+    Buffers are contiguous PyTorch tensors, on the device that the engine runs on; of a communicator with ``takes_arrays``, numpy
+    arrays too. Every worker makes the same calls, on buffers
     of the same dtype and size, in the same order within a channel. ``group`` is the number of consecutive ranks that exchange
     among themselves; 0: all.
 
@@ -165,3 +168,17 @@ class ShapedSums(Protocol):
             bucket: what tells it from others: the same at each step.
         """
         ...
+
+
+def buffer_of(communicator: Communicator, array: np.ndarray) -> Any:
+    """Return an array as the buffer that a communicator takes; it shares the array's memory."""
+    if getattr(communicator, "takes_arrays", False):
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def array_of(buffer: Any) -> np.ndarray:
+    """Return a buffer in the processor's memory as an array, which shares it."""
+    return np.asarray(buffer)

@@ -17,7 +17,7 @@ from burnish.distributed.graphs.samples import counted_inputs
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.program import Role
 from burnish.program.signature import Entry, GraphSignature
 
@@ -67,22 +67,21 @@ class PartRunner(SpreadRunner):
 
     def _share_stand_in(self) -> None:
         """Give the workers that have had no samples yet what the first one has that had some; all do this together."""
-        import torch
-
         content = b"" if self._last is None else packed(self._last)
-        sizes = self._communicator.all_gather(torch.tensor([len(content)], dtype=torch.int64)).numpy().reshape(-1)
+        size = buffer_of(self._communicator, np.array([len(content)], np.int64))
+        sizes = array_of(self._communicator.all_gather(size)).reshape(-1)
         if not sizes.any():
             return
         self._all_have_stand_in = True
         if sizes.all():
             return
         first = int(np.argmax(sizes > 0))
-        buffer = bytearray(int(sizes[first]))
+        buffer = np.zeros(int(sizes[first]), np.uint8)
         if first == self._communicator.rank:
-            buffer[:] = content
-        rows = self._communicator.all_gather(torch.frombuffer(buffer, dtype=torch.uint8))
+            buffer[:] = np.frombuffer(content, np.uint8)
+        rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, buffer)))
         if self._last is None:
-            self._last = unpacked(rows[first].numpy().tobytes(), self._batch_inputs)
+            self._last = unpacked(rows[first].tobytes(), self._batch_inputs)
 
 
 def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> np.ndarray:

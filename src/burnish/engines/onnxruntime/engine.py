@@ -14,11 +14,13 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.base import Arrays, LoadedModel, RunsModels, refuse_workers
+from burnish.engines.array_runner import ArrayRunner
+from burnish.engines.base import Arrays, LoadedModel, RunsModels
 from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
+from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
 from burnish.errors import BurnishError, EngineError
 from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
@@ -31,8 +33,13 @@ if TYPE_CHECKING:
 
 SILENT = 4
 
-TARGET = replace(TARGETS["onnxruntime"], domains=MappingProxyType({**TARGETS["onnxruntime"].domains, "com.microsoft": None}))
-"""What programs are compiled for, and the operators that ONNX Runtime has beyond the standard's."""
+TARGET = replace(
+    TARGETS["onnxruntime"],
+    domains=MappingProxyType({**TARGETS["onnxruntime"].domains, "com.microsoft": None}),
+    collectives=BETWEEN_PARTS,
+)
+"""What programs are compiled for, the operators that ONNX Runtime has beyond the standard's, and the exchanges that are made
+between two parts of a graph."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 Provider = str | tuple[str, Mapping[str, Any]]
@@ -127,7 +134,7 @@ class OnnxRuntimeEngine(RunsModels):
         device: str | None = None,
         threads: int | None = None,
         communicator: Communicator | None = None,
-    ) -> OnnxRuntimeRunner:
+    ) -> OnnxRuntimeRunner | ArrayRunner:
         """Open a program with copies of ``state``; graphs are loaded when they are first run.
 
         Args:
@@ -135,20 +142,28 @@ class OnnxRuntimeEngine(RunsModels):
             state: every state entry by name.
             device: ``cpu`` or None.
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
-            communicator: None; its target has no collectives.
+            communicator: to other workers. The training graph is then cut at its exchanges (``burnish.engines.split_graph``).
 
         Raises:
-            EngineError: ``device`` is not ``cpu``, ``threads`` is no whole number of at least one, or there is a communicator.
+            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number of at least one.
         """
-        refuse_workers(self.name, communicator)
         if device not in (None, "cpu"):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
         if threads is not None and (not is_whole(threads) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
-        return OnnxRuntimeRunner(self, executable, state, threads)
+        if communicator is None:
+            return OnnxRuntimeRunner(self, executable, state, threads)
 
-    def load(self, model: ir.Model) -> LoadedModel:
-        """Load a model, to be run any number of times.
+        def load_part(model: ir.Model) -> LoadedModel:
+            return self.load(model, threads)
+
+        def load_split(model: ir.Model, graph: str) -> LoadedModel:
+            return SplitGraph(model, load_part, communicator) if graph == "step" else load_part(model)
+
+        return ArrayRunner(executable, state, lambda graph: load_split(executable.copy_of(graph), graph), load_split)
+
+    def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
+        """Load a model, to be run any number of times; ``threads`` as ``open`` takes it.
 
         One that holds bfloat16 is computed in float32, and its outputs are rounded: there are no kernels for it.
 
@@ -157,7 +172,7 @@ class OnnxRuntimeEngine(RunsModels):
         """
         declared = {value.name or "": value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
         is_widened = has_bfloat16(model)
-        opened = self.open_graph(compute_in_float32(model.clone(), keep_inputs=False) if is_widened else model)
+        opened = self.open_graph(compute_in_float32(model.clone(), keep_inputs=False) if is_widened else model, threads=threads)
         names = [output.name for output in opened.session.get_outputs()]
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:

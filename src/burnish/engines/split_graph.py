@@ -1,0 +1,228 @@
+"""A graph of several workers for a runtime without exchanges: it is cut at them, and they are made between the parts.
+
+The nodes between two exchanges are a model of their own, which the engine loads like any other. A node stands in the first part
+that has all it reads. Every worker cuts the same graph alike, and so makes the same exchanges in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.engines.base import Arrays, LoadedModel
+from burnish.engines.communicator import GRADIENTS, Communicator, array_of, buffer_of
+from burnish.errors import EngineError
+from burnish.graph import BURNISH_DOMAIN, attribute_value, describe_node
+from burnish.graph.uses import read_by
+from burnish.ops.collectives import (
+    ALL_GATHER,
+    ALL_GATHER_ROWS,
+    ALL_REDUCE,
+    ALL_REDUCE_FINISH,
+    ALL_REDUCE_START,
+    OWN_GRADIENTS,
+    WORKER_RANK,
+)
+
+Operands = Sequence[np.ndarray]
+Exchange = Callable[[ir.Node, Operands, Communicator], Operands]
+
+
+def _counted(node: ir.Node, operands: Operands) -> tuple[list[np.ndarray], bool]:
+    """The operands that travel, and whether this worker's count: it may have no samples."""
+    beside = int(attribute_value(node, "counted", 0)) + int(attribute_value(node, "conditional", 0))
+    count = len(operands) - beside
+    has_samples = not attribute_value(node, "counted", 0) or bool(operands[count].any())
+    return list(operands[:count]), has_samples
+
+
+def _flat(tensors: Operands, has_samples: bool) -> np.ndarray:
+    """The operands of an exchange in one vector; zeros where they count nowhere."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64)
+    flat = np.concatenate([tensor.reshape(-1).astype(dtype, copy=False) for tensor in tensors])
+    return flat if has_samples else np.zeros_like(flat)
+
+
+def _parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
+    """The parts of a vector, or of rows of vectors, of these shapes and dtypes."""
+    ends = np.cumsum([tensor.size for tensor in like])[:-1]
+    parts = np.split(flat, ends, axis=-1)
+    return [
+        np.ascontiguousarray(part).reshape(*flat.shape[:-1], *tensor.shape).astype(tensor.dtype, copy=False)
+        for part, tensor in zip(parts, like, strict=True)
+    ]
+
+
+def _summed(node: ir.Node, tensors: Operands, has_samples: bool, communicator: Communicator) -> np.ndarray:
+    buffer = buffer_of(communicator, _flat(tensors, has_samples))
+    channel = GRADIENTS if attribute_value(node, "purpose", "") == "gradient" else "statistics"
+    communicator.all_reduce(buffer, group=int(attribute_value(node, "group", 0)), channel=channel).wait()
+    return array_of(buffer)
+
+
+def _all_reduce(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = _counted(node, operands)
+    return _parted(_summed(node, tensors, has_samples, communicator), tensors)
+
+
+def _all_reduce_start(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = _counted(node, operands)
+    if attribute_value(node, "conditional", 0) and not operands[-1]:
+        return [np.empty(0, tensors[0].dtype)]
+    return [_summed(node, tensors, has_samples, communicator)]
+
+
+def _all_reduce_finish(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    buffer, *tensors = operands
+    is_left_out = not buffer.size and any(tensor.size for tensor in tensors)
+    return tensors if is_left_out else _parted(buffer, tensors)
+
+
+def _all_gather(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = _counted(node, operands)
+    buffer = buffer_of(communicator, _flat(tensors, has_samples))
+    return _parted(array_of(communicator.all_gather(buffer, group=int(attribute_value(node, "group", 0)))), tensors)
+
+
+def _all_gather_rows(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = _counted(node, operands)
+    own = [tensor if has_samples else tensor[:0] for tensor in tensors]
+    counts = array_of(communicator.all_gather(buffer_of(communicator, np.array([len(tensor) for tensor in own], np.int64))))
+    results = []
+    for index, tensor in enumerate(own):
+        most = int(counts[:, index].max())
+        padded = np.zeros((most, *tensor.shape[1:]), tensor.dtype)
+        padded[: len(tensor)] = tensor
+        content = buffer_of(communicator, padded.reshape(-1).view(np.uint8))
+        rows = array_of(communicator.all_gather(content)) if most else np.zeros((len(counts), 0), np.uint8)
+        width = math.prod(tensor.shape[1:]) * tensor.itemsize
+        parts = [
+            np.ascontiguousarray(row[: int(count) * width]).view(tensor.dtype).reshape(int(count), *tensor.shape[1:])
+            for row, count in zip(rows, counts[:, index], strict=True)
+        ]
+        results.append(np.concatenate(parts))
+    return results
+
+
+def _own_gradients(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = _counted(node, operands)
+    return tensors if has_samples else [np.zeros_like(tensor) for tensor in tensors]
+
+
+def _worker_rank(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+    return [np.asarray(communicator.rank, np.int64)]
+
+
+MADE: Mapping[str, Exchange] = {
+    ALL_REDUCE.name: _all_reduce,
+    ALL_REDUCE_START.name: _all_reduce_start,
+    ALL_REDUCE_FINISH.name: _all_reduce_finish,
+    ALL_GATHER.name: _all_gather,
+    ALL_GATHER_ROWS.name: _all_gather_rows,
+    OWN_GRADIENTS.name: _own_gradients,
+    WORKER_RANK.name: _worker_rank,
+}
+"""What makes each exchange between two parts, by the name of the operator."""
+BETWEEN_PARTS = frozenset(MADE)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The nodes between two exchanges, as a model: the names of what it reads, and what runs it; None where there are none."""
+
+    reads: tuple[str, ...]
+    run: LoadedModel | None
+
+
+class SplitGraph:
+    """A graph with exchanges, cut at them; called as a loaded model is.
+
+    Args:
+        model: lowered to a target whose collectives are among ``BETWEEN_PARTS``; not to be changed while this is in use.
+        load: loads a part.
+        communicator: to the other workers.
+
+    Raises:
+        EngineError: an exchange stands in the body of a control flow operator, or cannot be made between parts.
+    """
+
+    def __init__(self, model: ir.Model, load: Callable[[ir.Model], LoadedModel], communicator: Communicator):
+        self._communicator = communicator
+        graph = model.graph
+        _check_bodies(graph)
+        stages = _stages(graph)
+        self._outputs = [value.name or "" for value in graph.outputs]
+        last = max(stages.values(), default=0)
+        self._parts = [_part(model, stages, number, load) for number in range(last + 1)]
+        self._exchanges = [
+            [node for node, stage in stages.items() if stage == number and _is_exchange(node)] for number in range(last + 1)
+        ]
+        self._constants = {
+            name: value.const_value.numpy() for name, value in graph.initializers.items() if value.const_value is not None
+        }
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        values = {**self._constants, **inputs}
+        for part, exchanges in zip(self._parts, self._exchanges, strict=True):
+            if part.run is not None:
+                values |= part.run({name: values[name] for name in part.reads})
+            for node in exchanges:
+                operands = [np.ascontiguousarray(values[value.name or ""]) for value in node.inputs if value is not None]
+                results = MADE[node.op_type](node, operands, self._communicator)
+                values |= {output.name or "": result for output, result in zip(node.outputs, results, strict=True)}
+        return {name: values[name] for name in self._outputs}
+
+
+def _is_exchange(node: ir.Node) -> bool:
+    return node.domain == BURNISH_DOMAIN and node.op_type in MADE
+
+
+def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
+    """The part that each node stands in; an exchange is made after the part of its number."""
+    stages: dict[ir.Node, int] = {}
+    for node in graph:
+        stage = 0
+        for value in read_by(node):
+            producer = value.producer()
+            if producer in stages:
+                assert producer is not None
+                is_after = _is_exchange(producer) and not _is_exchange(node)
+                stage = max(stage, stages[producer] + is_after)
+        stages[node] = stage
+    return stages
+
+
+def _part(model: ir.Model, stages: Mapping[ir.Node, int], number: int, load: Callable[[ir.Model], LoadedModel]) -> _Part:
+    own = {node for node, stage in stages.items() if stage == number and not _is_exchange(node)}
+    if not own:
+        return _Part((), None)
+    produced = [output for node in stages if node in own for output in node.outputs]
+    read_elsewhere = {value for node in stages if node not in own for value in read_by(node)}
+    results = [value for value in produced if value.is_graph_output() or value in read_elsewhere]
+    inside = set(produced)
+    read = dict.fromkeys(value for node in stages if node in own for value in read_by(node) if value not in inside)
+    inputs = [value for value in read if not value.is_initializer()]
+    extracted = ir.convenience.extract(model.graph, inputs, results)
+    part = ir.Model(extracted, ir_version=model.ir_version, functions=list(model.functions.values()))
+    return _Part(tuple(value.name or "" for value in inputs), load(part))
+
+
+def _check_bodies(graph: ir.Graph) -> None:
+    for node in graph.all_nodes():
+        if node.domain != BURNISH_DOMAIN:
+            continue
+        if node.op_type not in MADE:
+            raise EngineError(
+                f"{describe_node(node)} is an exchange that this engine cannot make: leave out shard_optimizer and shard_tables, "
+                "or train with engine='torch'"
+            )
+        if node.graph is not graph:
+            raise EngineError(
+                f"{describe_node(node)} exchanges values in a branch or a loop, where this engine cannot: train with "
+                "engine='torch'"
+            )

@@ -1,0 +1,254 @@
+"""Workers on an engine without exchanges: the training graph is cut at them, and what workers come to is what one does."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+import burnish
+from burnish import optim
+from burnish.distributed import ArrayCommunicator
+from burnish.engines.split_graph import SplitGraph
+from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.passes.compute_in_float64 import compute_in_float64
+from oracles.normalized_networks import image_batches, residual
+from oracles.several_workers import in_threads, part_of
+from oracles.small_networks import CLASSES, Network, perceptron
+
+FEATURES, SAMPLES, STEPS = 12, 12, 4
+SPLITS = {
+    "one": [[12]] * STEPS,
+    "two": [[5, 7], [11, 1], [6, 6], [2, 10]],
+    "four, some without samples": [[3, 0, 4, 5], [0, 0, 12, 0], [1, 1, 1, 9], [4, 4, 0, 4]],
+}
+
+
+def normalized() -> burnish.Program:
+    network = Network("normalized", [FEATURES])
+    y = network.builder.op("Relu", network.normalized("norm", network.dense("first", network.input, FEATURES, 8), 8))
+    return compute_in_float64(network.model(network.dense("head", y, 8, CLASSES)))
+
+
+PROGRAMS = {
+    "batch normalization": lambda: burnish.compile(normalized(), optimizer="sgd:lr=0.1,momentum=0.9", metrics=("accuracy",)),
+    "frozen normalization": lambda: burnish.compile(normalized(), optimizer="sgd:lr=0.1", norm="frozen"),
+    "dropout": lambda: burnish.compile(compute_in_float64(perceptron(dropout=True)), optimizer=optim.adam(lr=0.01)),
+    "clipping": lambda: burnish.compile(
+        compute_in_float64(perceptron()), optimizer=optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(lr=0.5))
+    ),
+    "accumulation": lambda: burnish.compile(compute_in_float64(perceptron()), optimizer=optim.accumulate(optim.sgd(lr=0.1), 2)),
+    "label smoothing": lambda: burnish.compile(
+        compute_in_float64(perceptron()), loss="cross_entropy:label_smoothing=0.1", optimizer="sgd:lr=0.1"
+    ),
+}
+
+
+@functools.cache
+def program(name: str) -> burnish.Program:
+    return PROGRAMS[name]()
+
+
+def batches_of() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"x": rng.standard_normal((SAMPLES, FEATURES)), "labels": rng.integers(0, CLASSES, SAMPLES)} for _ in range(STEPS)]
+
+
+def stepped(program, batches, sizes, **options):
+    """What each worker reported, and its state at the end."""
+
+    def work(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, **options)
+        with burnish.Session(program, engine="onnxruntime", threads=1, parallel=parallel) as session:
+            parts = [part_of(batch, communicator.rank, split) for batch, split in zip(batches, sizes, strict=True)]
+            return [session.step(part) for part in parts], session.state()
+
+    return in_threads(len(sizes[0]), work)
+
+
+def alone(program, batches):
+    with burnish.Session(program, engine="onnxruntime", threads=1) as session:
+        return [session.step(batch) for batch in batches], session.state()
+
+
+def assert_close(results, expected, tolerance):
+    reports, state = expected
+    for worker_reports, worker_state in results:
+        for report, one in zip(worker_reports, reports, strict=True):
+            assert report == pytest.approx(one, abs=tolerance)
+        for name, array in state.items():
+            np.testing.assert_allclose(worker_state[name], array, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_workers_come_to_what_one_does(name, split):
+    results = stepped(program(name), batches_of(), SPLITS[split])
+    assert_close(results, alone(program(name), batches_of()), 1e-10)
+
+
+def test_convolutions_and_their_statistics():
+    compiled = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05,momentum=0.9")
+    batches = image_batches(3, 12, np.float32)
+    assert_close(stepped(compiled, batches, [[5, 7], [2, 10], [6, 6]]), alone(compiled, batches), 2e-5)
+
+
+def test_rows_of_a_table():
+    network = Network("table", [3], ir.DataType.INT64, "tokens")
+    builder = network.builder
+    rows = builder.op("Gather", network.drawn("table", 50, 8, fan_in=8), network.input)
+    pooled = builder.op("ReduceMean", rows, builder.integers([1]), keepdims=0)
+    model = compute_in_float64(network.model(network.dense("head", pooled, 8, CLASSES)))
+    compiled = burnish.compile(model, optimizer="sgd:lr=0.1", sparse="auto")
+    rng = np.random.default_rng(0)
+    batches = [{"tokens": rng.integers(0, 50, (12, 3)), "labels": rng.integers(0, CLASSES, 12)} for _ in range(STEPS)]
+    for split in ("two", "four, some without samples"):
+        assert_close(stepped(compiled, batches, SPLITS[split]), alone(compiled, batches), 1e-12)
+
+
+def test_a_graph_is_cut_where_values_wait_for_an_exchange(monkeypatch):
+    """Where statistics, sums of their gradient, and gradients are exchanged; else where counts and gradients are."""
+    cut: list[SplitGraph] = []
+
+    def noted(*arguments):
+        cut.append(SplitGraph(*arguments))
+        return cut[-1]
+
+    monkeypatch.setattr("burnish.engines.onnxruntime.engine.SplitGraph", noted)
+    stepped(program("batch normalization"), batches_of()[:1], [[12]])
+    stepped(program("clipping"), batches_of()[:1], [[12]])
+    assert [sum(part.run is not None for part in graph._parts) for graph in cut] == [4, 3]
+
+
+def in_array_threads(size, work):
+    """The workers of ``in_threads``, reached by arrays."""
+
+    def adapted(inside):
+        def gathered(array):
+            return inside.all_gather(torch.from_numpy(array.copy())).numpy()
+
+        return work(ArrayCommunicator(inside.rank, inside.size, lambda array: gathered(array).sum(0), gathered))
+
+    return in_threads(size, adapted)
+
+
+def test_any_library_that_adds_up_and_gathers_arrays():
+    compiled, batches = program("batch normalization"), batches_of()
+
+    def work(communicator):
+        parallel = burnish.DataParallel(communicator=communicator)
+        with burnish.Session(compiled, engine="onnxruntime", threads=1, parallel=parallel) as session:
+            parts = [part_of(batch, communicator.rank, split) for batch, split in zip(batches, SPLITS["two"], strict=True)]
+            return [session.step(part) for part in parts], session.state()
+
+    assert_close(in_array_threads(2, work), alone(compiled, batches), 1e-10)
+
+
+def test_every_exchange_of_arrays():
+    def work(communicator):
+        rank = communicator.rank
+        own = np.arange(6.0) + 10 * rank
+        total = own.copy()
+        communicator.all_reduce(total).wait()
+        tensor = torch.from_numpy(own.copy())
+        communicator.all_reduce(tensor).wait()
+        assert (tensor.numpy() == total).all()
+        assert isinstance(communicator.all_gather(tensor), torch.Tensor)
+        rows, pending = communicator.all_to_all(own.reshape(2, 3))
+        pending.wait()
+        parts, _ = communicator.all_to_all(own, sizes=[4, 2])
+        uneven = communicator.all_to_all_uneven(own[: 3 + rank], [[1, 2], [3, 1]])
+        share, _ = communicator.reduce_scatter(own.copy(), [4, 2])
+        return total, rows, parts, uneven, share
+
+    first, second = in_array_threads(2, work)
+    assert first[0].tolist() == second[0].tolist() == [10, 12, 14, 16, 18, 20]
+    assert first[1].tolist() == [[0, 1, 2], [10, 11, 12]]
+    assert second[1].tolist() == [[3, 4, 5], [13, 14, 15]]
+    assert first[2].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert second[2].tolist() == [[4, 5], [14, 15]]
+    assert first[3].tolist() == [0, 10, 11, 12]
+    assert second[3].tolist() == [1, 2, 13]
+    assert first[4].tolist() == [10, 12, 14, 16]
+    assert second[4].tolist() == [18, 20]
+
+
+def one_of_arrays(**functions):
+    given = {"all_reduce": lambda array: array, "all_gather": lambda array: array[None], **functions}
+    return ArrayCommunicator(0, 1, **given)
+
+
+def test_what_does_not_go_with_arrays():
+    compiled = program("clipping")
+
+    def opened(communicator=None, **options):
+        parallel = burnish.DataParallel(communicator=communicator or one_of_arrays(), **options)
+        return burnish.Session(compiled, engine="onnxruntime", parallel=parallel)
+
+    for options in ({"deterministic": True}, {"compression": "float16"}):
+        with pytest.raises(ConfigurationError, match=r"deterministic and compression are made of a process group of PyTorch"):
+            opened(**options)
+    with pytest.raises(WorkerError, match=r"float64 of shape \[\d+\] was expected|was expected: all_reduce returns what"):
+        opened(one_of_arrays(all_gather=lambda array: array)).step(batches_of()[0])
+    with pytest.raises(EngineError, match=r"norm='sync:1': .* has no groups of workers"):
+        ArrayCommunicator(0, 2, lambda array: array, lambda array: array).all_gather(np.zeros(1), group=1)
+    with pytest.raises(ConfigurationError, match=r"rank=2, size=2"):
+        ArrayCommunicator(2, 2, lambda array: array, lambda array: array)
+
+
+def test_parts_of_the_state_are_refused_by_name():
+    def work(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
+        with pytest.raises(EngineError, match=r"an exchange that this engine cannot make: leave out shard_optimizer"):
+            burnish.Session(program("dropout"), engine="onnxruntime", parallel=parallel).step(batches_of()[0])
+
+    in_threads(2, work)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import burnish
+from burnish import distributed
+
+communicator = distributed.mpi()
+batches = np.load(sys.argv[2])
+session = burnish.Session(
+    burnish.Program.load(sys.argv[1]), engine="onnxruntime", threads=1,
+    parallel=burnish.DataParallel(communicator=communicator),
+)
+bounds = np.linspace(0, 12, communicator.size + 1).astype(int)
+own = slice(bounds[communicator.rank], bounds[communicator.rank + 1])
+for x, labels in zip(batches["x"], batches["labels"]):
+    session.step({"x": x[own], "labels": labels[own]})
+assert "torch" not in sys.modules
+if communicator.rank == 0:
+    np.savez(sys.argv[3], **{name.replace("/", "|"): array for name, array in session.state().items()})
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_of_mpi_equal_one_process_without_pytorch(tmp_path, ranks):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    if not mpiexec.exists():
+        pytest.skip("mpich is not installed")
+    compiled, batches = program("batch normalization"), batches_of()
+    compiled.save(tmp_path / "program")
+    np.savez(tmp_path / "batches.npz", **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
+    (tmp_path / "train.py").write_text(SCRIPT)
+    arguments = [tmp_path / name for name in ("train.py", "program", "batches.npz", "state.npz")]
+    done = subprocess.run(
+        [mpiexec, "-n", str(ranks), sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    saved = np.load(tmp_path / "state.npz")
+    _, state = alone(compiled, batches)
+    for name, array in state.items():
+        np.testing.assert_allclose(saved[name.replace("/", "|")], array, rtol=0, atol=1e-10, err_msg=name)
