@@ -165,7 +165,7 @@ function makePad() {
   const stroke = (event) => {
     if (!last) return;
     const point = at(event);
-    Object.assign(context, { lineWidth: 22, lineCap: "round", lineJoin: "round", strokeStyle: getComputedStyle(pad).color });
+    Object.assign(context, { lineWidth: 36, lineCap: "round", lineJoin: "round", strokeStyle: getComputedStyle(pad).color });
     context.beginPath();
     context.moveTo(...last);
     context.lineTo(...point);

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync } from "node:fs";
+import { spawnSync } from "node:child_process";
+import { cpSync, existsSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -8,7 +9,7 @@ import { describe, test } from "node:test";
 import * as ort from "onnxruntime-node";
 
 import { loadProgram, readCheckpoint, saveModel, Session } from "../../dist/index.js";
-import { arraysOf, batchesOf, clientPrograms, expectedOf, folderOf, HALF, NETWORKS, STEPS } from "../fixtures.mjs";
+import { arraysOf, batchesOf, clientPrograms, expectedOf, folderOf, HALF, NETWORKS, REPOSITORY, STEPS } from "../fixtures.mjs";
 
 const VERSION = createRequire(import.meta.url)("onnxruntime-node/package.json").version;
 const folder = mkdtempSync(join(tmpdir(), "burnish-js-"));
@@ -150,6 +151,20 @@ test("steps are reported, one after the other, as events and by an iterator", as
   const together = await Promise.all(batches.map((batch) => session.step(batch)));
   assert.equal(together.length, 10);
   assert.equal(session.stepCount, 16);
+});
+
+test("the first program of the documentation runs", () => {
+  const page = readFileSync(join(REPOSITORY, "docs", "browser.md"), "utf8");
+  const [, snippet] = /```js\n(.*?)```/s.exec(page);
+  const path = join(REPOSITORY, "clients", "js", "dist", "snippet.mjs"); // in the package, which may import itself by name
+  writeFileSync(path, snippet);
+  const place = mkdtempSync(join(tmpdir(), "burnish-js-"));
+  cpSync(join(folderOf("residual"), "program"), join(place, "program"), { recursive: true });
+  const { status, stdout, stderr } = spawnSync(process.execPath, [path], { cwd: place, encoding: "utf8" });
+  assert.equal(status, 0, stderr);
+  const losses = stdout.trim().split("\n").map((line) => Number(line.split(" ")[1]));
+  assert.equal(losses.length, 10);
+  assert.ok(losses[9] < losses[0] && existsSync(join(place, "last.safetensors")) && existsSync(join(place, "tuned.onnx")));
 });
 
 test("plain numbers and typed arrays are taken as batches", async () => {
