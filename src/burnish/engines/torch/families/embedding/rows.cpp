@@ -20,6 +20,7 @@ constexpr int64_t kBlock = 256;  // elements that a program runs over at once; t
 constexpr int64_t kGrain = 32;   // blocks that are worth a thread
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kRowsAhead = 16;
+constexpr int64_t kFewIndices = 1 << 14;  // four slots for each take 256 KiB
 constexpr int64_t kMost = int64_t{1} << 32;  // rows of a table, and indices: both fit in one word
 
 template <typename T>
@@ -158,10 +159,11 @@ class Named {
   }
 
  private:
-  // A power of two, at least twice as many as there can be rows.
+  // A power of two, at least twice as many as there can be rows; four times where that fits in the second-level cache, so that fewer rows
+  // meet in a slot.
   static int64_t slots_of(int64_t indices) {
-    int64_t slots = 2;
-    while (slots < 2 * indices) slots *= 2;
+    int64_t slots = 2, least = (indices <= kFewIndices ? 4 : 2) * indices;
+    while (slots < least) slots *= 2;
     return slots;
   }
 
@@ -201,6 +203,13 @@ inline void copy_row(const float* from, float* to, int64_t width) {
   int64_t i = 0;
   for (; i + kWidth <= width; i += kWidth) store(to + i, load(from + i));
   for (; i < width; ++i) to[i] = from[i];
+}
+
+template <int count>
+[[gnu::always_inline]] inline void copy_vectors(const float* from, float* to) {
+  Vector row[count];
+  for (int i = 0; i < count; ++i) row[i] = load(from + i * kWidth);
+  for (int i = 0; i < count; ++i) store(to + i * kWidth, row[i]);
 }
 
 int64_t checked_count(const Tensor& indices) {
@@ -361,22 +370,11 @@ class Update {
 
   // Computes blocks from `begin` to `end`.
   void run(int64_t begin, int64_t end, float* scratch) const {
-    int64_t block_rows = rows_of_block(), last = std::min(end * block_rows, named.count);
-    for (int64_t group = begin * block_rows; group < std::min(begin * block_rows + kRowsAhead, last); ++group) fetch_row(group);
-    for (int64_t first = begin * block_rows; first < last; first += block_rows) {
-      int64_t rows = std::min(block_rows, last - first);
-      for (int64_t row = 0; row < rows; ++row) {
-        if (first + row + kRowsAhead < last) fetch_row(first + row + kRowsAhead);
-        read(first + row, row, scratch);
-      }
-      for (size_t i = 0; i < instructions_.size(); ++i) execute(instructions_[i], rows, scratch);
-      for (size_t i = 0; i < plan_.targets.size(); ++i) {
-        const State& state = states_[plan_.targets[i]];
-        const float* from = scratch + (inputs_ + static_cast<int64_t>(i)) * block_size();
-        for (int64_t row = 0; row < rows; ++row)
-          copy_row(from + row * state.width, state.data + named.row(first + row) * state.width, state.width);
-      }
-    }
+    if (width_ == kWidth) return run_blocks<1>(begin, end, scratch);
+    if (width_ == 2 * kWidth) return run_blocks<2>(begin, end, scratch);
+    if (width_ == 4 * kWidth) return run_blocks<4>(begin, end, scratch);
+    if (width_ == 8 * kWidth) return run_blocks<8>(begin, end, scratch);
+    run_blocks<0>(begin, end, scratch);
   }
 
   Named named;
@@ -458,29 +456,76 @@ class Update {
     }
   }
 
+  // Rows of so many vectors, or, for 0, of any width: a row is short, and a loop that is not unrolled takes longer than its arithmetic.
+  template <int vectors>
+  void run_blocks(int64_t begin, int64_t end, float* scratch) const {
+    int64_t block_rows = rows_of_block(), last = std::min(end * block_rows, named.count);
+    for (int64_t group = begin * block_rows; group < std::min(begin * block_rows + kRowsAhead, last); ++group) fetch_row(group);
+    for (int64_t first = begin * block_rows; first < last; first += block_rows) {
+      int64_t rows = std::min(block_rows, last - first);
+      for (int64_t group = first + kRowsAhead; group < std::min(first + rows + kRowsAhead, last); ++group) fetch_row(group);
+      for (const State& state : read_) {
+        float* to = scratch + state.index * block_size();
+        for_rows<vectors>(state, first, rows, [=](float* row, int64_t place, auto copy) { copy(row, to + place); });
+      }
+      float* sums = scratch + gradient_register_ * block_size();
+      for (int64_t row = 0; row < rows; ++row) add_up<vectors>(named.first(first + row), sums + row * width_);
+      for (size_t i = 0; i < instructions_.size(); ++i) execute(instructions_[i], rows, scratch);
+      for (size_t i = 0; i < plan_.targets.size(); ++i) {
+        const float* from = scratch + (inputs_ + static_cast<int64_t>(i)) * block_size();
+        for_rows<vectors>(states_[plan_.targets[i]], first, rows, [=](float* row, int64_t place, auto copy) { copy(from + place, row); });
+      }
+    }
+  }
+
+  // Calls a function with each of some rows of a state, where the row has its place in a block, and with what copies a row.
+  template <int vectors, typename Function>
+  [[gnu::always_inline]] void for_rows(const State& state, int64_t first, int64_t rows, Function function) const {
+    int64_t width = state.width;
+    if (width == 1 && width_ != 1) {
+      for (int64_t row = 0; row < rows; ++row)
+        function(state.data + named.row(first + row), row, [](const float* from, float* to) { *to = *from; });
+    } else if constexpr (vectors > 0) {
+      constexpr int64_t fixed = vectors * kWidth;
+      for (int64_t row = 0; row < rows; ++row)
+        function(state.data + named.row(first + row) * fixed, row * fixed, [](const float* from, float* to) { copy_vectors<vectors>(from, to); });
+    } else {
+      for (int64_t row = 0; row < rows; ++row)
+        function(state.data + named.row(first + row) * width, row * width, [=](const float* from, float* to) { copy_row(from, to, width); });
+    }
+  }
+
+  // The sum of the gradients of a row, of which one has this place in the batch and the others come after it.
+  template <int vectors>
+  [[gnu::always_inline]] void add_up(uint32_t place, float* sum) const {
+    const float* gradient = gradient_row(place);
+    if constexpr (vectors > 0) {
+      Vector total[vectors];
+      for (int i = 0; i < vectors; ++i) total[i] = Vector{} + load(gradient + i * kWidth);
+      while ((place = named.after(place)) != kNone) {
+        gradient = gradient_row(place);
+        for (int i = 0; i < vectors; ++i) total[i] += load(gradient + i * kWidth);
+      }
+      for (int i = 0; i < vectors; ++i) store(sum + i * kWidth, total[i]);
+    } else {
+      add_row(gradient, [](auto, auto x) { return zero(x) + x; }, sum);
+      while ((place = named.after(place)) != kNone) add_row(gradient_row(place), [](auto total, auto x) { return total + x; }, sum);
+    }
+  }
+
+  template <typename Function>
+  [[gnu::always_inline]] void add_row(const float* gradient, Function function, float* sum) const {
+    int64_t i = 0;
+    for (; i + kWidth <= width_; i += kWidth) store(sum + i, function(load(sum + i), load(gradient + i)));
+    for (; i < width_; ++i) sum[i] = function(sum[i], gradient[i]);
+  }
+
   const float* gradient_row(uint32_t place) const { return gradient_data_ + static_cast<int64_t>(place) * gradient_.stride; }
 
   [[gnu::always_inline]] void fetch_row(int64_t group) const {
     int64_t row = named.row(group);
     for (const State& state : read_) fetch<1>(state.data + row * state.width, state.width * static_cast<int64_t>(sizeof(float)));
     fetch<0>(gradient_row(named.first(group)), width_ * static_cast<int64_t>(sizeof(float)));
-  }
-
-  // What is of a row to its place in a block: the states, and the sum of the gradient.
-  void read(int64_t group, int64_t place, float* scratch) const {
-    int64_t row = named.row(group);
-    for (const State& state : read_)
-      copy_row(state.data + row * state.width, scratch + state.index * block_size() + place * state.width, state.width);
-    float* sum = scratch + gradient_register_ * block_size() + place * width_;
-    uint32_t next = named.first(group);
-    const float* gradient = gradient_row(next);
-#pragma omp simd
-    for (int64_t i = 0; i < width_; ++i) sum[i] = 0.f + gradient[i];
-    while ((next = named.after(next)) != kNone) {
-      gradient = gradient_row(next);
-#pragma omp simd
-      for (int64_t i = 0; i < width_; ++i) sum[i] += gradient[i];
-    }
   }
 
   void execute(const Instruction& instruction, int64_t rows, float* scratch) const {
