@@ -23,6 +23,7 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Builder, Tensor
+from burnish.optim.accumulate import weighing
 from burnish.optim.loss_scale import LossScaled
 from burnish.optim.schedules import exponential
 from burnish.optim.slots import parameter_of, slot_of, slots_of
@@ -163,7 +164,7 @@ def test_it_declares_what_it_keeps(optimizer: optim.Optimizer) -> None:
     for wrap in AROUND if any(slot.is_average for slot in slots_of(optimizer)) else (*AROUND, *AVERAGED):
         whole = optim.bind(wrap(optimizer), infos)
         graph = SmallGraph({name: ("float32", shape) for name, shape in shapes.items()})
-        kept = whole.init(graph.builder, {name: graph[name] for name in shapes})
+        kept = weighing(whole, ir.DataType.FLOAT).init(graph.builder, {name: graph[name] for name in shapes})
         declared = slots_of(whole)
         assert {slot_of(f"opt/{name}") for name in kept} == set(declared)
         for name in kept:

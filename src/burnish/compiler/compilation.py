@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
+from burnish.compiler.batch_weight import WEIGHS_ALIKE, weight_of_batch
 from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.evaluation import Evaluation
 from burnish.compiler.executable import check_extents
@@ -34,6 +35,7 @@ from burnish.norms import (
 )
 from burnish.ops.collectives import PARTS_OF, all_reduce, all_reduce_rows
 from burnish.ops.row_gradients import coalesced
+from burnish.optim.accumulate import LOSS_WEIGHT
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
 from burnish.optim.held_rows import without_rows
@@ -88,6 +90,7 @@ class Compilation:
         coefficients: of each figure that the loss is added up from; known once a graph has been built.
         untrained: weights that were to train and that no gradient reaches, with the reason; known once they are differentiated.
         dense: parameters that ``sparse`` asks for and whose gradients are of all rows, with the reason; known then too.
+        weighs_alike: why an optimizer that accumulates would weigh micro-batches of any size alike; known then too.
     """
 
     model: ir.Model
@@ -117,6 +120,7 @@ class Compilation:
     coefficients: dict[str, float] = field(default_factory=dict)
     untrained: dict[str, str] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
+    weighs_alike: str = ""
 
     def program(self) -> Program:
         check_has_dtypes(self.in_file, self.target)
@@ -147,6 +151,7 @@ class Compilation:
             "trainable": list(self.state.trainable),
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
             **({"sparse": self.sparse.option} if self.sparse.option else {}),
+            **({WEIGHS_ALIKE: self.weighs_alike} if self.weighs_alike else {}),
             **({"batch": self.batch} if self.batch else {}),
             **({"bind": self.bind} if self.bind else {}),
             "norm": self.norm,
@@ -238,6 +243,7 @@ class Compilation:
         with builder.attributed("the loss"):
             terms = terms_of_shard(terms, draft.model.graph, self.data)
         loss, _ = self._add_figures(draft, terms, read, over_all)
+        self._add_weight(draft, terms)
         gradients, indices, finite = self._gradients(draft, loss, stopped)
         if finite is not None:
             draft.add_output(builder.op("Identity", draft.add_input(SCALE)), LOSS_SCALE, Role.DIAGNOSTIC)
@@ -257,6 +263,19 @@ class Compilation:
             else:
                 draft.add_output(gradient, f"grad:{name}", Role.GRADIENT)
         return draft
+
+    def _add_weight(self, draft: Draft, terms: Sequence[losses.Term]) -> None:
+        """Add what the loss is divided by, whatever the optimizer: another one may weigh gradients by it."""
+        batch = [entry for entry in draft.inputs if entry.role in (Role.DATA, Role.LABEL)]
+        values = draft.values()
+        lengths = {extent for entry in batch for extent in entry.shape or () if not isinstance(extent, int)}
+        try:
+            weight = weight_of_batch(terms, {values[entry.name] for entry in batch}, len(lengths))
+        except ValueError as error:
+            self.weighs_alike = str(error)
+        else:
+            if weight is not None:
+                draft.add_output(weight, LOSS_WEIGHT, Role.WEIGHT)
 
     def _gradients(
         self, draft: Draft, loss: Tensor, stopped: Mapping[ir.Value, ir.Node]

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish import losses, metrics, optim
 from burnish.analysis.dependence import left_out_weights, reasons_together
+from burnish.compiler.batch_weight import warn_of_accumulation
 from burnish.compiler.compilation import OPTIONS, Compilation
 from burnish.compiler.doubts import find_doubts
 from burnish.compiler.draft import finish
@@ -189,7 +190,7 @@ def compile(
         counted_batches={} if module is None else dict(module.counted_batches),
     )
     program = program_with(saving, compilation.program_that_computes_again)
-    _warn_of_result(compilation.dense, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
+    _warn_of_result(compilation, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
     return program
 
 
@@ -361,10 +362,11 @@ def _held_by_the_file(in_file: ir.Model, bind: Bind) -> dict[str, str]:
     return integer_weights(in_file.graph) | ({} if bind else left_out_weights(in_file.graph))
 
 
-def _warn_of_result(dense: Mapping[str, str], weights: Mapping[str, str]) -> None:
-    """Warn of tables with dense gradients, and of weights that no gradient reaches, each with its reason."""
-    if dense:
-        warnings.warn(DenseGradientWarning(warning_of(dense)), stacklevel=4)
+def _warn_of_result(compilation: Compilation, weights: Mapping[str, str]) -> None:
+    """Warn of micro-batches that weigh alike, of tables with dense gradients, and of weights that no gradient reaches."""
+    warn_of_accumulation(compilation.optimizer, compilation.weighs_alike, stacklevel=4)
+    if compilation.dense:
+        warnings.warn(DenseGradientWarning(warning_of(compilation.dense)), stacklevel=4)
     if not weights:
         return
     one, several = "weight stays as it is: no gradient reaches it", "weights stay as they are: no gradient reaches them"

@@ -54,6 +54,10 @@ class Draft:
         """Remove the indices of gradients of rows from the outputs and return them by initializer name."""
         return self._taken(Role.INDICES)
 
+    def take_weight(self) -> Tensor | None:
+        """Remove what the loss is divided by from the outputs and return it; None where it is none of them."""
+        return next(iter(self._taken(Role.WEIGHT).values()), None)
+
     def _taken(self, *roles: Role) -> dict[str, Tensor]:
         taken = {entry.name.partition(":")[2]: self.builder.tensor(value) for value, entry in self.outputs if entry.role in roles}
         self.outputs = [(value, entry) for value, entry in self.outputs if entry.role not in roles]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from burnish import optim
+from burnish.compiler.batch_weight import WEIGHS_ALIKE, warn_of_accumulation
 from burnish.compiler.frozen_layers import layers_left_moving
 from burnish.compiler.lowered_graphs import updating_graphs
 from burnish.compiler.sparse_tables import check_optimizer
@@ -28,6 +29,7 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
             ),
             stacklevel=3,
         )
+    warn_of_accumulation(resolved, program.options.get(WEIGHS_ALIKE, ""), stacklevel=3)
     sparse = [entry.name.partition(":")[2] for entry in program.signature["grad"].outputs_of(Role.INDICES)]
     check_optimizer(sparse, resolved, program.options.get("sparse"))
     models, signatures = updating_graphs(

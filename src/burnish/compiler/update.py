@@ -21,6 +21,7 @@ from burnish.graph import Tensor
 from burnish.lowering import TARGETS, Target
 from burnish.ops.collectives import PARTS_OF
 from burnish.ops.row_gradients import coalesced
+from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
@@ -35,7 +36,8 @@ HOST = TARGETS["onnxruntime"]
 """What ``init`` is lowered for, which is run once, and by no engine."""
 OPTIMIZER = "the optimizer"
 """What its nodes say that they compute a part of."""
-GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS)
+GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
+"""Of what ``grad`` gives for ``apply`` alone."""
 SKIPPED = "skipped"
 """The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 
@@ -65,7 +67,8 @@ def update_graphs(
     names = [entry.name.partition(":")[2] for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS)]
     parameters = {name: entries[name] for name in names}
     infos = parameter_infos((model.graph for model in forward), (_info(name, entry) for name, entry in parameters.items()))
-    bound = optim.bind(optimizer, infos)
+    weight = next(iter(signature.outputs_of(Role.WEIGHT)), None)
+    bound = optim.bind(optimizer if weight is None else weighing(optimizer, weight.dtype), infos)
     frozen = optim.frozen_parameters(bound)
     trained = {name: entry for name, entry in parameters.items() if name not in frozen}
     if not trained:
@@ -140,11 +143,13 @@ class _Update:
                 parts = [(draft.add_input(self.indices[name]), gradients[name])]
                 indices[name], gradients[name] = coalesced(parts, parameters[name], held.get(name, ()))
             gradients = without_rows(gradients, {name: rows for name, rows in held.items() if name not in indices})
-        self._add_update(draft, parameters, gradients, indices)
+        weight = None if self.weight is None else draft.add_input(self.weight)
+        self._add_update(draft, parameters, gradients, indices, weight)
         return draft
 
     def step(self) -> Draft:
         draft = Draft.reopened(self.grad, self.signature)
+        weight = draft.take_weight()
         all_gradients = draft.take_gradients()
         indices = {name: tensor for name, tensor in draft.take_indices().items() if name in self.parameters}
         gradients = {name: all_gradients[name] for name in self.parameters}
@@ -155,7 +160,7 @@ class _Update:
         # Else apply, which reads fewer of them, may find otherwise.
         if skipped is not None and gradients.keys() == all_gradients.keys():
             finite = draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
-        self._add_update(draft, parameters, gradients, indices, finite)
+        self._add_update(draft, parameters, gradients, indices, weight, finite)
         return draft
 
     @cached_property
@@ -169,6 +174,12 @@ class _Update:
         """Of the gradients that are of some rows, which rows, as an input."""
         entries = self.signature.outputs_of(Role.INDICES)
         return {name: entry for entry in entries if (name := entry.name.partition(":")[2]) in self.parameters}
+
+    @cached_property
+    def weight(self) -> Entry | None:
+        """What the loss was divided by, as an input, where the optimizer weighs gradients by it."""
+        entry = next(iter(self.signature.outputs_of(Role.WEIGHT)), None)
+        return entry if weighs(self.optimizer) else None
 
     @cached_property
     def slots(self) -> tuple[Entry, ...]:
@@ -192,12 +203,14 @@ class _Update:
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
         indices: Mapping[str, Tensor],
+        weight: Tensor | None = None,
         finite: Tensor | None = None,
     ) -> None:
         """Emit the optimizer; its own rates, next parameters, next optimizer state and next step become outputs.
 
-        ``indices`` are the rows that gradients are of, where these are not of all. ``finite`` says whether the gradients of a
-        scaled loss are finite, where the graph has found that already.
+        ``indices`` are the rows that gradients are of, where these are not of all. ``weight`` is what the loss was divided by,
+        for an optimizer that weighs gradients by it. ``finite`` says whether the gradients of a scaled loss are finite, where
+        the graph has found that already.
         """
         slots = draft.add_inputs(self.slots)
         state = {entry.name.removeprefix("opt/"): slot for entry, slot in zip(self.slots, slots, strict=True)}
@@ -206,6 +219,8 @@ class _Update:
             name: draft.add_input(Entry(name, Role.HYPERPARAMETER, ir.DataType.FLOAT, (), default=default))
             for name, default in self.optimizer.hyperparameters().items()
         }
+        if weight is not None and self.weight is not None:
+            hyperparameters[LOSS_WEIGHT] = weight
         with draft.builder.attributed(OPTIMIZER):
             arguments = (draft.builder, parameters, gradients, state, step, hyperparameters)
             next_step = step + 1

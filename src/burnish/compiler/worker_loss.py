@@ -41,11 +41,11 @@ def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
     weight = term.weight.array
     if weight is None or float(weight) != 1.0:
         return term._replace(weight=all_reduce((term.weight,), "count")[0])
-    return term if _reads(term.total.value, data) else term._replace(total=SAMPLE_SHARE(term.total))
+    return term if reads(term.total.value, data) else term._replace(total=SAMPLE_SHARE(term.total))
 
 
-def _reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
-    """Whether a value is computed from the elements of one of ``sources``."""
+def reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
+    """Whether a value is computed from the elements of one of ``sources``, and not from their shapes alone."""
     seen, pending = {value}, [value]
     while pending:
         read = pending.pop()

@@ -3,47 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, zeros_like
 from burnish.ops.collectives import ALL_REDUCE_WHERE
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
 from burnish.optim.slots import Slot
-from burnish.optim.wrapper import Wrapper, check_once
+from burnish.optim.wrapper import Wrapper, check_once, layers_of
 
 ACCUMULATED = Slot("accumulated_gradient", is_partial=True, of_method=False)
 COUNT = Slot("accumulated_count", per_parameter=False, of_method=False)
+WEIGHT = Slot("accumulated_weight", per_parameter=False, of_method=False)
 UPDATES = Slot("update_count", per_parameter=False, of_method=False)
+
+
+LOSS_WEIGHT = "loss_weight"
+"""What the loss of a micro-batch was divided by, a scalar among the hyperparameters of an update."""
 
 
 @dataclass(frozen=True)
 class Accumulate(Wrapper):
     """An update at every ``every``-th step, by the mean of the gradients since the last one.
 
-    With gradient g of the j-th micro-batch since the last update, j from 0::
+    With gradient g of the j-th micro-batch since the last update, j from 0, whose loss is a mean over w samples or tokens::
 
-        a = a + (g - a) / (j + 1)                 the mean of the gradients so far
-        p, state = update(p, a, state)            where j + 1 = every; then a = 0 and j = 0
+        W = W + w
+        a = a + (g - a) / (W / w)                 the mean of the gradients so far, each weighed by its w
+        p, state = update(p, a, state)            where j + 1 = every; then a = 0, W = 0 and j = 0
 
     Between updates neither the parameters nor the state of the optimizer inside change, and its step, by which schedules and
-    corrections go, counts updates. A mean of micro-batches of equal size is the gradient of the batch of them all, where no
-    sample's loss depends on another (batch normalization takes its statistics of each micro-batch). Of several workers each keeps
-    the mean of its own parts, and the update sums them over the workers: one exchange for ``every`` micro-batches.
+    corrections go, counts updates. The mean is the gradient of the batch of them all, where no sample's loss depends on another
+    (batch normalization takes its statistics of each micro-batch). A micro-batch in which nothing is labelled has no say.
+    Where the loss is a sum, or is divided by a constant, all weigh alike, with j + 1 in place of W / w. Of several workers each
+    keeps the mean of its own parts, and the update sums them over the workers: one exchange for ``every`` micro-batches.
     State: ``accumulated_gradient/<initializer>``, of the parameter's dtype and shape; the int64 scalars ``accumulated_count``
-    (j) and ``update_count``.
+    (j) and ``update_count``; and ``accumulated_weight`` (W), of the dtype of the loss, where micro-batches are weighed.
+
+    Attributes:
+        every: micro-batches to an update.
+        weight_dtype: of w, which comes as ``loss_weight`` among the hyperparameters; None where micro-batches weigh alike. It
+            follows from the loss, and is no option.
     """
 
     name = "accumulate"
-    slots = (ACCUMULATED, COUNT, UPDATES)
+    slots = (ACCUMULATED, COUNT, WEIGHT, UPDATES)
     every: int = 1
+    weight_dtype: ir.DataType | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.name, every=self.every)
         check_once(self, Accumulate)
+
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in super().options().items() if name != "weight_dtype"}
 
     @property
     def end(self) -> int | None:
@@ -58,7 +75,8 @@ class Accumulate(Wrapper):
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         means = {f"{ACCUMULATED}/{name}": zeros_like(parameter) for name, parameter in params.items()}
         none = builder.constant(np.asarray(0, np.int64))
-        return self.optimizer.init(builder, params) | means | {COUNT: none, UPDATES: none}
+        weight = {} if self.weight_dtype is None else {WEIGHT: builder.scalar(0.0, self.weight_dtype)}
+        return self.optimizer.init(builder, params) | means | {COUNT: none, UPDATES: none} | weight
 
     def update(
         self,
@@ -73,18 +91,41 @@ class Accumulate(Wrapper):
         is_last = builder.op("Equal", count, self.every)
         scalars = Scalars(builder)
         means: Tensors = {}
+        hyperparameters = dict(hyperparameters)
+        weight = hyperparameters.pop(LOSS_WEIGHT, None)
+        share = count
+        if weight is not None:
+            total = state[WEIGHT] + weight
+            one = builder.scalar(1.0, total)
+            # Over a weight of 0 it is infinite, and such a micro-batch has no share; that of equal ones is the very count.
+            share = builder.op("Where", builder.op("Equal", total, 0.0), one, total, like=total) / weight
         for name, gradient in gradients.items():
             mean = state[f"{ACCUMULATED}/{name}"]
-            means[name] = mean + (gradient - mean) / scalars.of(count, mean)
+            means[name] = mean + (gradient - mean) / scalars.of(share, mean)
         whole = {name: ALL_REDUCE_WHERE(mean, is_last, parameter=name) for name, mean in means.items()}
         followed, inner = self.optimizer.update(builder, params, whole, state, state[UPDATES], hyperparameters)
         next_params = {name: builder.op("Where", is_last, value, params[name]) for name, value in followed.items()}
         next_state = {key: builder.op("Where", is_last, value, state[key]) for key, value in inner.items()}
         for name, mean in means.items():
             next_state[f"{ACCUMULATED}/{name}"] = builder.op("Where", is_last, builder.scalar(0.0, mean), mean, like=mean)
+        if weight is not None:
+            next_state[WEIGHT] = builder.op("Where", is_last, builder.scalar(0.0, total), total, like=total)
         next_state[COUNT] = builder.op("Where", is_last, builder.scalar(0, count), count)
         next_state[UPDATES] = builder.op("Where", is_last, state[UPDATES] + 1, state[UPDATES])
         return next_params, next_state
+
+
+def weighing(optimizer: Optimizer, dtype: ir.DataType) -> Optimizer:
+    """Return an optimizer whose accumulation weighs gradients by ``loss_weight``, a scalar of this dtype; others as they are."""
+    if isinstance(optimizer, Accumulate):
+        return replace(optimizer, weight_dtype=dtype)
+    inside = getattr(optimizer, "optimizer", None)
+    return optimizer if inside is None else replace(optimizer, optimizer=weighing(inside, dtype))  # type: ignore[type-var]
+
+
+def weighs(optimizer: Optimizer) -> bool:
+    """Whether ``weighing`` made an optimizer weigh gradients."""
+    return any(isinstance(layer, Accumulate) and layer.weight_dtype is not None for layer in layers_of(optimizer))
 
 
 def steps_to_an_update(options: Mapping[str, Any] | None) -> int:

@@ -38,6 +38,7 @@ class Role(StrEnum):
     GRADIENT = "gradient"  # grad:<initializer>
     INDICES = "indices"  # indices:<initializer>: the rows that a gradient is of, ascending
     ROWS = "rows"  # rows:<initializer>: the gradient of these rows
+    WEIGHT = "weight"  # loss_weight: what the loss of a batch is divided by, which an accumulation weighs its gradients by
     LOSS = "loss"
     METRIC = "metric"
     DIAGNOSTIC = "diagnostic"  # how a step went: loss_scale, skipped
