@@ -1,13 +1,29 @@
-"""Changes to a model: it converts, inserts and recalibrates normalization layers, normalizes weights, and resizes tables.
+"""Changes to a model: heads replaced, models cut and joined; normalization layers converted, inserted and recalibrated; weights
+normalized; tables resized.
 
 Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
 ``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.
 """
 
 from burnish.surgery.convert import convert
+from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold
 from burnish.surgery.recalibrate import recalibrate
+from burnish.surgery.replace_head import Head, find_head, replace_head
 from burnish.surgery.resize_table import resize_table
 from burnish.surgery.weight_normalization import weight_normalize
 
-__all__ = ["convert", "insert", "recalibrate", "resize_table", "unfold", "weight_normalize"]
+__all__ = [
+    "Head",
+    "append",
+    "convert",
+    "find_head",
+    "insert",
+    "recalibrate",
+    "rename",
+    "replace_head",
+    "resize_table",
+    "truncate",
+    "unfold",
+    "weight_normalize",
+]

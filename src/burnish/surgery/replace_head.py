@@ -1,0 +1,208 @@
+"""A classifier's head replaced by one for other classes: what a pretrained file needs before it can learn them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs
+from burnish.importer import Source, load
+from burnish.random import check_seed
+from burnish.settings import is_whole, suggestion
+
+BEHIND_HEADS = frozenset(
+    {
+        *("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze"),
+        *("Relu", "Dropout", "GlobalAveragePool", "ReduceMean", "AveragePool", "Clip", "ArgMax"),
+    }
+)
+"""Operators that may stand between a head and the output."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer of a classifier.
+
+    Attributes:
+        node: the product: ``Gemm``, ``MatMul`` or ``Conv``.
+        weight: its initializer.
+        class_axis: the axis of the weight that counts the classes.
+        bias: the initializer that is added to the result; None without one.
+        output: the name of the model's output that the head is for.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    class_axis: int
+    bias: ir.Value | None
+    output: str
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+        return int(_array(self.weight).shape[self.class_axis])
+
+    @property
+    def initializers(self) -> tuple[str, ...]:
+        """The names of its weight and bias."""
+        return tuple(value.name or "" for value in (self.weight, self.bias) if value is not None)
+
+
+def replace_head(source: Source, classes: int, output: str | None = None, seed: int = 0) -> ir.Model:
+    """Return a model whose head has another number of classes, drawn anew; everything else keeps its bits.
+
+    The head is the last ``Gemm``, ``MatMul`` (with the ``Add`` after it) or 1 x 1 ``Conv`` before the output; softmax, sigmoid,
+    pooling and shapes may stand behind it. With f inputs to each class, weight and bias are uniform in ``±1/√f``, as
+    ``torch.nn.Linear`` begins. Names stay.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        classes: how many the head is to have.
+        output: of the model, the one that the head is for; None is the only one.
+        seed: of the new weights.
+
+    Returns:
+        A canonical model.
+
+    Raises:
+        ConfigurationError: no head can be told, something else reads its weights, or a number does not fit.
+        ModelError: the source is not a valid ONNX model.
+    """
+    if not is_whole(classes) or classes < 1:
+        raise ConfigurationError(f"replace_head: classes={classes!r}: give a whole number of 1 or more")
+    check_seed(seed)
+    model = load(source)
+    head = find_head(model, output)
+    old, weight = head.classes, _array(head.weight)
+    inputs = math.prod(weight.shape) // old
+    shape = [classes if axis == head.class_axis else extent for axis, extent in enumerate(weight.shape)]
+    generator, limit = np.random.default_rng(seed), 1 / math.sqrt(inputs)
+    _fill(head.weight, generator.uniform(-limit, limit, shape))
+    if head.bias is not None:
+        own = [classes if extent == old else extent for extent in _array(head.bias).shape]
+        _fill(head.bias, generator.uniform(-limit, limit, own))
+    _settle_shapes(model, head, old, classes)
+    return model
+
+
+def find_head(model: ir.Model, output: str | None = None) -> Head:
+    """Return the head of a canonical model.
+
+    Raises:
+        ConfigurationError: no head can be told, or something else reads its weights.
+    """
+    outputs = {value.name or "": value for value in model.graph.outputs}
+    if output is not None and output not in outputs:
+        raise ConfigurationError(f"replace_head: the model has no output '{output}'{suggestion(output, outputs)}")
+    if output is None and len(outputs) > 1:
+        raise ConfigurationError(
+            f"replace_head: the model has the outputs {', '.join(map(repr, outputs))}: say which one the head is for, with "
+            "output="
+        )
+    name = output or next(iter(outputs))
+    value: ir.Value | None = outputs[name]
+    bias: ir.Value | None = None
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            break
+        if node.op_type == "Add" and bias is None and (pair := _added(node)) is not None:
+            value, bias = pair
+        elif (head := _head(node, bias, name)) is not None:
+            return head
+        elif node.domain == "" and node.op_type in BEHIND_HEADS:
+            value = node.inputs[0]
+        else:
+            raise ConfigurationError(
+                f"replace_head: before the output '{name}' stands {describe_node(node)}, and no Gemm, MatMul or 1 x 1 Conv with "
+                "weights of its own: cut the model before it (burnish.surgery.truncate) and append a head of your own "
+                "(burnish.surgery.append)"
+            )
+    raise ConfigurationError(f"replace_head: nothing before the output '{name}' has weights: give the output of a classifier")
+
+
+def _added(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """What an Add reads, and the initializer that it adds."""
+    first, second = node.inputs
+    if first is None or second is None:
+        return None
+    if second.is_initializer() and not first.is_initializer():
+        return first, second
+    return (second, first) if first.is_initializer() and not second.is_initializer() else None
+
+
+def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
+    """The head that a node is, with what is added to its result; None where it is no linear layer with weights of its own."""
+    if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv"):
+        return None
+    weight = node.inputs[1]
+    if weight is None or not weight.is_initializer() or weight.const_value is None:
+        return None
+    shape = _array(weight).shape
+    own = node.inputs[2] if len(node.inputs) > 2 else None
+    if node.op_type == "Conv":
+        if len(shape) < 3 or math.prod(shape[2:]) != 1 or attribute_value(node, "group", 1) != 1:
+            return None
+        axis = 0
+    else:
+        if len(shape) != 2:
+            return None
+        axis = 0 if node.op_type == "Gemm" and attribute_value(node, "transB", 0) else 1
+    bias = own if own is not None else added
+    for value in (weight, bias):
+        if value is None:
+            continue
+        if not value.is_initializer() or value.const_value is None or value.dtype not in FLOATING:
+            raise ConfigurationError(
+                f"replace_head: {describe_node(node)} reads '{value.name}', which is no floating-point initializer: a quantized "
+                "or computed head cannot be drawn anew. Give the model before it was quantized"
+            )
+        readers = {reader for reader, _ in value.uses()}
+        if len(readers) > 1 or value.is_graph_output():
+            other = next((reader for reader in readers if reader is not node and reader.op_type != "Add"), None)
+            reader = "the model gives it out" if other is None else f"{describe_node(other)} reads it too"
+            raise ConfigurationError(
+                f"replace_head: '{value.name}' is not the head's alone: {reader}, and would meet another number of classes"
+            )
+    return Head(node, weight, axis, bias, output)
+
+
+def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
+    """Let shapes behind the head say the new number of classes, in constants that reshape too."""
+    graph = model.graph
+    before = {value: value.shape for value in graph.outputs}
+    order = list(graph)
+    behind = {head.node}
+    for node in order[order.index(head.node) :]:
+        if node is not head.node and not any(value is not None and value.producer() in behind for value in node.inputs):
+            continue
+        behind.add(node)
+        wanted = constant_array(node.inputs[1]) if node.op_type == "Reshape" else None
+        if wanted is not None and old in wanted:
+            settled = np.where(wanted == old, classes, wanted).astype(wanted.dtype)
+            node.replace_input_with(1, Builder(graph, before=node).constant(settled).value)
+        for value in node.outputs:
+            value.shape = None
+        infer_outputs(node, dict(graph.opset_imports))
+    for value, shape in before.items():
+        if value.producer() in behind and value.shape is not None and value.shape == shape and classes != old:
+            raise ConfigurationError(
+                f"replace_head: the output '{value.name}' would still have {old} classes behind the new head: cut the model "
+                "at the head (burnish.surgery.truncate)"
+            )
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return np.asarray(value.const_value.numpy())
+
+
+def _fill(value: ir.Value, drawn: np.ndarray) -> None:
+    assert value.dtype is not None
+    array = drawn.astype(_array(value).dtype)
+    value.const_value = ir.Tensor(array, value.dtype, name=value.name)
+    value.shape = ir.Shape(array.shape)
