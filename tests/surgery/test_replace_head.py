@@ -124,7 +124,7 @@ REFUSED = {
     "no head": (lambda: surgery.replace_head(computed(), 3), r"stands .*Concat.* no Gemm, MatMul or 1 x 1 Conv"),
     "tied": (lambda: surgery.replace_head(tied(), 3), r"'shared' is not the head's alone: .*MatMul.* reads it too"),
     "two outputs": (lambda: surgery.replace_head(of_two_outputs(), 3), r"outputs 'features', 'logits': say which one"),
-    "no such output": (lambda: surgery.replace_head(perceptron(), 3, output="logit"), r"no output 'logit' .did you mean 'logits'"),
+    "no such output": (lambda: surgery.replace_head(perceptron(), 3, output="logit"), r"no output 'logit' .did you mean"),
     "no classes": (lambda: surgery.replace_head(perceptron(), 0), r"classes=0"),
     "no weights": (lambda: surgery.replace_head(of_two_outputs(), 3, output="features"), r"nothing before the output 'features'"),
 }

@@ -13,6 +13,7 @@ import numpy as np
 
 from burnish.engines.base import HandedOver
 from burnish.engines.onnxruntime.engine import OnnxRuntimeEngine
+from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.program import Program, Role
 from burnish.program.signature import Entry
@@ -68,6 +69,7 @@ def main() -> None:
     program.release_weights()
     runner = engine.open(lower(program, engine.target), HandedOver(state), device=None, threads=None)
     del state
+    assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
     runner._graph("step")
     # The runtime and the loaded graph are not in the difference; the present state, which is there already, is.
     before = _resident(peak=False) - held
