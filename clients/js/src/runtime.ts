@@ -65,7 +65,7 @@ export class Runtime {
       throw new ConfigurationError(`threads=${threads}: give a whole number of at least one, or leave it out`);
     }
     if (backend === "webgpu" && !(globalThis.navigator as any)?.gpu) {
-      throw new EngineError("backend 'webgpu': this browser has no WebGPU here; use backend 'wasm', or a browser that has it on a secure page");
+      throw new EngineError("backend 'webgpu': there is no WebGPU here. Use backend 'wasm', or a browser that has WebGPU, on a page from a secure address");
     }
     const ort = options.ort ?? (await platform!.load(backend));
     if (backend !== "cpu") {

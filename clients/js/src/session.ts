@@ -75,6 +75,12 @@ export class Session extends EventTarget {
     return session;
   }
 
+  override addEventListener(type: "step", listener: (event: CustomEvent<StepReport>) => void, options?: AddEventListenerOptions | boolean): void;
+  override addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: AddEventListenerOptions | boolean): void;
+  override addEventListener(type: string, listener: any, options?: AddEventListenerOptions | boolean): void {
+    super.addEventListener(type, listener, options);
+  }
+
   get backend(): Backend {
     return this.runtime.backend;
   }

@@ -62,6 +62,12 @@ export class WorkerSession extends EventTarget {
     return Object.assign(session, { signature, backend });
   }
 
+  override addEventListener(type: "step", listener: (event: CustomEvent<StepReport>) => void, options?: AddEventListenerOptions | boolean): void;
+  override addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: AddEventListenerOptions | boolean): void;
+  override addEventListener(type: string, listener: any, options?: AddEventListenerOptions | boolean): void {
+    super.addEventListener(type, listener, options);
+  }
+
   async step(batch: Batch, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
     const figures = await this.call<Figures>("step", batch, hyperparameters);
     this.dispatchEvent(new CustomEvent<StepReport>("step", { detail: { epoch: 1, step: this.stepCount, figures } }));

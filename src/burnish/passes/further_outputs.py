@@ -32,6 +32,8 @@ def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> ir.Mo
     Returns:
         The same model. A node that stays with more outputs than its limit is one that ``check_allowed`` names.
     """
+    if not limits:
+        return model
     changed = False
     for node in list(model.graph):
         rewrite = _REWRITES.get(node.op_type) if node.domain == "" else None

@@ -147,7 +147,7 @@ describe("WebAssembly in Chromium", { skip: missing }, () => {
     const of = (text) => page.evaluate((code) => failure(() => eval(code)), text);
     assert.match(await of('client.loadProgram("/fixtures/nothing")'), /^CheckpointError: .* has no program.json/);
     assert.match(await of('open_("residual", { backend: "cpu" })'), /^ConfigurationError: backend 'cpu' is that of Node/);
-    assert.match(await of('open_("residual", { backend: "webgpu" })'), /^EngineError: backend 'webgpu': this browser has no WebGPU|cannot be loaded/);
+    assert.match(await of('open_("residual", { backend: "webgpu" })'), /^EngineError: backend 'webgpu': there is no WebGPU|cannot be loaded/);
     assert.match(await of('open_("residual").then((session) => session.restore("none"))'), /^CheckpointError: There is no checkpoint 'none'/);
     assert.deepEqual(errors.filter((text) => !/404/.test(text)), []);
   });

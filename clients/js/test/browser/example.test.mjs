@@ -57,6 +57,7 @@ describe("the page that trains digits", { skip: missing }, () => {
     await draw([0.5, 0.15], [0.5, 0.85]);
     await page.waitForSelector("#bars .most");
     await screenshot("training");
+    assert.equal(await page.$eval("#bars .most span", (element) => element.textContent), "1");
     await click("train");
     await until(() => document.querySelector("#status").textContent === "Paused");
     const trained = parseFloat(await text("accuracy"));

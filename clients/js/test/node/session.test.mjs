@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
-import { cpSync, existsSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -156,7 +156,9 @@ test("steps are reported, one after the other, as events and by an iterator", as
 test("the first program of the documentation runs", () => {
   const page = readFileSync(join(REPOSITORY, "docs", "browser.md"), "utf8");
   const [, snippet] = /```js\n(.*?)```/s.exec(page);
-  const path = join(REPOSITORY, "clients", "js", "dist", "snippet.mjs"); // in the package, which may import itself by name
+  const scripts = join(REPOSITORY, "clients", "js", "test", ".fixtures"); // in the package, which may import itself by name
+  mkdirSync(scripts, { recursive: true });
+  const path = join(scripts, "first-program.mjs");
   writeFileSync(path, snippet);
   const place = mkdtempSync(join(tmpdir(), "burnish-js-"));
   cpSync(join(folderOf("residual"), "program"), join(place, "program"), { recursive: true });
