@@ -2,12 +2,15 @@
 
 import gc
 import signal
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from itertools import combinations
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from oracles.exporter_registry import REGISTRATION, keep_registry
 
 # How long a draw takes says how busy the machine is, and nothing of the code.
 settings.register_profile("burnish", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +31,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if REGISTRATION in sys.modules:
+        keep_registry()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -119,8 +119,11 @@ def notes(environment: dict[str, str], kind: str) -> list[str]:
     return [path.read_text() for path in Path(environment["NOTES"]).glob(f"{kind}-*")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("share", ["on", "off"])
+@pytest.mark.parametrize(
+    "share",
+    # The two machines below have two workers each, which share their memory.
+    [pytest.param("on", marks=pytest.mark.campaign), pytest.param("off", marks=pytest.mark.slow)],
+)
 def test_on_one_machine_nothing_is_unpickled(data, no_pickles, share):
     (process,) = started(arguments("run", "--workers", "2"), **no_pickles, BURNISH_SHARED_MEMORY=share)
     assert process.communicate(timeout=120)[1] == ""

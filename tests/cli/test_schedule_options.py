@@ -91,21 +91,21 @@ def _check_resumed(folder: Path, program: burnish.Program, state: dict[str, np.n
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
-@pytest.mark.slow
-def test_a_run_that_is_killed_at_any_write_while_it_changes_its_rate_is_resumed_with_either(programs, run_folder, tmp_path):
+@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)])
+def test_a_run_that_is_killed_at_a_write_while_it_changes_its_rate_is_resumed_with_either(programs, run_folder, tmp_path, every):
     expected = read_checkpoint(run_folder / "checkpoints/latest.safetensors").state
-    kills = 0
+    number = 1
     while True:
-        folder = tmp_path / str(kills)
+        folder = tmp_path / str(number)
         shutil.copytree(run_folder, folder)
-        if not _kill_at(kills + 1, folder, programs["second"]):
+        if not _kill_at(number, folder, programs["second"]):
             break
-        kills += 1
-        left = shutil.copytree(folder, tmp_path / f"{kills} left")
+        left = shutil.copytree(folder, tmp_path / f"{number} left")
         _check_resumed(folder, programs["first"], expected)
         _check_resumed(left, programs["second"], expected)
+        number += every
     # Three checkpoints and a program of a dozen files.
-    assert kills > 20
+    assert number > 20
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")

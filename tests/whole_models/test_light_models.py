@@ -1,7 +1,7 @@
 """The nine models in the onnx package, which it ships at batch 1 with weights by their shapes alone: trained at batch 8.
 
 ``make test-shipped`` compares all that is compared here of all nine, on both engines; here the larger ones have their gradients
-compared alone, each on one engine.
+compared alone, each on one engine, most of them in the campaign.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from oracles.light_models import NAMES, LightModel, errors, loss_errors
 
 SMALL = ("shufflenet", "squeezenet")
+FIRST = ("bvlc_alexnet", "inception_v2")
+"""Of the larger ones: layers of every kind that the others have, but for their number."""
 ENGINES = ("onnxruntime", "torch")
 
 
@@ -22,8 +24,14 @@ def light(name: str) -> LightModel:
     return LightModel(name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SMALL])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in FIRST else pytest.mark.campaign)
+        for name in NAMES
+        if name not in SMALL
+    ],
+)
 def test_every_gradient_of_a_model_of_the_onnx_package(name: str) -> None:
     """In float32 rounding moves values across the kinks of ReLU and MaxPool: that is all that the tolerance leaves room for."""
     expected = light(name).in_pytorch(torch.float32, 1)
@@ -38,8 +46,14 @@ def test_every_gradient_in_float64(name: str) -> None:
     assert max(errors(light(name).gradients_in_float64(), light(name).exact.gradients).values()) < 1e-8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "engine"), [(name, engine) for name in SMALL for engine in ENGINES])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        pytest.param(name, engine, marks=pytest.mark.slow if place == number else pytest.mark.campaign)
+        for number, name in enumerate(SMALL)
+        for place, engine in enumerate(ENGINES)
+    ],
+)
 def test_five_steps_are_pytorchs(name: str, engine: str) -> None:
     """What moves is as near to float64 as PyTorch's own steps in float32."""
     model = light(name)

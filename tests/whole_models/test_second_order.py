@@ -18,6 +18,8 @@ TOLERANCE = 1e-8
 # What the exporters write in float32: TorchScript's the loss of the detectors, the newer one scales and epsilons as attributes.
 ROUNDED = 1e-6
 QUICK = ("vit", "bert", "gpt2", "lstm", "video_resnet")
+# Beside another that has the same parts.
+ALIKE = ("distilbert", "swin", "gru", "unet")
 NORMALIZED = ("deeplab", "lraspp", "unet", "video_resnet", "yolo", "ssd")
 # The newer exporter writes batch normalization in inference mode, and the tied head of GPT-2 by another of its names.
 BIASED = ("t5", "swin", "swin_v2")
@@ -49,20 +51,30 @@ def check(
     assert {key: error for key, error in errors.items() if not error <= tolerance} == {}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ARCHITECTURES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.campaign if name in ALIKE else [pytest.mark.slow] * (name not in QUICK))
+        for name in ARCHITECTURES
+    ],
+)
 def test_second_order_products_are_pytorchs(name: str) -> None:
     check(name)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in NORMALIZED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.campaign] * (name not in QUICK)) for name in NORMALIZED])
 def test_second_order_products_with_frozen_statistics(name: str) -> None:
     check(name, training=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "style", "opset"),
-    [(name, *form) for name in WRITTEN_BY_DYNAMO if name in (*QUICK, *BIASED) for form in (("eager", 18), ("sdpa", 23))],
+    [
+        # Of each architecture one form, and of the next the other.
+        pytest.param(name, style, opset, marks=pytest.mark.slow if (index + opset) % 2 else pytest.mark.campaign)
+        for index, name in enumerate(name for name in WRITTEN_BY_DYNAMO if name in (*QUICK, *BIASED))
+        for style, opset in (("eager", 18), ("sdpa", 23))
+    ],
 )
 def test_second_order_products_of_the_newer_exporter(name: str, style: Style, opset: int) -> None:
     """Its opset 23 has the standard's operator of attention; which it refuses to write with a trained bias."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,40 @@ pytestmark = pytest.mark.usefixtures("inductor")
 
 def with_lr(batch):
     return {**batch, "lr": np.float32(LR)}
+
+
+def images(rng, size):
+    return {"x": rng.normal(size=(size, 1, 8, 8)).astype(np.float32), "labels": rng.integers(0, 10, size)}
+
+
+@dataclass
+class Residual:
+    """A residual network whose step Inductor has compiled: its session has gone one step from the initial state.
+
+    Attributes:
+        batch: of that step.
+        loss: what it reported.
+        code: what Inductor wrote.
+    """
+
+    program: burnish.Program
+    session: burnish.Session
+    batch: dict[str, np.ndarray]
+    loss: float
+    code: str
+
+    @classmethod
+    def compiled(cls, recompute=None):
+        optimizer = burnish.optim.sgd(lr=0.05, momentum=0.9)
+        program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=optimizer, recompute=recompute)
+        session, batch = burnish.Session(program, TorchEngine(compile="inductor"), threads=1), images(np.random.default_rng(0), 4)
+        report, code = run_and_get_code(session.step, batch)
+        return cls(program, session, batch, report["loss"], "".join(code))
+
+
+@pytest.fixture(scope="module")
+def residual():
+    return Residual.compiled()
 
 
 @pytest.mark.slow
@@ -55,12 +91,13 @@ def test_steps_follow_the_closed_form_and_other_batch_sizes_compile_nothing():
 
 
 @pytest.mark.slow
-def test_a_residual_network_trains_and_evaluates_as_uncompiled():
-    program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=burnish.optim.sgd(lr=0.05, momentum=0.9))
-    compiled, plain = (burnish.Session(program, TorchEngine(compile=kind), threads=1) for kind in ("inductor", "none"))
+def test_a_residual_network_trains_and_evaluates_as_uncompiled(residual):
+    program, compiled = residual.program, residual.session
+    compiled.load_state(program.initial_state(0))
+    plain = burnish.Session(program, TorchEngine(compile="none"), threads=1)
     rng = np.random.default_rng(0)
     for size in (4, 6, 4):
-        batch = {"x": rng.normal(size=(size, 1, 8, 8)).astype(np.float32), "labels": rng.integers(0, 10, size)}
+        batch = images(rng, size)
         assert compiled.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], rel=2e-5)
     expected = plain.state()
     for name, array in compiled.state().items():
@@ -77,24 +114,20 @@ def test_a_residual_network_trains_and_evaluates_as_uncompiled():
 
 
 @pytest.mark.slow
-def test_activations_are_computed_again_and_not_merged_with_what_they_are_copies_of():
-    plain, again = (
-        burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="sgd:lr=0.05", recompute=recompute)
-        for recompute in (None, "layers")
-    )
-    rng = np.random.default_rng(0)
-    batch = {"x": rng.normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": rng.integers(0, 10, 4)}
-    losses, states, convolutions = [], [], []
-    for program in (plain, again):
-        with burnish.Session(program, TorchEngine(compile="inductor"), threads=1) as session:
-            report, code = run_and_get_code(session.step, batch)
-            losses.append([report["loss"], session.step(batch)["loss"]])
-            states.append(session.state())
-            convolutions.append("".join(code).count("extern_kernels.convolution("))
+def test_activations_are_computed_again_and_not_merged_with_what_they_are_copies_of(residual):
+    again = Residual.compiled(recompute="layers")
+    losses, states = [], []
+    for each in (residual, again):
+        each.session.load_state(each.program.initial_state(0))
+        losses.append([each.loss, *(each.session.step(each.batch)["loss"] for _ in range(2))])
+        states.append(each.session.state())
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=1e-4, atol=1e-5, err_msg=name)
-    copies = [node for node in again.step.graph if node.op_type == "Conv" and node.metadata_props.get(RECOMPUTES_METADATA)]
+    copies = [
+        node for node in again.program.step.graph if node.op_type == "Conv" and node.metadata_props.get(RECOMPUTES_METADATA)
+    ]
+    convolutions = [each.code.count("extern_kernels.convolution(") for each in (residual, again)]
     assert convolutions[1] - convolutions[0] == len(copies) > 0
 
 

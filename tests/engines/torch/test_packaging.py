@@ -55,7 +55,7 @@ def test_a_packaged_step_follows_the_closed_form_over_batches_of_any_size(induct
         np.testing.assert_allclose(inputs[name], array, rtol=3e-6, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_packaged_step_computes_activations_again(inductor, tmp_path):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="sgd:lr=0.05", recompute="layers")
     step = torch._inductor.aoti_load_package(str(program.package(tmp_path / "step.pt2")))
