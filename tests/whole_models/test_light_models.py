@@ -15,7 +15,7 @@ from oracles.light_models import NAMES, LightModel, errors, loss_errors
 
 SMALL = ("shufflenet", "squeezenet")
 FIRST = ("bvlc_alexnet", "inception_v2")
-"""Of the larger ones: layers of every kind that the others have, but for their number."""
+"""Of the larger ones; with the small ones they have every operator that the others have."""
 ENGINES = ("onnxruntime", "torch")
 
 
