@@ -1,6 +1,7 @@
 /** Checkpoints in the format that Python reads and writes: the whole state in one safetensors file. */
 
 import { CheckpointError, ConfigurationError, messageOf } from "./errors.js";
+import { spacedJson } from "./json.js";
 import type { Identity, Program } from "./program.js";
 import { checksumOf, readSafetensors, writeSafetensors } from "./safetensors.js";
 import { checkState, stateDifferences } from "./state.js";
@@ -42,7 +43,7 @@ export function writeCheckpoint(program: Program, checkpoint: Omit<Checkpoint, "
   }
   let extra: string;
   try {
-    extra = JSON.stringify(checkpoint.extra);
+    extra = spacedJson(checkpoint.extra);
   } catch (error) {
     throw new ConfigurationError(`extra of the checkpoint is not JSON: ${messageOf(error)}. Give numbers, strings, lists and objects`);
   }
@@ -51,10 +52,10 @@ export function writeCheckpoint(program: Program, checkpoint: Omit<Checkpoint, "
     version: String(WHOLE),
     step: String(checkpoint.step),
     program: identity.program,
-    graphs: JSON.stringify(identity.graphs),
+    graphs: spacedJson(identity.graphs),
     engine: checkpoint.engine,
     extra,
-    ...(Object.keys(checkpoint.metadata).length ? { metadata: JSON.stringify(checkpoint.metadata) } : {}),
+    ...(Object.keys(checkpoint.metadata).length ? { metadata: spacedJson(checkpoint.metadata) } : {}),
     checksum: checksumOf(checkpoint.state),
   });
 }

@@ -94,18 +94,25 @@ function expect(tokens: string[], at: { place: number }, wanted: string): void {
   if (tokens[at.place++] !== wanted) throw new SyntaxError(`JSON without '${wanted}' where it belongs`);
 }
 
-function write(value: Value): string {
+function write(value: Value, sorted = true): string {
   if (value === null) return "null";
   if (typeof value === "boolean") return String(value);
   if (typeof value === "string") return quoted(value);
   if (value instanceof NumberText) return value.text;
-  if (Array.isArray(value)) return `[${value.map(write).join(", ")}]`;
-  const keys = [...value.keys()].sort(byCodePoints);
-  return `{${keys.map((key) => `${quoted(key)}: ${write(value.get(key)!)}`).join(", ")}}`;
+  if (Array.isArray(value)) return `[${value.map((item) => write(item, sorted)).join(", ")}]`;
+  const keys = sorted ? [...value.keys()].sort(byCodePoints) : [...value.keys()];
+  return `{${keys.map((key) => `${quoted(key)}: ${write(value.get(key)!, sorted)}`).join(", ")}}`;
 }
 
 function quoted(text: string): string {
   return JSON.stringify(text).replace(/[\u007f-\uffff]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+/** The text of a JSON-compatible value as Python's `json.dumps` spaces it; a file then has the same bytes whoever wrote it. */
+export function spacedJson(value: unknown): string {
+  const text = JSON.stringify(value);
+  if (text === undefined) throw new TypeError(`${String(value)} is no JSON`);
+  return write(read(tokenized(text), { place: 0 }), false);
 }
 
 /** The order of Python's strings. */

@@ -57,6 +57,7 @@ for (const network of NETWORKS) {
       const [own, python] = [`${folder}/${network}.safetensors`, join(folderOf(network), "half.safetensors")].map((path) => readCheckpoint(readFileSync(path)));
       assertSameArrays(own.state, python.state, isExact, "checkpoint");
       for (const key of ["step", "identity", "engine", "extra"]) assert.deepEqual(own[key], python[key]);
+      if (isExact) assert.ok(readFileSync(`${folder}/${network}.safetensors`).equals(readFileSync(join(folderOf(network), "half.safetensors"))), "byte for byte");
 
       assertSameFigures(await session.evaluate(batches[0]), expected.evaluated, expected.onnxruntime, "evaluate");
       assertSameFigures(await session.evaluateData(batches), expected.evaluated_data, expected.onnxruntime, "evaluateData");
