@@ -17,7 +17,16 @@ from burnish.graph.builder import (
     zeros_like,
 )
 from burnish.graph.constants import constant_array
-from burnish.graph.describe import SOURCE_METADATA, describe_node, describe_place, name_sources, place, source_of
+from burnish.graph.describe import (
+    SOURCE_METADATA,
+    describe_lookup,
+    describe_node,
+    describe_place,
+    name_sources,
+    place,
+    source_of,
+    table_of,
+)
 from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
 from burnish.graph.edits import remove_node, replace_output, replace_uses
 from burnish.graph.garbage import garbage_kept
@@ -47,6 +56,7 @@ __all__ = [
     "bodies",
     "broadcast_shapes",
     "constant_array",
+    "describe_lookup",
     "describe_node",
     "describe_place",
     "full_like",
@@ -75,6 +85,7 @@ __all__ = [
     "split_padding",
     "static_dimension",
     "static_shape",
+    "table_of",
     "typed_attribute",
     "unbroadcast",
     "zeros_like",

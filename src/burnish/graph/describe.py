@@ -21,6 +21,18 @@ def describe_place(node: ir.Node) -> str:
     return place(describe_node(node), source_of(node))
 
 
+def describe_lookup(node: ir.Node) -> str:
+    """Return how the place of a node is described, and of one that looks rows up which state entry they are rows of."""
+    table = table_of(node)
+    return describe_place(node) + ("" if table is None else f", which looks up rows of '{table}'")
+
+
+def table_of(node: ir.Node) -> str | None:
+    """Return the name of what a Gather reads rows of, where nothing computes it."""
+    data = node.inputs[0] if (node.domain, node.op_type) == ("", "Gather") else None
+    return data.name if data is not None and data.producer() is None else None
+
+
 def place(node: str, source: str | None) -> str:
     """Return ``MatMul 'scores' (output 'y') of the gradient of Gemm 'fc' (output 'logits')``, from the two descriptions."""
     if source is None or source == node:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from burnish.errors import EngineError
+from burnish.graph import table_of
 
 LONGEST_REASON = 240
 
@@ -40,8 +41,14 @@ def has_bfloat16(model: ir.Model) -> bool:
     return any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *outputs))
 
 
-def run_failure(graph: str, error: Exception) -> EngineError:
-    """Return what is said where ONNX Runtime raised an error when it ran a graph, with optimizations and without."""
+def run_failure(graph: str, error: Exception, model: ir.Model | None = None) -> EngineError:
+    """Return what is said where ONNX Runtime raised an error when it ran a graph, with optimizations and without.
+
+    Args:
+        graph: its name.
+        error: what ONNX Runtime raised.
+        model: the graph, for what a node that looks up rows looks them up in.
+    """
     if is_out_of_memory(error):
         remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
     else:
@@ -50,9 +57,21 @@ def run_failure(graph: str, error: Exception) -> EngineError:
             "model; if memory is short, use a smaller batch"
         )
     return EngineError(
-        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}: {_reason(error)}. "
-        f"No state has changed. {remedy}"
+        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}{_lookup(error, model)}: "
+        f"{_reason(error)}. No state has changed. {remedy}"
     )
+
+
+def _lookup(error: Exception, model: ir.Model | None) -> str:
+    """Return ``, which looks up rows of 'param/table'`` where ONNX Runtime's message names a node that does."""
+    found = re.search(NODE_IN_MESSAGE[0], str(error))
+    if found is None or model is None:
+        return ""
+    node = next(
+        (node for node in model.graph.all_nodes() if (node.op_type, node.name) == (found["operator"], found["name"])), None
+    )
+    table = None if node is None else table_of(node)
+    return "" if table is None else f", which looks up rows of '{table}'"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

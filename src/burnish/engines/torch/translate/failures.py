@@ -7,13 +7,15 @@ each, which begins with the call's name, so that the traceback of an error leads
 from __future__ import annotations
 
 import linecache
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import fx
 
 from burnish.errors import EngineError
-from burnish.graph import describe_place
+from burnish.graph import describe_lookup
 
 PLACE = "burnish.place"
 """What a recorded call's ``meta`` says it is for: a node, and the node of the model that it computes a part of."""
@@ -25,7 +27,7 @@ def note_place(graph: fx.Graph, node: ir.Node) -> None:
     for call in reversed(graph.nodes):
         if PLACE in call.meta or call.op == "placeholder":
             break
-        place = place or describe_place(node)
+        place = place or describe_lookup(node)
         call.meta[PLACE] = place
 
 
@@ -34,7 +36,30 @@ def place_of(error: BaseException) -> str | None:
 
     Of a body within a node, such as that of ``Loop``, it is the node of the body.
     """
-    place = None
+    place: str | None = None
+    for call, _ in _calls(error):
+        place = call.meta.get(PLACE) or place
+    return place
+
+
+def refused_index(error: BaseException) -> tuple[int, int] | None:
+    """Return the first index that a lookup of rows was refused for, and how many rows there are; None where it was none."""
+    for call, values in _calls(error):
+        if call.target is not torch.index_select:
+            continue
+        data, indices = (values.get(operand.name) if isinstance(operand, fx.Node) else None for operand in call.args[::2])
+        if isinstance(data, torch.Tensor) and isinstance(indices, torch.Tensor):
+            extent = data.shape[int(call.args[1])]  # type: ignore[arg-type]
+            outside = indices[(indices < 0) | (indices >= extent)]
+            if len(outside):
+                index = int(outside[0])
+                # One below zero was counted from the end, and the extent was added to it.
+                return (index if index >= 0 else index - extent), extent
+    return None
+
+
+def _calls(error: BaseException) -> Iterator[tuple[fx.Node, Mapping[str, Any]]]:
+    """The calls of translated graphs that an error went through, from the outermost, each with the values that were there."""
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -42,9 +67,10 @@ def place_of(error: BaseException) -> str | None:
         if isinstance(module, fx.GraphModule) and code.co_name == "forward":
             line = linecache.getline(code.co_filename, traceback.tb_lineno)
             name = line.split("=", 1)[0].split(":", 1)[0].strip()
-            place = next((call.meta.get(PLACE) for call in module.graph.nodes if call.name == name), None) or place
+            for call in module.graph.nodes:
+                if call.name == name:
+                    yield call, traceback.tb_frame.f_locals
         traceback = traceback.tb_next
-    return place
 
 
 def failure(graph: str, error: Exception, place: str | None) -> EngineError:
@@ -56,11 +82,13 @@ def failure(graph: str, error: Exception, place: str | None) -> EngineError:
         place: the node at which it did; None where that is not known.
     """
     reason = " ".join(str(error).split()).rstrip(".")
+    if (refused := refused_index(error)) is not None:
+        reason = f"there are {refused[1]} rows, and none of index {refused[0]}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in reason or "out of memory" in reason:
         remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
     elif isinstance(error, NotImplementedError):
         remedy = "This device has no kernel for these elements: use a float32 model, another device, or engine='onnxruntime'"
-    elif isinstance(error, IndexError) or "out of range" in reason or "out of bounds" in reason:
+    elif isinstance(error, IndexError) or refused or "out of range" in reason or "out of bounds" in reason:
         remedy = "An index lies outside of what this node reads: correct the values in the batch that it comes from, or the model"
     else:
         remedy = "Check the shapes and values that the batch leads to there, or compare with engine='onnxruntime'"
