@@ -167,7 +167,8 @@ def test_an_index_out_of_range_names_the_node_that_looks_it_up():
         [("table", TensorProto.FLOAT, [4, 2]), ("tokens", TensorProto.INT64, ["n"])],
         [("z", TensorProto.FLOAT, ["n", 2])],
     )
-    message = r"failed in the model graph at Gather 'look_up' \(output 'y'\): .*correct the values in the batch"
+    place = r"failed in the model graph at Gather 'look_up' \(output 'y'\), which looks up rows of 'table'"
+    message = rf"{place}: there are 4 rows, and none of index 10\. .*correct the values in the batch"
     with pytest.raises(EngineError, match=message):
         TorchEngine().run(model, {"table": np.zeros((4, 2), np.float32), "tokens": np.array([1, 5])})
 

@@ -44,12 +44,20 @@ def place_of(error: BaseException) -> str | None:
 
 def refused_index(error: BaseException) -> tuple[int, int] | None:
     """Return the first index that a lookup of rows was refused for, and how many rows there are; None where it was none."""
+    lookups = []
     for call, values in _calls(error):
-        if call.target is not torch.index_select:
-            continue
-        data, indices = (values.get(operand.name) if isinstance(operand, fx.Node) else None for operand in call.args[::2])
-        if isinstance(data, torch.Tensor) and isinstance(indices, torch.Tensor):
-            extent = data.shape[int(call.args[1])]  # type: ignore[arg-type]
+        if call.target is torch.index_select:
+            data, indices = (values.get(operand.name) if isinstance(operand, fx.Node) else None for operand in call.args[::2])
+            lookups.append((data, call.args[1], indices))
+    traceback = error.__traceback__
+    while traceback is not None:
+        # A rule that is called while the graph runs, where the extents are not known before.
+        values = traceback.tb_frame.f_locals
+        lookups.append((values.get("data"), values.get("axis"), values.get("indices")))
+        traceback = traceback.tb_next
+    for data, axis, indices in lookups:
+        if isinstance(data, torch.Tensor) and isinstance(axis, int) and isinstance(indices, torch.Tensor):
+            extent = data.shape[axis]
             outside = indices[(indices < 0) | (indices >= extent)]
             if len(outside):
                 index = int(outside[0])
