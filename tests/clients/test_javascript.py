@@ -1,11 +1,16 @@
 """The JavaScript client in Node, against Python: its own tests, with Node's test runner."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import c_library
+import client_programs
+import numpy as np
+import onnxruntime
 import pytest
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
@@ -40,3 +45,32 @@ def test_the_client_computes_in_node_what_python_does(node: str) -> None:
     files = sorted(str(path.relative_to(CLIENT)) for path in (CLIENT / "test" / "node").glob("*.test.mjs"))
     finished = run(node, "--test", "--test-concurrency=1", *files, PYTHON=sys.executable)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_c_and_node_go_on_from_each_others_checkpoints(node: str, tmp_path: Path) -> None:
+    """The same hundred steps, taken by Python, C and Node in turn, are those of Python alone."""
+    if (reason := c_library.missing()) is not None:
+        pytest.skip(reason)
+    folder, half = tmp_path / "dropout", client_programs.CHECKPOINT_AT
+    client_programs.write("dropout", folder)
+    expected = [step["loss"] for step in json.loads((folder / "expected.json").read_text(encoding="utf-8"))["steps"]]
+    batches = client_programs.read_batches(folder)
+    c_client = c_library.Client(c_library.build(tmp_path, "libburnish.so"))
+    losses, position, checkpoint = [], half, folder / "half.safetensors"
+    for turn, runs_in_node in enumerate((True, False, True, False)):
+        end, output = position + 10, tmp_path / f"{turn}.safetensors"
+        if runs_in_node:
+            finished = run(node, "test/steps.mjs", str(folder), str(checkpoint), str(position), str(end), str(output))
+            assert finished.returncode == 0, finished.stderr
+            printed = json.loads(finished.stdout)
+            losses += printed["losses"]
+        else:
+            session = c_client.open(folder / "program")
+            session.restore(checkpoint)
+            losses += [session.step(batches[step % len(batches)])["loss"].item() for step in range(position, end)]
+            session.save(output)
+            session.close()
+        position, checkpoint = end, output
+    is_same_runtime = printed["version"] == onnxruntime.__version__
+    np.testing.assert_allclose(losses, expected[half:position], rtol=0 if is_same_runtime else 1e-4)
