@@ -86,7 +86,7 @@ class Compilation:
         batch, bind: as the model was loaded.
         rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
         evaluation: the form in which a module is evaluated, where it is another.
-        counted_batches: what counts of batches of a module started from, by its name for them.
+        counted_batches: what counts of batches of a module started from, and how many a step adds, by its name for them.
         coefficients: of each figure that the loss is added up from; known once a graph has been built.
         untrained: weights that were to train and that no gradient reaches, with the reason; known once they are differentiated.
         dense: parameters that ``sparse`` asks for and whose gradients are of all rows, with the reason; known then too.
@@ -116,7 +116,7 @@ class Compilation:
     bind: dict[str, Any] = field(default_factory=dict)
     rounded: dict[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
-    counted_batches: dict[str, int] = field(default_factory=dict)
+    counted_batches: dict[str, tuple[int, int]] = field(default_factory=dict)
     coefficients: dict[str, float] = field(default_factory=dict)
     untrained: dict[str, str] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)

@@ -187,7 +187,7 @@ def compile(
         batch=batch,
         bind=described_bindings(bind or {}),
         evaluation=_evaluation(module, objective, outputs, state),
-        counted_batches={} if module is None else dict(module.counted_batches),
+        counted_batches={} if module is None else _counted_batches(module),
     )
     program = program_with(saving, compilation.program_that_computes_again)
     _warn_of_result(compilation, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
@@ -280,6 +280,10 @@ def _lifted(in_file: ir.Model, model: ir.Model, state: ModelState) -> Weights:
     if model is not in_file:
         lift_state(model, state, dtypes)
     return weights
+
+
+def _counted_batches(module: ExportedModule) -> dict[str, tuple[int, int]]:
+    return {name: (start, module.batches_per_call[name]) for name, start in module.counted_batches.items()}
 
 
 def _evaluation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -108,8 +109,12 @@ class BoundGraph:
             The outputs, in their order; autograd goes on from them.
         """
         inputs = [*data, *state]
-        if [tensor.dtype for tensor in inputs] != self._computed:
-            self._refuse_dtypes(inputs)
+        try:
+            is_right = [tensor.dtype for tensor in inputs] == self._computed
+        except AttributeError:
+            is_right = False  # no tensors
+        if not is_right:
+            self._refuse_inputs(inputs)
         if self.draws:
             inputs.append(draw_key(inputs[0].device))
         if self.counts:
@@ -123,8 +128,13 @@ class BoundGraph:
             torch._foreach_copy_([state[index] for index in self._updated], list(results[count:]))
         return results[:count]
 
-    def _refuse_dtypes(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _refuse_inputs(self, inputs: Sequence[Any]) -> None:
         for tensor, dtype, name in zip(inputs, self._computed, (*self.data, *self.state), strict=False):
+            if not isinstance(tensor, torch.Tensor):
+                raise ConfigurationError(
+                    f"'{name}' is of the type {type(tensor).__name__}, and the graph '{self.name}' takes a tensor there: give it "
+                    f"one of {dtype}, for example by torch.as_tensor"
+                )
             if tensor.dtype != dtype:
                 raise ConfigurationError(
                     f"'{name}' is {tensor.dtype}, and the graph '{self.name}' computes with {dtype}: give it that dtype, for "

@@ -7,9 +7,10 @@ import inspect
 import sys
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +24,7 @@ from burnish.norms import get as policy_of
 from burnish.torch.arguments import examples_like
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values
+from burnish.torch.changes import Noted, Place
 
 Modes = tuple[bool, ...]
 """``training`` of the module and all its submodules."""
@@ -77,6 +79,11 @@ class ModuleGraphs:
                 self._exports[key] = replace(exported, model=model, inference=inference)
             return self._exports[key]
 
+    def is_exported_as(self, key: ModuleKey, exported: ExportedModule) -> bool:
+        """Whether the module was exported for a key to the same."""
+        before = self._exports.get(key)
+        return before is not None and _contents(before) == _contents(exported)
+
     def graph(self, key: GraphKey, module: torch.nn.Module) -> BoundGraph:
         """The graph of a mode."""
         with self._making:
@@ -99,6 +106,10 @@ class ModuleGraphs:
         return BoundGraph(model, binding, self.engine, name)
 
 
+class Removed(Exception):
+    """A parameter or buffer was taken out of the module, or replaced by None."""
+
+
 class _Entry(NamedTuple):
     """Where a parameter or buffer is, so that one that is replaced is seen."""
 
@@ -115,7 +126,9 @@ class _Entry(NamedTuple):
     def tensor(self) -> torch.Tensor:
         # Fully sharded data parallelism takes parameters out of where they are registered, and puts tensors in their place.
         tensor = self.held_in.get(self.name)
-        found: torch.Tensor = getattr(self.owner, self.name) if tensor is None else tensor
+        found: torch.Tensor | None = getattr(self.owner, self.name, None) if tensor is None else tensor
+        if found is None:
+            raise Removed(self.name)
         return found
 
 
@@ -126,7 +139,8 @@ class _Prepared(NamedTuple):
         graph: the graph.
         exported: the module as it was exported.
         state: of ``graph.state``.
-        counts: the counts of batches that a call adds one to.
+        counts: the counts of batches that a call adds to.
+        batches: how many it adds to each.
         inputs: the positions of the graph's inputs among the arguments, where all of these are tensors given by position.
         single: whether ``forward`` returns one tensor.
     """
@@ -135,6 +149,7 @@ class _Prepared(NamedTuple):
     exported: ExportedModule
     state: list[_Entry]
     counts: list[_Entry]
+    batches: list[int]
     inputs: list[int] | None
     single: bool
 
@@ -149,14 +164,14 @@ class _How(NamedTuple):
         precision: what autocast computes in there, where it is on.
     """
 
-    modes: list[bool]
+    modes: Modes
     dtype: torch.dtype | None
     device: str
     precision: str | None
 
     def key(self) -> GraphKey:
         training = any(self.modes)
-        mixed = tuple(self.modes) if training and not all(self.modes) else None
+        mixed = self.modes if training and not all(self.modes) else None
         return GraphKey(ModuleKey(mixed, self.dtype), training, self.precision)
 
 
@@ -191,12 +206,14 @@ class Calls:
         self._prepared: dict[GraphKey, _Prepared] = {}
         self._latest: tuple[_How, _Prepared] | None = None
         self._others: dict[Hashable, Calls] = {}
-        self._parts = _parts(module)
-        self._first: _Entry | None = None
-        self._note_first()
+        self._irrelevant: set[Place] = set()
+        self._changes = 0
+        self._noted = Noted(module)
+        self._first = _first_parameter(module)
 
     def copied(self, module: torch.nn.Module) -> Calls:
         """The same for a copy of the module."""
+        self._look()
         return Calls(self.graphs, module)
 
     def made_again(self) -> tuple[Any, ...]:
@@ -207,6 +224,7 @@ class Calls:
     def prepare(self) -> None:
         """Export the module as it is."""
         self.graphs.exported(self._how().key().exported, self.module)
+        self._noted = Noted(self.module)  # forward may have set attributes, which it does not at a call
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what ``forward`` returns.
@@ -226,8 +244,13 @@ class Calls:
                 elsewhere = self._calls_of(other, args, kwargs)
             if elsewhere is not None:
                 return elsewhere.call(args, kwargs)
-        state = _tensors(prepared.state)
-        counts = _tensors(prepared.counts)
+        try:
+            state, counts = _tensors(prepared.state), _tensors(prepared.counts)
+        except Removed:
+            state = None
+        if state is None:
+            self._start_again(self._fresh_graphs())
+            return self.call(args, kwargs)
         step = counts[0].clone() if graph.counts else None
         if how.precision is None:
             results = graph(data, state, step)
@@ -236,7 +259,7 @@ class Calls:
             with autocast_off(how.device, how.precision):
                 results = graph(data, state, step)
         if counts:
-            torch._foreach_add_(counts, 1)
+            torch._foreach_add_(counts, prepared.batches)
         if prepared.single:
             return results[0]
         return prepared.exported.outputs.unflatten(dict(zip(graph.outputs, results, strict=True)))
@@ -251,30 +274,51 @@ class Calls:
         return latest
 
     def _how(self) -> _How:
-        modes = []
-        for held_in, name, part in self._parts:
-            if held_in.get(name) is not part:
-                self._start_again()
-                return self._how()
-            modes.append(part.training)
+        if not self._noted.is_current():
+            self._look()
+        modes = self._noted.modes
         if self._first is None:
             return _How(modes, None, "cpu", autocast_precision("cpu"))
         first = self._first.tensor()
         device = "cpu" if first.is_cpu else first.device.type
         return _How(modes, first.dtype, device, autocast_precision(device))
 
-    def _start_again(self) -> None:
-        """Forget the graphs: submodules were replaced."""
-        graphs = self.graphs
-        self.graphs = ModuleGraphs(graphs.args, graphs.kwargs, graphs.dynamic_shapes, graphs.engine)
-        self._prepared, self._latest, self._others = {}, None, {}
-        self._parts = _parts(self.module)
-        self._note_first()
+    def _look(self) -> None:
+        """See what has changed in the module since the last call."""
+        noted, self._noted = self._noted, Noted(self.module)
+        if noted.is_built_otherwise():
+            self._start_again(self._fresh_graphs())
+            return
+        changed = [place for place in noted.changed() if place not in self._irrelevant]
+        if changed:
+            self._look_at(changed)
 
-    def _note_first(self) -> None:
-        names = (name for name, parameter in self.module.named_parameters() if parameter.is_floating_point())
-        name = next(names, None) or next((name for name, _ in self.module.named_parameters()), None)
-        self._first = None if name is None else _Entry.of(self.module, name)
+    def _look_at(self, changed: Sequence[Place]) -> None:
+        """Export the module again where attributes were set; where that gives the same graph, go on with the graphs there are."""
+        fresh, key = self._fresh_graphs(), self._how().key().exported
+        exported = fresh.exported(key, self.module)
+        self._noted = Noted(self.module)
+        if self.graphs.is_exported_as(key, exported):
+            self._irrelevant.update(changed)
+            return
+        self._changes += 1
+        if self._changes > MOST_STRUCTURES:
+            raise ConfigurationError(
+                f"'{changed[0]}' of {type(self.module).__name__} has changed {self._changes} times since the module was wrapped: "
+                "what is set on a module is a constant of its graph. Give what changes from step to step to forward as a tensor, "
+                "or hold it in a buffer"
+            )
+        self._start_again(fresh)
+
+    def _fresh_graphs(self) -> ModuleGraphs:
+        graphs = self.graphs
+        return ModuleGraphs(graphs.args, graphs.kwargs, graphs.dynamic_shapes, graphs.engine)
+
+    def _start_again(self, graphs: ModuleGraphs) -> None:
+        """Forget the graphs for others."""
+        self.graphs = graphs
+        self._prepared, self._latest, self._others = {}, None, {}
+        self._first = _first_parameter(self.module)
 
     def _prepare(self, key: GraphKey) -> _Prepared:
         try:
@@ -293,6 +337,7 @@ class Calls:
             exported,
             list(state.values()),
             [_Entry.of(self.module, name) for name in exported.counted_batches] if key.training else [],
+            list(exported.batches_per_call.values()),
             _positions(exported.inputs, graph.data),
             exported.outputs.names == (graph.outputs[0],) and exported.outputs.spec.is_leaf(),
         )
@@ -364,6 +409,34 @@ def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | 
     return loaded
 
 
+def _fingerprint(model: ir.Model) -> list[Any]:
+    """What a model computes: its nodes, with the values between them, and its constants."""
+    graph = model.graph
+    constants = {name: value.const_value for name, value in graph.initializers.items()}
+    return [
+        [value.name for value in (*graph.inputs, *graph.outputs)],
+        {name: None if constant is None else constant.tobytes() for name, constant in constants.items()},
+        *[_without_origin(ir.serde.serialize_node(node)).SerializeToString(deterministic=True) for node in graph],
+    ]
+
+
+def _without_origin(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node without what is noted of the code that it comes from, in place: who called that is noted, too."""
+    node.ClearField("metadata_props")
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            _without_origin(inner)
+    return node
+
+
+def _contents(exported: ExportedModule) -> list[Any]:
+    """What an export is compared by: all of it but counts of batches as they stand."""
+    models = [exported.model, *([] if exported.inference is None else [exported.inference])]
+    rest = {field.name: repr(getattr(exported, field.name)) for field in fields(exported)}
+    del rest["model"], rest["inference"]
+    return [rest | {"counted_batches": repr(list(exported.counted_batches))}, *map(_fingerprint, models)]
+
+
 def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
     """Refuse a part of a parameter: its module would have put the whole of it together, had PyTorch called that."""
     distributed = sys.modules.get("torch.distributed.tensor")
@@ -374,16 +447,11 @@ def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _parts(module: torch.nn.Module) -> list[tuple[Mapping[str, Any], str, torch.nn.Module]]:
-    """Each submodule once, with where its parent holds it; before them the module itself, which is held in nothing."""
-    parts: list[tuple[Mapping[str, Any], str, torch.nn.Module]] = [({"": module}, "", module)]
-    seen = {module}
-    for parent in module.modules():
-        for name, part in parent._modules.items():
-            if part is not None and part not in seen:
-                seen.add(part)
-                parts.append((parent._modules, name, part))
-    return parts
+def _first_parameter(module: torch.nn.Module) -> _Entry | None:
+    """The first parameter that is floating-point, or else the first, whose dtype and device are the module's."""
+    names = (name for name, parameter in module.named_parameters() if parameter.is_floating_point())
+    name = next(names, None) or next((name for name, _ in module.named_parameters()), None)
+    return None if name is None else _Entry.of(module, name)
 
 
 def _positions(structure: Structure, data: Sequence[str]) -> list[int] | None:

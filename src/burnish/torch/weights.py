@@ -41,9 +41,9 @@ def load_into(module: torch.nn.Module, session: Session) -> None:
     with torch.no_grad():
         for name, array in written.items():
             tensors[name].copy_(_tensor(array))
-        for name, start in session.program.options.get("counted_batches", {}).items():
+        for name, (start, per_step) in session.program.options.get("counted_batches", {}).items():
             if name in tensors:
-                tensors[name].fill_(start + steps)
+                tensors[name].fill_(start + steps * per_step)
 
 
 def _check(name: str, array: np.ndarray, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -78,7 +78,8 @@ def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _countless(module: torch.nn.Module) -> Iterator[frozenset[str]]:
     """Normalization layers that count no batches, which would be a change of the module that the graph cannot hold."""
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _NormBase)}
+    named = module.named_modules(remove_duplicate=False)  # a graph has any of the names of one that has several
+    layers = {name: layer for name, layer in named if isinstance(layer, _NormBase)}
     before = {layer: (layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in layers.values()}
     cumulative = frozenset(name for name, layer in layers.items() if layer.momentum is None)
     try:

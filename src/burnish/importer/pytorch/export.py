@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -23,6 +23,7 @@ from burnish.importer.pytorch.conversion import (
 from burnish.importer.pytorch.exported import ExportedModule, Structure
 from burnish.importer.pytorch.forms import same_but_for_mode
 from burnish.importer.pytorch.layers import (
+    count_training_uses,
     hold_rows,
     keep_scales,
     loosen_views,
@@ -59,12 +60,18 @@ def export_module(
     """
     traced = _traced(module, args, {} if kwargs is None else dict(kwargs), dynamic_shapes)
     training, evaluation = traced.training, traced.evaluation
-    policies = neutralize(training.program, module, training.cumulative)
-    neutralize(evaluation.program, module, evaluation.cumulative)
     shared = shared_names(module)
     canonical = {other: name for name, others in shared.items() for other in others}
+    uses = count_training_uses(training.program)
+    _refuse_repeated_averages(uses, training.cumulative)
+    policies = {
+        _first_name(layer, canonical): policy
+        for layer, policy in neutralize(training.program, module, training.cumulative).items()
+    }
+    neutralize(evaluation.program, module, evaluation.cumulative)
     is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
     held_rows = hold_rows(training.program, canonical)
+    counts = _counted_batches(module, policies)
     with named_refusal(module):
         trained = _converted(training, traced, policies, canonical)
         evaluated = None if is_neutral else _converted(evaluation, traced, policies, canonical)
@@ -85,7 +92,8 @@ def export_module(
         written_in_evaluation=(evaluated or trained).written,
         norm_policies=trained.norm_policies,
         held_rows=held_rows,
-        counted_batches=_counted_batches(module, policies),
+        counted_batches=counts,
+        batches_per_call=_batches_per_call(uses, counts, canonical),
     )
 
 
@@ -178,9 +186,33 @@ def _rename_shared(model: ir.Model, canonical: Mapping[str, str]) -> None:
         initializers[first] = value
 
 
+def _first_name(layer: str, canonical: Mapping[str, str]) -> str:
+    """The first name of a normalization layer, whatever other it has."""
+    statistic = f"{layer}.running_mean"
+    return canonical.get(statistic, statistic).removesuffix(".running_mean")
+
+
+def _batches_per_call(uses: Mapping[str, int], counts: Iterable[str], canonical: Mapping[str, str]) -> dict[str, int]:
+    batches = dict.fromkeys(counts, 0)
+    for layer, times in uses.items():
+        name = f"{_first_name(layer, canonical)}.num_batches_tracked"
+        if name in batches:
+            batches[name] += times
+    return batches
+
+
 def _buffers(module: torch.nn.Module) -> dict[str, bool]:
     kept = module.state_dict(keep_vars=True)
     return {name: name in kept for name, _ in module.named_buffers()}
+
+
+def _refuse_repeated_averages(uses: Mapping[str, int], cumulative: Collection[str]) -> None:
+    """Refuse an average over all batches that one call adds several to: its weight is read once for a call."""
+    if repeated := [layer for layer in cumulative if uses[layer] > 1]:
+        raise UnsupportedOperatorError(
+            f"'{repeated[0]}' averages its running statistics over all batches (momentum=None), and one call of the module runs "
+            f"it {uses[repeated[0]]} times: give it a momentum, or a layer of its own at each place"
+        )
 
 
 def _counted_batches(module: torch.nn.Module, policies: Mapping[str, str]) -> dict[str, int]:

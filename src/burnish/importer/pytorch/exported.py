@@ -63,6 +63,7 @@ class ExportedModule:
             in evaluation mode.
         held_rows: rows of embeddings that do not train, ``padding_idx``.
         counted_batches: the counts of batches that normalization layers keep (``num_batches_tracked``), as they stand.
+        batches_per_call: how many batches a call adds to each of them: a layer that runs twice counts two.
         running_variance: which variance running statistics hold.
     """
 
@@ -79,4 +80,5 @@ class ExportedModule:
     norm_policies: Mapping[str, str] = field(default_factory=dict)
     held_rows: Mapping[str, list[int]] = field(default_factory=dict)
     counted_batches: Mapping[str, int] = field(default_factory=dict)
+    batches_per_call: Mapping[str, int] = field(default_factory=dict)
     running_variance: str = "pytorch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,16 @@ _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_
 
 IS_TRAINING, MOMENTUM = 5, 6
 """Where ``aten.batch_norm`` has its mode and its momentum."""
+
+
+def count_training_uses(program: torch.export.ExportedProgram) -> Counter[str]:
+    """How many times a call normalizes by the statistics of a batch, by layer: each time it counts one batch."""
+    uses: Counter[str] = Counter()
+    for graph, buffers in _graphs(program.graph, program.graph_signature.inputs_to_buffers):
+        for node in graph.nodes:
+            if node.target == aten.batch_norm.default and node.args[3] is not None and node.args[IS_TRAINING]:
+                uses[buffers.get(node.args[3].name, "").rpartition(".")[0]] += 1
+    return uses
 
 
 def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, cumulative: Collection[str]) -> dict[str, str]:
