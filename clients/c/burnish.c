@@ -745,12 +745,169 @@ static burnish_status check_file(const burnish_session *session, const char *nam
     return strcmp(digest, expected) == 0 ? BURNISH_OK : damaged(path, "it has changed since it was written");
 }
 
+/* Text that grows; `failed` where memory ran out, which is asked at the end. */
+typedef struct buffer {
+    char *data;
+    size_t size, room;
+    bool failed;
+} buffer;
+
+static void add(buffer *to, const void *bytes, size_t count) {
+    if (to->failed || count == 0) return;
+    if (count > to->room - to->size) {
+        size_t room = to->room * 2 + count;
+        char *grown = room < count ? NULL : realloc(to->data, room);
+        if (grown == NULL) {
+            to->failed = true;
+            return;
+        }
+        to->data = grown;
+        to->room = room;
+    }
+    memcpy(to->data + to->size, bytes, count);
+    to->size += count;
+}
+
+/* ONNX files are read as protobuf writes them: fields, each with a number and, in what is touched here, a length. */
+typedef struct span {
+    const uint8_t *at, *end;
+} span;
+
+static bool read_varint(span *from, uint64_t *value) {
+    *value = 0;
+    for (int shift = 0; shift < 64 && from->at < from->end; shift += 7) {
+        uint8_t byte = *from->at++;
+        *value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) return true;
+    }
+    return false;
+}
+
+/* The next field: its number, all its bytes, and what it holds (empty unless it has a length). */
+static bool read_field(span *from, unsigned *number, span *whole, span *content) {
+    uint64_t tag, length;
+    whole->at = from->at;
+    if (!read_varint(from, &tag)) return false;
+    *number = (unsigned)(tag >> 3);
+    content->at = content->end = from->at;
+    switch (tag & 7) {
+        case 0:
+            if (!read_varint(from, &length)) return false;
+            length = 0;
+            break;
+        case 1: length = 8; break;
+        case 5: length = 4; break;
+        case 2:
+            if (!read_varint(from, &length)) return false;
+            break;
+        default: return false;
+    }
+    if (length > (uint64_t)(from->end - from->at)) return false;
+    if ((tag & 7) == 2) *content = (span){from->at, from->at + length};
+    from->at += length;
+    whole->end = from->at;
+    return true;
+}
+
+static void add_varint(buffer *to, uint64_t value) {
+    for (; value >= 0x80; value >>= 7) add(to, (char[]){(char)(value | 0x80)}, 1);
+    add(to, (char[]){(char)value}, 1);
+}
+
+static void add_bytes_field(buffer *to, unsigned number, const void *bytes, size_t count) {
+    add_varint(to, (uint64_t)number << 3 | 2);
+    add_varint(to, count);
+    add(to, bytes, count);
+}
+
+static bool is_called(span name, const char *text) {
+    return strlen(text) == (size_t)(name.end - name.at) && memcmp(name.at, text, (size_t)(name.end - name.at)) == 0;
+}
+
+/* Whether a node of the graph has a field of this number, an input (1) or an output (2), of this name. */
+static bool names_value(span node, unsigned field, const char *text) {
+    unsigned number;
+    span whole, content;
+    while (node.at < node.end && read_field(&node, &number, &whole, &content))
+        if (number == field && is_called(content, text)) return true;
+    return false;
+}
+
+/* Find, for each output that is a next value of the state, the node that computes it, where no other node reads it. */
+static void find_updates(const graph *graph, span nodes, span *updates) {
+    unsigned number;
+    span whole, content;
+    for (size_t i = 0; i < graph->output_count; i++) {
+        bool is_read = false;
+        span producer = {NULL, NULL};
+        for (span from = nodes;
+             graph->outputs[i].state != NONE && from.at < from.end && read_field(&from, &number, &whole, &content);) {
+            if (number != 1) continue;
+            if (names_value(content, 1, graph->outputs[i].name)) is_read = true;
+            if (names_value(content, 2, graph->outputs[i].name)) producer = whole;
+        }
+        for (size_t j = 0; j < i; j++)
+            if (updates[j].at == producer.at) producer = (span){NULL, NULL}; /* it computes several of them */
+        if (!is_read) updates[i] = producer;
+    }
+}
+
+/* Copy a graph with the nodes of the updates at its end, in reverse.
+ *
+ * ONNX Runtime's order of execution begins with what the last node needs, and so on backwards. The updates of the layers that the
+ * backward pass reaches first are then computed first, and gradients and activations freed before others are made. In the order
+ * of the file it would run the whole backward pass before it computes the gradient of any weight.
+ */
+static bool order_updates(const graph *graph, span from, buffer *to) {
+    span *updates = calloc(graph->output_count + 1, sizeof *updates), whole, content;
+    unsigned number;
+    bool is_read = updates != NULL;
+    if (is_read) find_updates(graph, from, updates);
+    while (is_read && from.at < from.end) {
+        is_read = read_field(&from, &number, &whole, &content);
+        bool is_update = false;
+        for (size_t i = 0; is_read && number == 1 && i < graph->output_count; i++)
+            is_update = is_update || updates[i].at == whole.at;
+        if (is_read && !is_update) add(to, whole.at, (size_t)(whole.end - whole.at));
+    }
+    for (size_t i = graph->output_count; is_read && i-- > 0;)
+        if (updates[i].at != NULL) add(to, updates[i].at, (size_t)(updates[i].end - updates[i].at));
+    free(updates);
+    return is_read && !to->failed;
+}
+
+/* Read the step's model and order its updates. */
+static burnish_status read_ordered(const graph *graph, const char *path, buffer *model) {
+    char *content = NULL;
+    size_t size = 0;
+    buffer ordered = {0};
+    unsigned number;
+    span whole, field;
+    TRY(read_file(path, SIZE_MAX / 4, &content, &size));
+    span from = {(const uint8_t *)content, (const uint8_t *)content + size};
+    bool is_read = true;
+    while (is_read && from.at < from.end) {
+        is_read = read_field(&from, &number, &whole, &field);
+        if (is_read && number == 7 && (is_read = order_updates(graph, field, &ordered)))
+            add_bytes_field(model, 7, ordered.data, ordered.size);
+        else if (is_read)
+            add(model, whole.at, (size_t)(whole.end - whole.at));
+    }
+    free(content);
+    free(ordered.data);
+    if (is_read && !model->failed) return BURNISH_OK;
+    free(model->data);
+    *model = (buffer){0};
+    return damaged(path, "it cannot be read as an ONNX model, or there is no memory for it");
+}
+
 static burnish_status open_graph(burnish_session *session, graph *graph) {
     static const GraphOptimizationLevel LEVELS[] = {ORT_ENABLE_ALL, ORT_ENABLE_EXTENDED, ORT_ENABLE_BASIC, ORT_DISABLE_ALL};
     char path[MAX_PATH], data[MAX_PATH], name[64];
     const OrtApi *ort = session->ort;
     OrtSessionOptions *options = NULL;
     OrtStatus *status;
+    buffer ordered = {0};
     if (graph->session != NULL) return BURNISH_OK;
     TRY(join_path(path, session->models != NULL ? session->models : session->folder, graph->name,
                   session->models != NULL ? ".ort" : ".onnx"));
@@ -759,17 +916,23 @@ static burnish_status open_graph(burnish_session *session, graph *graph) {
         TRY(check_file(session, name, path));
         TRY(join_path(data, session->folder, graph->name, ".data"));
         snprintf(name, sizeof name, "%s.data", graph->name);
-        if (access(data, F_OK) == 0) TRY(check_file(session, name, data));
+        if (access(data, F_OK) == 0)
+            TRY(check_file(session, name, data));
+        else if (graph == &session->graphs[STEP])
+            TRY(read_ordered(graph, path, &ordered)); /* constants in a file are found by the path */
     }
-    ORT(CreateSessionOptions(&options), "open", graph->name);
-    (void)((status = ort->SetSessionGraphOptimizationLevel(options, LEVELS[session->options.optimization])) != NULL ||
+    (void)((status = ort->CreateSessionOptions(&options)) != NULL ||
+           (status = ort->SetSessionGraphOptimizationLevel(options, LEVELS[session->options.optimization])) != NULL ||
            (status = ort->SetIntraOpNumThreads(options, session->options.threads)) != NULL ||
            (status = ort->SetInterOpNumThreads(options, 1)) != NULL || (status = ort->DisableMemPattern(options)) != NULL ||
            (status = ort->SetSessionLogSeverityLevel(options, ORT_LOGGING_LEVEL_FATAL)) != NULL ||
            (status = ort->SetDeterministicCompute(options, true)) != NULL ||
            (status = ort->AddSessionConfigEntry(options, "session.use_env_allocators", "1")) != NULL ||
-           (status = ort->CreateSession(session->env, path, options, &graph->session)) != NULL);
-    ort->ReleaseSessionOptions(options);
+           (status = ordered.size > 0
+                         ? ort->CreateSessionFromArray(session->env, ordered.data, ordered.size, options, &graph->session)
+                         : ort->CreateSession(session->env, path, options, &graph->session)) != NULL);
+    free(ordered.data);
+    if (options != NULL) ort->ReleaseSessionOptions(options);
     return status == NULL ? BURNISH_OK : engine_failure(session, status, "open", path);
 }
 
@@ -1370,29 +1533,6 @@ burnish_status burnish_write_state(burnish_session *session, const burnish_tenso
 
 const char *burnish_extra(const burnish_session *session) { return session->extra; }
 
-/* Text that grows; `failed` where memory ran out, which is asked at the end. */
-typedef struct buffer {
-    char *data;
-    size_t size, room;
-    bool failed;
-} buffer;
-
-static void add(buffer *to, const void *bytes, size_t count) {
-    if (to->failed || count == 0) return;
-    if (count > to->room - to->size) {
-        size_t room = to->room * 2 + count;
-        char *grown = room < count ? NULL : realloc(to->data, room);
-        if (grown == NULL) {
-            to->failed = true;
-            return;
-        }
-        to->data = grown;
-        to->room = room;
-    }
-    memcpy(to->data + to->size, bytes, count);
-    to->size += count;
-}
-
 static void add_format(buffer *to, const char *format, ...) {
     char text[256];
     va_list arguments;
@@ -1640,58 +1780,6 @@ burnish_status burnish_restore(burnish_session *session, const char *path) {
     }
     close_state_file(&file);
     return status;
-}
-
-/* Export. The predict graph is read as protobuf writes it: fields, each with a number and, in what is touched here, a length. */
-typedef struct span {
-    const uint8_t *at, *end;
-} span;
-
-static bool read_varint(span *from, uint64_t *value) {
-    *value = 0;
-    for (int shift = 0; shift < 64 && from->at < from->end; shift += 7) {
-        uint8_t byte = *from->at++;
-        *value |= (uint64_t)(byte & 0x7f) << shift;
-        if (byte < 0x80) return true;
-    }
-    return false;
-}
-
-/* The next field: its number, all its bytes, and what it holds (empty unless it has a length). */
-static bool read_field(span *from, unsigned *number, span *whole, span *content) {
-    uint64_t tag, length;
-    whole->at = from->at;
-    if (!read_varint(from, &tag)) return false;
-    *number = (unsigned)(tag >> 3);
-    content->at = content->end = from->at;
-    switch (tag & 7) {
-        case 0:
-            if (!read_varint(from, &length)) return false;
-            length = 0;
-            break;
-        case 1: length = 8; break;
-        case 5: length = 4; break;
-        case 2:
-            if (!read_varint(from, &length)) return false;
-            break;
-        default: return false;
-    }
-    if (length > (uint64_t)(from->end - from->at)) return false;
-    if ((tag & 7) == 2) *content = (span){from->at, from->at + length};
-    from->at += length;
-    whole->end = from->at;
-    return true;
-}
-
-static void add_varint(buffer *to, uint64_t value) {
-    for (; value >= 0x80; value >>= 7) add(to, (char[]){(char)(value | 0x80)}, 1);
-    add(to, (char[]){(char)value}, 1);
-}
-
-static void add_bytes_field(buffer *to, unsigned number, const void *bytes, size_t count) {
-    add_varint(to, (uint64_t)number << 3 | 2);
-    add_varint(to, count);
-    add(to, bytes, count);
 }
 
 /* Messages of onnx.proto that hold names of values, and the fields in which they do. */

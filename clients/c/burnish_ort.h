@@ -42,7 +42,8 @@ typedef struct OrtApi {
     OrtStatus *(*CreateEnv)(OrtLoggingLevel level, const char *log_name, OrtEnv **env);
     void *places4[3];
     OrtStatus *(*CreateSession)(const OrtEnv *env, const char *path, const OrtSessionOptions *options, OrtSession **session);
-    void *places8[1];
+    OrtStatus *(*CreateSessionFromArray)(const OrtEnv *env, const void *model, size_t bytes, const OrtSessionOptions *options,
+                                         OrtSession **session);
     OrtStatus *(*Run)(OrtSession *session, const OrtRunOptions *options, const char *const *input_names,
                       const OrtValue *const *inputs, size_t input_count, const char *const *output_names, size_t output_count,
                       OrtValue **outputs);

@@ -1,4 +1,5 @@
-/* Opens every folder that is named, and restores every file from the first one; prints how each went. For runs under sanitizers.
+/* Opens every folder that is named, and exports from it, and restores every file in the first one; prints how each went. For runs
+ * under sanitizers.
  */
 #include "burnish.h"
 
@@ -12,6 +13,7 @@ int main(int count, char **paths) {
         size_t length = strlen(paths[i]);
         int is_file = length > 12 && strcmp(paths[i] + length - 12, ".safetensors") == 0;
         burnish_status status = is_file ? burnish_restore(first, paths[i]) : burnish_open(paths[i], NULL, &session);
+        if (!is_file && status == BURNISH_OK) status = burnish_export(session, "exported.onnx", 0);
         printf("%d %s\n", status, status == BURNISH_OK ? "" : burnish_message());
         if (!is_file && first == NULL)
             first = session;

@@ -384,7 +384,21 @@ def hostile_folders(good: Path, root: Path) -> list[Path]:
     init = (good / "init.onnx").read_bytes()
     folders += [with_file(good, root / "init_short", "init.onnx", init[: len(init) // 2])]
     folders += [with_file(good, root / "init_is_step", "init.onnx", step)]
+    predict = (good / "predict.onnx").read_bytes()
+    folders += [with_file(good, root / "predict_short", "predict.onnx", predict[:-20])]
+    folders += [with_file(good, root / "predict_nested", "predict.onnx", nested_graphs(30))]
     return folders
+
+
+def nested_graphs(depth: int) -> bytes:
+    """A model whose graph has a node with a graph as an attribute, which has a node, and so on."""
+    graph = onnx.GraphProto()
+    for _ in range(depth):
+        outer = onnx.GraphProto()
+        attribute = outer.node.add(op_type="If").attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
+        attribute.g.CopyFrom(graph)
+        graph = outer
+    return onnx.ModelProto(graph=graph).SerializeToString()
 
 
 def with_file(good: Path, folder: Path, name: str, content: bytes) -> Path:
@@ -419,7 +433,7 @@ def test_hostile_folders_and_files_are_statuses_under_sanitizers(folder, tmp_pat
     files = [tmp_path / f"{number}.safetensors" for number in range(60)]
     command = [str(opener), str(good), *map(str, folders), str(tmp_path / "good.safetensors"), *map(str, files)]
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     statuses = run.stdout.splitlines()
     names = ["good", *(path.name for path in folders), "good file", *(path.name for path in files)]
