@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from burnish.passes.precision import MixedPrecision
     from burnish.program import Program
     from burnish.training import Session, Trainer
+    from burnish.training.finetuning import finetune
 
 __all__ = [
     "DataParallel",
@@ -32,6 +33,7 @@ __all__ = [
     "compile",
     "engines",
     "errors",
+    "finetune",
     "grad",
     "load",
     "losses",
@@ -49,6 +51,7 @@ _DEFINED_IN = {
     "Session": "burnish.training",
     "Trainer": "burnish.training",
     "compile": "burnish.compiler.compile",
+    "finetune": "burnish.training.finetuning",
     "grad": "burnish.compiler.gradient",
     "load": "burnish.importer",
     "lower": "burnish.compiler.standard",

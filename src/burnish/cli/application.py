@@ -14,6 +14,7 @@ from burnish.cli.console import errors
 from burnish.cli.demo import demo
 from burnish.cli.evaluate import evaluate
 from burnish.cli.export import export
+from burnish.cli.finetune import finetune
 from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
 from burnish.cli.package import package
@@ -83,5 +84,5 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-for command in (train, predict, evaluate, compile, inspect, check, compare, export, package, demo):
+for command in (train, finetune, predict, evaluate, compile, inspect, check, compare, export, package, demo):
     app.command()(command)

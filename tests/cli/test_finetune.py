@@ -1,0 +1,200 @@
+"""``burnish finetune``: other classes, a frozen backbone, tables, files of one sample, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+from typer.testing import CliRunner
+
+import burnish
+from burnish.cli.application import app
+from burnish.importer import load
+from burnish.models import residual_network
+from burnish.training.finetuning import find_rate, transfer
+from oracles.small_networks import CLASSES, Network, perceptron
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog", "owl"), each: int = 12) -> None:
+    """Noise around a brightness of its own for each class."""
+    rng = np.random.default_rng(0)
+    for index, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            pixels = np.clip(rng.normal(40 + 80 * index, 15, (8, 8)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    path = tmp_path / "net.onnx"
+    ir.save(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)), path)
+    return path
+
+
+def weights_of(path: Path) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+
+
+def test_a_folder_of_other_classes(model, tmp_path):
+    write_images(tmp_path / "images")
+    done = run("finetune", model, "--data", tmp_path / "images", "--epochs", 20, "--output", tmp_path / "run", "--batch-size", 8)
+    assert done.exit_code == 0, done.output
+    assert "head: 'classifier.weight' is drawn anew for 3 classes; the file had 10" in done.output
+    assert "the new head learns 10 times as fast" in done.output
+    tuned = onnx.load(tmp_path / "run" / "tuned.onnx")
+    assert tuned.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 3
+    metadata = {entry.key: entry.value for entry in tuned.metadata_props}
+    assert ["cat", "dog", "owl"] in [json.loads(value) for value in metadata.values() if value.startswith("[")]
+    assert float(done.output.split("accuracy ")[-1].split()[0]) > 0.9
+    predicted = run("predict", tmp_path / "run", tmp_path / "images" / "owl" / "0.png")
+    assert predicted.exit_code == 0, predicted.output
+    assert "owl" in predicted.output
+    again = run(
+        "finetune",
+        tmp_path / "run" / "tuned.onnx",
+        "--data",
+        tmp_path / "images",
+        "--output",
+        tmp_path / "again",
+        "--epochs",
+        1,
+        "--lr",
+        0.01,
+    )
+    assert "stays, as the file's 3 classes are those of the data" in again.output
+
+
+def test_what_is_frozen_keeps_its_bits(model, tmp_path):
+    write_images(tmp_path / "images")
+    options = ("--data", tmp_path / "images", "--epochs", 2, "--lr", 0.05, "--no-fold")
+    done = run("finetune", model, *options, "--freeze-until", "head", "--output", tmp_path / "head")
+    assert done.exit_code == 0, done.output
+    before, after = weights_of(tmp_path / "head" / "start.onnx"), weights_of(tmp_path / "head" / "tuned.onnx")
+    changed = {name for name in before if name in after and not np.array_equal(before[name], after[name])}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    done = run("finetune", model, *options, "--freeze-until", "stage2*", "--output", tmp_path / "stage")
+    assert done.exit_code == 0, done.output
+    before, after = weights_of(tmp_path / "stage" / "start.onnx"), weights_of(tmp_path / "stage" / "tuned.onnx")
+    changed = {name for name in before if name in after and not np.array_equal(before[name], after[name])}
+    assert "stage2.block1.first.weight" in changed or any(name.startswith("stage2") for name in changed)
+    assert not any(name.startswith(("stem", "stage1")) for name in changed)
+
+
+def test_a_run_goes_on_with_what_it_chose(model, tmp_path):
+    write_images(tmp_path / "images")
+    options = ("finetune", model, "--data", tmp_path / "images", "--output", tmp_path / "run")
+    assert run(*options, "--epochs", 1).exit_code == 0
+    chosen = json.loads((tmp_path / "run" / "finetune.json").read_text())
+    held = run(*options, "--epochs", 1)
+    assert held.exit_code == 1
+    assert "holds a run already" in held.output
+    resumed = run(*options, "--epochs", 2, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "epoch 2/2" in resumed.output
+    assert json.loads((tmp_path / "run" / "finetune.json").read_text()) == chosen
+
+
+def test_a_table_and_a_file_of_one_sample(tmp_path):
+    network = Network("one", [6])
+    network.graph.inputs[0].shape = ir.Shape([1, 6])
+    hidden = network.builder.op("Tanh", network.dense("hidden", network.input, 6, 8))
+    ir.save(network.model(network.dense("head", hidden, 8, CLASSES)), tmp_path / "one.onnx")
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, 3, 60)
+    rows = rng.normal(0, 0.3, (60, 6))
+    rows[np.arange(60), kinds] += 2
+    lines = [
+        "a,b,c,d,e,f,kind",
+        *(",".join([*(f"{x:.3f}" for x in row), "rgb"[kind]]) for row, kind in zip(rows, kinds, strict=True)),
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    done = run(
+        "finetune",
+        tmp_path / "one.onnx",
+        "--data",
+        tmp_path / "table.csv",
+        "--label",
+        "kind",
+        "--epochs",
+        10,
+        "--output",
+        tmp_path / "run",
+        "--batch-size",
+        8,
+    )
+    assert done.exit_code == 0, done.output
+    assert "the file takes one sample at a time, and is opened" in done.output
+    assert float(done.output.split("accuracy ")[-1].split()[0]) > 0.9
+
+
+def test_the_learning_rate_is_found_from_the_data():
+    """Images a hundred times as bright want a lower one."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, (40, 16))
+    rates = []
+    for scale in (1.0, 100.0):
+        inputs = scale * rng.standard_normal((40, 16, 12)).astype(np.float32)
+        batches = [{"x": x, "labels": row} for x, row in zip(inputs, labels, strict=True)]
+        network = Network("linear", [12])
+        model = network.model(network.dense("head", network.input, 12, CLASSES))
+        program = burnish.compile(model, optimizer="sgd:momentum=0.9")
+        rates.append(find_rate(program, batches, threads=1))
+    assert 0.001 < rates[0] <= 0.1
+    assert rates[1] < rates[0] / 20
+
+
+def test_what_is_refused(model, tmp_path):
+    write_images(tmp_path / "images")
+    missing = run("finetune", model, "--data", tmp_path / "images", "--freeze-until", "stage9*", "--output", tmp_path / "a")
+    assert missing.exit_code == 1
+    assert "freeze_until='stage9*' is no node, and no name or pattern of a weight" in " ".join(missing.output.split())
+    nothing = run("finetune", model, "--data", tmp_path / "images", "--output", tmp_path / "b", "--resume")
+    assert nothing.exit_code == 1
+    assert "holds no run of burnish finetune that can go on" in " ".join(nothing.output.split())
+    network = Network("headless", [1, 8, 8])
+    ir.save(network.model(network.builder.op("Relu", network.input)), tmp_path / "headless.onnx")
+    headless = run("finetune", tmp_path / "headless.onnx", "--data", tmp_path / "images", "--output", tmp_path / "c")
+    assert headless.exit_code == 1
+    assert "has weights: give the output of a classifier" in " ".join(headless.output.split())
+
+
+def test_the_same_in_python(tmp_path):
+    write_images(tmp_path / "images", ("no", "yes"))
+    source = load(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)))
+    prepared, dataset = transfer(source, tmp_path / "images")
+    assert (prepared.head.classes, prepared.is_new, len(dataset)) == (2, True, 24)
+    assert prepared.groups() == {"classifier.weight": {"lr_scale": 10.0}, "classifier.bias": {"lr_scale": 10.0}}
+    program = burnish.compile(prepared.model, optimizer=prepared.optimizer(0.01))
+    with burnish.Session(program) as session:
+        assert np.isfinite(session.step(dataset.batch(np.arange(8)))["loss"])
+    alone, _ = transfer(perceptron(), _arrays(tmp_path), freeze_until="head")
+    assert set(alone.groups().values()) == {"frozen"}
+
+
+def test_one_call_tunes_and_writes(tmp_path):
+    write_images(tmp_path / "images", ("no", "yes"))
+    source = residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1))
+    tuned = burnish.finetune(
+        source, tmp_path / "images", eval_data=tmp_path / "images", output=tmp_path / "tuned.onnx", epochs=10, batch_size=8
+    )
+    assert tuned.result.best["value"] > 0.9
+    assert [note.partition(":")[0] for note in tuned.notes] == ["head", "rates", "lr"]
+    assert onnx.load(tuned.path).graph.output[0].type.tensor_type.shape.dim[1].dim_value == 2
+
+
+def _arrays(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    np.savez(folder / "data.npz", x=rng.standard_normal((20, 12)).astype(np.float32), y=rng.integers(0, 3, 20))
+    return folder / "data.npz"
