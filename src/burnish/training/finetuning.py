@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,9 +170,11 @@ def finetune(
     if eval_data is not None:
         spec = DataSpec.by(program).like(described)
         eval_set = open_dataset(eval_data, spec, classes=described.classes, **{**options, "pixels": None})
-    trainer = Trainer(program, dataset, eval_set, epochs=epochs, batch_size=min(batch_size, len(dataset)), seed=seed, **run)
-    result = trainer.run()
-    path = trainer.session.export(output)
+    run |= {"epochs": epochs, "batch_size": min(batch_size, len(dataset)), "seed": seed}
+    with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
+        trainer = Trainer(program, dataset, eval_set, run_directory=Path(folder) / "run", **run)
+        result = trainer.run()
+        path = trainer.session.export(output)
     return Finetuned(path, result, (*prepared.notes, f"lr: {rate:g}"))
 
 
