@@ -17,6 +17,7 @@ from oracles.second_order import Arrays, Objective
 TOLERANCE = 1e-8
 # What the exporters write in float32: TorchScript's the loss of the detectors, the newer one scales and epsilons as attributes.
 ROUNDED = 1e-6
+QUICKEST = ("lstm", "bert")
 QUICK = ("vit", "bert", "gpt2", "lstm", "video_resnet")
 # Beside another that has the same parts.
 ALIKE = ("distilbert", "swin", "gru", "unet")
@@ -54,7 +55,7 @@ def check(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.campaign if name in ALIKE else [pytest.mark.slow] * (name not in QUICK))
+        pytest.param(name, marks=pytest.mark.campaign if name in ALIKE else [pytest.mark.slow] * (name not in QUICKEST))
         for name in ARCHITECTURES
     ],
 )

@@ -29,6 +29,7 @@ class Sequences(nn.Module):
         return self.network(x)[0].mean(1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", [{}, {"bidirectional": True, "bias": False}, {"batch_first": True, "bidirectional": True}])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_gradients_are_those_of_pytorch(kind: str, options: dict[str, str], form: dict[str, bool]) -> None:
