@@ -29,6 +29,7 @@ def package(tmp_path_factory) -> Path:
     result = CliRunner().invoke(app, ["package", str(root / "program"), "--runtime", "c", "-o", str(root / "board")])
     assert result.exit_code == 0, result.output
     assert "make -C" in result.output
+    assert "INFO" not in result.stderr
     return root / "board"
 
 

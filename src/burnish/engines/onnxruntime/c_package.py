@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -118,6 +119,8 @@ def _write_models(program: Program, source: Path, folder: Path) -> None:
 def _write_operators(models: list[Path], path: Path) -> None:
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
+    # It reports the path that it writes to, which is not where the package will be.
+    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
     with contextlib.redirect_stdout(io.StringIO()):
         create_config_from_models(models, path, False)
     lines = path.read_text(encoding="utf-8").replace(f"{path.parent}{os.sep}", "")
