@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.autograd import forward_ad
 
 import burnish.torch
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.autograd_node import NAME, graph_calls
-from burnish.errors import EngineError
+from burnish.errors import EngineError, GradientError
 from burnish.torch import differentiable
 from burnish.torch.wrapped import HELD
 
@@ -149,6 +150,24 @@ def test_forward_mode_is_refused(kind: str) -> None:
     module, (x, rows) = wrapped(kind), inputs()
     with forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError), match=r"forward mode|jvp|forward AD"):
         module(forward_ad.make_dual(x, torch.ones_like(x)), rows)
+
+
+def test_transforms_of_functions_are_refused(kind: str) -> None:
+    module, (x, rows) = wrapped(kind).eval(), inputs()
+    with pytest.raises(GradientError, match=r"torch.func do not go through the graph 'Gated'.*burnish.torch.unwrap"):
+        torch.func.grad(lambda leaf: module(leaf, rows)[0].sum())(x.detach())
+
+
+def test_statistics_move_once_where_a_module_is_computed_again(kind: str) -> None:
+    """PyTorch's own move with each pass: a call that is computed again ends for us when all is there that the gradients need."""
+    module, (x, rows) = wrapped(kind), inputs()
+    alone = copy.deepcopy(module)
+    gate, mean, _ = torch.utils.checkpoint.checkpoint(module, x, rows, use_reentrant=False)
+    found = torch.autograd.grad(LOSSES["both"](gate, mean, None), [x, *module.parameters()])
+    for ours, theirs in zip(found, gradients(alone, x, LOSSES["both"], rows)[3:], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert int(module.norm.num_batches_tracked) == 1
+    assert torch.equal(module.norm.running_mean, alone.norm.running_mean)
 
 
 @pytest.mark.parametrize("stage", ["forward", "backward"])

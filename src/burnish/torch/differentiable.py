@@ -87,7 +87,7 @@ class DifferentiableGraph:
         """Run the graph on its inputs, in their order, all on one device; autograd goes on from the outputs.
 
         Raises:
-            GradientError: a gradient is asked for through an operator that has none.
+            GradientError: a gradient is asked for through an operator that has none, or by a transform of ``torch.func``.
             EngineError: the engine does not run an operator of the graph, or PyTorch refuses one.
         """
         device = inputs[0].device if inputs else torch.device(self._engine.device)
@@ -95,7 +95,12 @@ class DifferentiableGraph:
         wanted = tuple([tensor.requires_grad for tensor in inputs]) if recording else (False,) * len(inputs)
         passes = self._passes.get((wanted, device)) or self.passes(wanted, device)
         if passes.backward is not None:
-            if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+            if torch._C._are_functorch_transforms_active():
+                raise GradientError(
+                    f"transforms of torch.func do not go through the graph '{self.name}'",
+                    "Differentiate by torch.autograd.grad, or give the transform what burnish.torch.unwrap returns",
+                )
+            if torch.compiler.is_exporting():
                 results: Tensors = _Call.apply(self, passes, *inputs)  # type: ignore[no-untyped-call]
                 return results
             return (passes.recorded or self._recorded(passes))(*inputs)
@@ -292,7 +297,7 @@ class _Joint:
 
 
 class _Call(torch.autograd.Function):
-    """One call of a graph, as autograd sees it: under transforms of functions, and where there is no node in C++."""
+    """One call of a graph, as autograd sees it: in an export, and where there is no node in C++."""
 
     @staticmethod
     def forward(ctx: Any, graph: DifferentiableGraph, passes: _Passes, *inputs: torch.Tensor) -> Tensors:
