@@ -53,6 +53,62 @@ def resnet18(width: int = 8) -> nn.Sequential:
     return nn.Sequential(normalized(3, width, 7, 2), nn.MaxPool2d(3, 2, 1), *blocks, *head)
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, the last four times as wide, and a shortcut (He et al. 2015; the stride in the 3x3)."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int):
+        super().__init__()
+        self.inner = nn.Sequential(
+            normalized(channels_in, channels, 1),
+            normalized(channels, channels, 3, stride),
+            normalized(channels, 4 * channels, 1, act=None),
+        )
+        is_same = stride == 1 and channels_in == 4 * channels
+        self.downsample = None if is_same else normalized(channels_in, 4 * channels, 1, stride, act=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.inner(x) + (x if self.downsample is None else self.downsample(x)))
+
+
+def resnet50(width: int = 4) -> nn.Sequential:
+    blocks: list[nn.Module] = []
+    before = width
+    for stage, depth in enumerate((3, 4, 6, 3)):
+        channels = width << stage
+        for block in range(depth):
+            blocks.append(Bottleneck(before, channels, 2 if block == 0 and stage else 1))
+            before = 4 * channels
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+    return nn.Sequential(normalized(3, width, 7, 2), nn.MaxPool2d(3, 2, 1), *blocks, *head)
+
+
+class LinearBottleneck(nn.Module):
+    """Expansion, a depthwise convolution and a linear projection (Sandler et al. 2018)."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int, expansion: int):
+        super().__init__()
+        wide = expansion * channels_in
+        expand = [normalized(channels_in, wide, 1, act=nn.ReLU6)] if expansion > 1 else []
+        self.layers = nn.Sequential(
+            *expand, normalized(wide, wide, 3, stride, wide, nn.ReLU6), normalized(wide, channels, 1, act=None)
+        )
+        self.adds = stride == 1 and channels_in == channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x) if self.adds else self.layers(x)
+
+
+def mobilenetv2() -> nn.Sequential:
+    settings = [(8, 4, 1, 1), (4, 6, 2, 6), (6, 6, 1, 6), (6, 8, 2, 6), (8, 8, 1, 6)]
+    head = (normalized(8, 24, 1, act=nn.ReLU6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.0), nn.Linear(24, CLASSES))
+    return nn.Sequential(
+        normalized(3, 8, 3, 2, act=nn.ReLU6),
+        *(LinearBottleneck(*setting) for setting in settings),
+        normalized(8, 24, 1, act=nn.ReLU6),
+        *head,
+    )
+
+
 class Inverted(nn.Module):
     """Expansion, a depthwise convolution, squeeze and excitation, and a linear projection (EfficientNet)."""
 
@@ -126,8 +182,8 @@ def gpt2() -> nn.Module:
     )  # fmt: skip
 
 
-def _images(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    return {"input": torch.randn(batch, 3, PIXELS, PIXELS, generator=generator)}
+def _images(batch: int, generator: torch.Generator, pixels: int = PIXELS) -> dict[str, torch.Tensor]:
+    return {"input": torch.randn(batch, 3, pixels, pixels, generator=generator)}
 
 
 def _sentences(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -148,7 +204,8 @@ class Named:
     Attributes:
         build: makes it with weights of PyTorch's generator.
         inputs: makes a batch of a size, by name; with ``labels`` the module returns its loss.
-        relative: the error of gradients in float64; transformers computes the loss of language models in float32.
+        relative: the error of gradients in float64; transformers computes the loss of language models in float32, and the
+            gradient of PyTorch's ``Hardsigmoid`` has a sixth of float32, which errs by 3e-8.
     """
 
     build: Callable[[], nn.Module]
@@ -168,6 +225,9 @@ class Named:
 
 NAMED: Mapping[str, Named] = {
     "resnet18": Named(resnet18, _images),
+    "resnet50": Named(resnet50, lambda batch, generator: _images(batch, generator, 2 * PIXELS)),
+    "mobilenetv2": Named(mobilenetv2, _images),
+    "mobilenetv3": Named(lambda: inverted_network(nn.Hardswish, nn.Hardsigmoid), _images, relative=1e-7),
     "efficientnet": Named(lambda: inverted_network(nn.SiLU, nn.Sigmoid), _images),
     "densenet": Named(densenet, _images),
     "bert": Named(bert, _sentences),

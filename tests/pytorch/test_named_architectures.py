@@ -24,6 +24,8 @@ RATE, MOMENTUM = 2.0**-4, 0.875
 FROM_TRANSFORMERS = ("bert", "gpt2")
 CASES = (("bert", "wrapped"), ("bert", "compiled"), ("densenet", "compiled"), ("resnet18", "whole"), ("gpt2", "whole"))
 QUICK = (("resnet18", "whole"),)
+IN_ALL_WAYS = ("resnet50", "mobilenetv2", "mobilenetv3")
+CAMPAIGN = tuple((name, way) for name in IN_ALL_WAYS for way in ("whole", "wrapped", "compiled"))
 
 
 def batches(case: Named, dtype: torch.dtype, count: int) -> list[tuple[Batch, torch.Tensor]]:
@@ -90,11 +92,10 @@ def plain_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def cases(*ways: str) -> list[object]:
-    return [
-        pytest.param(name, way, marks=[] if (name, way) in QUICK else pytest.mark.slow, id=f"{name}-{way}")
-        for name, way in CASES
-        if way in ways
-    ]
+    def mark(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
+        return [] if case in QUICK else [pytest.mark.slow if case in CASES else pytest.mark.campaign]
+
+    return [pytest.param(*case, marks=mark(case), id="-".join(case)) for case in (*CASES, *CAMPAIGN) if case[1] in ways]
 
 
 WAYS: dict[str, Callable[[nn.Module, Batch], nn.Module]] = {"wrapped": wrapped, "compiled": compiled}
