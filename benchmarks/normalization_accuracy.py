@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from onnx import helper
 from torch.nn import functional
@@ -151,12 +150,14 @@ def relative(actual: np.ndarray, exact: np.ndarray) -> float:
     return float(np.linalg.norm(actual.astype(np.float64) - exact) / np.linalg.norm(exact))
 
 
-def in_pytorch(layer: Layer, x: np.ndarray, cotangent: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
-    tensor = torch.from_numpy(x).to(dtype).requires_grad_()
+def in_pytorch(
+    layer: Layer, x: np.ndarray, cotangent: np.ndarray, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[np.ndarray, np.ndarray]:
+    tensor = torch.from_numpy(x).to(device, dtype).requires_grad_()
     y = layer.torch(tensor)
-    y.backward(torch.from_numpy(cotangent).to(dtype))
+    y.backward(torch.from_numpy(cotangent).to(device, dtype))
     assert tensor.grad is not None
-    return y.detach().numpy(), tensor.grad.numpy()
+    return y.detach().cpu().numpy(), tensor.grad.cpu().numpy()
 
 
 def measure(layer: Layer, count: int, mean: float, seed: int = 0) -> tuple[Errors, Errors, float]:
@@ -167,6 +168,8 @@ def measure(layer: Layer, count: int, mean: float, seed: int = 0) -> tuple[Error
     cotangent = random.standard_normal(shape).astype(np.float32)
     exact = in_pytorch(layer, x, cotangent, torch.float64)
     theirs = in_pytorch(layer, x, cotangent, torch.float32)
+    import onnxruntime  # the campaign on a GPU reads the layers, and has none
+
     model = model_of(layer, count)
     gradient = burnish.grad(model, "x", of="y")
     outputs = burnish.engines.get("onnxruntime").run(gradient, {"x": x, "cotangent:y": cotangent})
@@ -204,6 +207,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = table()
     if arguments.write:
+        import onnxruntime
+
         introduction = (
             "# Accuracy of normalization layers\n\n"
             "Relative errors, by norm, of a float32 layer against float64 on the same input: the output y, and the input\n"

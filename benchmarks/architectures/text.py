@@ -96,19 +96,31 @@ class DecoderLayer(nn.Module):
 class Gpt2(nn.Module):
     """GPT-2 (Radford et al. 2019): the head is the embedding. Input [batch, tokens], output [batch, vocabulary, tokens]."""
 
-    def __init__(self, style: Style, width: int = 32, heads: int = 4, layers: int = 2, positions: int = 64):
+    def __init__(
+        self,
+        style: Style,
+        width: int = 32,
+        heads: int = 4,
+        layers: int = 2,
+        positions: int = 64,
+        vocabulary: int = VOCABULARY,
+    ):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(positions, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.layers = nn.ModuleList(DecoderLayer(width, heads, style) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.rows(input_ids).transpose(1, 2)
+
+    def rows(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The scores as the head gives them, [batch, tokens, vocabulary]."""
         x = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x)).transpose(1, 2)
+        return self.head(self.norm(x))
 
 
 class RmsNorm(nn.Module):
