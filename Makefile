@@ -20,7 +20,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-lowest lint format bench docs clean
+.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-lowest lint format bench gpu docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -93,6 +93,12 @@ format: $(TEST_STAMP)  ## Rewrite the code in the project's style
 bench: $(TEST_STAMP)  ## Compare training steps with PyTorch's on this machine, small models
 	$(PYTHON) benchmarks/compare.py --model mlp --peers eager,compile
 	$(PYTHON) benchmarks/compare.py --model digits-resnet --peers eager,channels_last,compile
+
+# On the Python that is there, without a set-up: it needs a PyTorch built for CUDA, and the machine may have no network.
+GPU_PYTHON := $(if $(wildcard $(TEST_STAMP)),$(PYTHON),python3)
+
+gpu:  ## Test and measure on a CUDA GPU within ten minutes; the results are in runs/gpu.json. Again: GPU_OPTIONS=--resume
+	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
