@@ -208,6 +208,20 @@ def test_the_setting_of_tf32_is_put_back(enabled):
     assert [backend.allow_tf32 for backend in backends] == before
 
 
+@pytest.mark.parametrize(
+    ("options", "tf32", "measured"), [({}, False, True), ({"kernel_choice": "fixed", "tf32": True}, True, False)]
+)
+def test_graphs_on_a_gpu_run_under_their_settings(options, tf32, measured, monkeypatch):
+    program = tiny_program()
+    runner = open_program(TorchEngine(**options), program, program.initial_state(0))
+    monkeypatch.setattr(runner, "_device", torch.device("cuda"))
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark", not measured)
+    with runner._settings():
+        assert (cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark) == (tf32, tf32, measured)
+    assert cudnn.benchmark is not measured
+
+
 def test_a_gpu_that_is_not_there_is_named():
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a CUDA GPU")

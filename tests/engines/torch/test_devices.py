@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
 from burnish import optim
@@ -36,11 +37,26 @@ class Constant:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
+class ConvolutionDtypes(TorchDispatchMode):
+    """The dtypes that convolutions and their gradients compute in."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if "convolution" in operator.__name__:
+            self.dtypes |= {operand.dtype for operand in args[:3] if isinstance(operand, torch.Tensor)}
+        return operator(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("graph", ["step", "evaluate", "predict"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     program = PROGRAMS[name]()
-    model = open_program(TorchEngine(compile="none"), program, program.initial_state(0))._prepared(graph, fused=False)
+    runner = open_program(TorchEngine(compile="none"), program, program.initial_state(0))
+    monkeypatch.setattr(runner, "_device", CUDA)  # what is slow in sixteen bits on this CPU is not on a GPU
+    model = runner._prepared(graph, fused=False)
     signature = program.signature[graph]
     monkeypatch.setattr(translation, "tensor_of", Constant)
     with FakeTensorMode(), torch.no_grad():
@@ -53,7 +69,12 @@ def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
             )
             for entry in signature.inputs
         ]
-        results = module(*inputs)
+        with ConvolutionDtypes() as convolutions:
+            results = module(*inputs)
+    if name.startswith("residual"):
+        mixed = name.removeprefix("residual").removeprefix("-")
+        precision = mixed if mixed and graph != "predict" else "float32"  # predictions are those of the float32 program
+        assert convolutions.dtypes == {getattr(torch, precision)}
     for entry, tensor in zip(signature.outputs, results, strict=True):
         assert tensor.device.type == "cuda", entry.name
         assert tensor.dtype == torch_dtype(entry.dtype), entry.name

@@ -37,9 +37,9 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
+from burnish.engines.torch.runtime.cuda_settings import cuda_settings
 from burnish.engines.torch.runtime.devices import device_of
 from burnish.engines.torch.runtime.inductor import CompiledGraph, check_compiler, laid_out_as
-from burnish.engines.torch.runtime.tensor_float import tensor_float
 from burnish.engines.torch.translate.dtypes import array_of, mapped_tensor_of, tensor_of, torch_dtype, view_of
 from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.rules import translated_operators
@@ -84,7 +84,7 @@ class TorchEngine(RunsModels):
         kernel_choice: on a CPU, with ``compile="regions"`` and ``channels_last``, how float32 convolutions are computed that are
             not of a form usual in image networks. ``measured``: in the quickest of several ways, measured once for their sizes
             and remembered on this machine (``kernel_choice``). ``fixed``: always in the same way, so that the bits of a result
-            do not depend on what was measured.
+            do not depend on what was measured. On CUDA the two say whether cuDNN times its algorithms in the first steps.
         tf32: on CUDA, multiply float32 matrices and images in TensorFloat-32, with 10 bits of mantissa.
         capture: on CUDA, record the step as one CUDA graph per shape of the batch (``capture``).
 
@@ -454,7 +454,9 @@ class TorchRunner:
         """The settings of the process that a graph runs under."""
         if self._threads is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        return tensor_float(self._engine.tf32) if self._device.type == "cuda" else _NULL_CONTEXT
+        if self._device.type != "cuda":
+            return _NULL_CONTEXT
+        return cuda_settings(self._engine.tf32, self._engine.kernel_choice == "measured")
 
 
 def _kernels_of_layers(executable: Executable) -> tuple[str, ...]:
