@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -98,6 +99,18 @@ def test_what_there_was_no_time_for_is_named_and_measured_by_the_next_run(run_fa
     assert document["stages"]["slow"]["status"] == "done"
     assert document["stages"]["slow"]["rows"][0] == first
     assert verdicts(document, "slow") == {"one": OK, "two": OK}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_named_and_nothing_runs(tmp_path, capsys, monkeypatch):
+    for name in ("PYTHONPATH", "BURNISH_KERNELS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)  # this process keeps its own
+    assert gpu.main(["--output", str(tmp_path / "gpu.json"), "--stages", "speed,memory"]) == 1
+    printed = capsys.readouterr()
+    assert "failed: speed: PyTorch finds no CUDA GPU here: --device cpu --tiny runs the stages without one" in printed.err
+    assert "a CUDA GPU, or a PyTorch that is built for CUDA" in printed.out
+    assert read(tmp_path / "gpu.json")["stages"]["memory"]["rows"] == []
 
 
 def test_another_setting_is_not_resumed(run_fakes, tmp_path):

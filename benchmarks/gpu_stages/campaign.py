@@ -97,6 +97,11 @@ class Campaign:
         self._write()
         # Time that it takes is the first stage's: the shares below are of what is left then.
         self._follow(FINDINGS, {}, min(FINDINGS.seconds, self._budget), lambda found: None)
+        if refusal := self.document["found"].get("cannot_run"):
+            for stage in stages:
+                self.document["stages"][stage.name]["error"] = refusal
+            self._write()
+            return self.document
         due = time.time()
         for stage in stages:
             entry = self.document["stages"][stage.name]

@@ -20,6 +20,7 @@ from gpu_stages.setting import Report, Setting
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 NEEDED = ("torch", "onnx", "onnx-ir", "numpy", "safetensors", "rich", "typer")
 LOWEST_TORCH = (2, 11)
+NO_GPU = "PyTorch finds no CUDA GPU here: --device cpu --tiny runs the stages without one"
 # What a stage uses where it is there, and what goes without it.
 OPTIONAL = {
     "triton": "compile='inductor' and torch.compile",
@@ -36,7 +37,7 @@ def run(setting: Setting, report: Report) -> None:
     found["other_versions_than_asked_for"] = _outside_of_pins()
     found["missing"] = missing(setting)
     if setting.on_gpu:
-        found |= _card() if torch.cuda.is_available() else {"card": "PyTorch finds no CUDA GPU"}
+        found |= _card() if torch.cuda.is_available() else {"cannot_run": NO_GPU}
     report.found(found)
 
 
