@@ -140,6 +140,54 @@ def test_lazy_adam_is_that_of_pytorch(engine: str) -> None:
     np.testing.assert_allclose(state["opt/second_moment/table"], moments["exp_avg_sq"].numpy(), rtol=0, atol=1e-12)
 
 
+def adafactor_of_rows(start: dict[str, np.ndarray], steps: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The table, and what Adafactor keeps for it, where its formulas see the rows of each batch as if they were the table."""
+    table, head = start["param/table"].copy(), start["param/head"]
+    row, column = np.zeros((ROWS, 1)), np.zeros((1, WIDTH))
+    root = np.finfo(np.float64).eps
+    for t, batch in enumerate(steps, 1):
+        variable = torch.tensor(table, requires_grad=True)
+        rows = torch.nn.functional.embedding(torch.tensor(batch["x"] % ROWS), variable)
+        logits = torch.tanh(rows.sum(1)) @ torch.tensor(head)
+        torch.nn.functional.cross_entropy(logits, torch.tensor(batch["labels"])).backward()
+        read = np.unique(batch["x"] % ROWS)
+        p, g = table[read], variable.grad.numpy()[read]
+        share = t**-0.8
+        row[read] = (1 - share) * row[read] + share * (g * g).mean(1, keepdims=True)
+        column = (1 - share) * column + share * (g * g).mean(0, keepdims=True)
+        variance = row[read] / max(row[read].mean(), root) * column
+        u = g / np.maximum(np.sqrt(variance), root)
+        alpha = max(1e-3, np.sqrt((p * p).mean())) * min(0.0625, t**-0.5)
+        table[read] = p * (1 - 0.0625 * 0.1) - alpha * u / max(1.0, np.sqrt((u * u).mean()))
+    return {"param/table": table, "opt/row_variance/table": row, "opt/column_variance/table": column}
+
+
+@pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
+def test_adafactor_takes_the_rows_of_a_batch_for_the_table(engine: str) -> None:
+    optimizer = optim.adafactor(lr=0.0625, weight_decay=0.1)
+    program = burnish.compile(classifier(), optimizer=optimizer, sparse=["table"], trainable=["table"])
+    by_rows = {entry.updates for entry in program.signature["step"].outputs if entry.by_rows}
+    assert by_rows == {"param/table", "opt/row_variance/table"}
+    state = state_after(program, engine, batches(8))
+    for name, array in adafactor_of_rows(program.initial_state(), batches(8)).items():
+        np.testing.assert_allclose(state[name], array, rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
+def test_adafactor_where_a_batch_reads_nothing_but_padding(engine: str) -> None:
+    optimizer = optim.adafactor(lr=0.05)
+    program = burnish.compile(classifier(), optimizer=optimizer, sparse=["table"], hold_rows={"table": [3]})
+    padding = {"x": np.full((2, LENGTH), 3), "labels": np.array([0, 1])}
+    state = state_after(program, engine, [*batches(2), padding, *batches(1)])
+    assert all(np.isfinite(array).all() for array in state.values())
+    np.testing.assert_array_equal(state["param/table"][3], program.initial_state()["param/table"][3])
+
+
+def test_adafactor_is_dense_unless_the_table_is_named() -> None:
+    with pytest.warns(DenseGradientWarning, match=r"adafactor moves every row in every step; sparse=\['table'\]"):
+        burnish.compile(classifier(), optimizer=optim.adafactor(), sparse="auto")
+
+
 @pytest.mark.parametrize("optimizer", [optim.sgd(momentum=0.9), optim.adamw(), optim.sgd(weight_decay=0.1)], ids=str)
 def test_rows_that_no_batch_reads_stay_where_the_optimizer_is_lazy(optimizer: optim.Optimizer) -> None:
     program = compiled(optimizer, sparse=["tab*"])

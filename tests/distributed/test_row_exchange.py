@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "adagrad": optim.adagrad(lr=0.25, initial_accumulator_value=0.1),
     "rowwise adagrad": optim.rowwise_adagrad(lr=0.25, weight_decay=0.1),
     "lazy adam": optim.adam(lr=0.01),
+    "adafactor": optim.adafactor(lr=0.0625),
     "clipped": optim.chain(optim.clip_by_global_norm(0.05), optim.sgd(lr=0.25, momentum=0.9)),
     "decayed": optim.chain(optim.clip_by_norm(0.05), optim.add_decayed_weights(0.1), optim.sgd(lr=0.25)),
 }

@@ -46,6 +46,16 @@ def assert_like_one_process(outcomes, expected, bound=1e-10):
             assert array.tobytes() == outcomes[0][1][-1][name].tobytes(), f"{name} is not the same bits on all workers"
 
 
+def test_an_optimizer_that_looks_at_all_rows_of_a_batch_is_refused():
+    trained = tables_program(optim.adafactor(lr=0.0625))
+
+    def refused(communicator):
+        with pytest.raises(ConfigurationError, match=r"looks, to update a row of '\w+_table', at the other rows"):
+            opened(communicator, trained)
+
+    in_threads(2, refused)
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.each_value

@@ -25,7 +25,7 @@ from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
-from burnish.optim.row_updates import updating_rows
+from burnish.optim.row_updates import has_rows_of, updating_rows
 from burnish.optim.slots import parameter_of
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import key_from_seed
@@ -238,6 +238,7 @@ class _Update:
             by_rows = name in indices
             draft.add_output(tensor, f"next:param/{name}", Role.PARAMETER, updates=f"param/{name}", by_rows=by_rows)
         for name, tensor in next_state.items():
-            by_rows = parameter_of(name) in indices
+            owner = parameter_of(name) or ""
+            by_rows = owner in indices and has_rows_of(state[name].shape, parameters[owner].shape)
             draft.add_output(tensor, f"next:opt/{name}", Role.OPTIMIZER, updates=f"opt/{name}", by_rows=by_rows)
         draft.add_output(next_step, "next:step", Role.STEP, updates="step")

@@ -30,6 +30,7 @@ from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError
 from burnish.norms import Local, NormPolicy, Sync, get
 from burnish.optim import slots_by_options
+from burnish.optim.row_updates import looks_across_rows
 from burnish.program import Program, Role
 from burnish.settings import PlainSettings, is_whole
 
@@ -181,6 +182,8 @@ class DataParallel(PlainSettings):
         several = communicator.size > 1
         tables = None if self.shard_tables is None else TableShards.of(program.signature, self.shard_tables, communicator.size)
         tables = tables if several else None
+        if tables is not None:
+            _check_rows_apart(program, tables)
         derived = derive(
             executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share, shards=tables
         )
@@ -242,6 +245,16 @@ class DataParallel(PlainSettings):
     @property
     def _agreed(self) -> str:
         return str({name: getattr(self, name) for name in AGREED})
+
+
+def _check_rows_apart(program: Program, tables: TableShards) -> None:
+    """Raise ConfigurationError where a worker that holds some rows of a table would need others to update them."""
+    for name in tables.extents:
+        if looks_across_rows(program.optimizer, name):
+            raise ConfigurationError(
+                f"shard_tables: the optimizer looks, to update a row of '{name}', at the other rows that the batch reads, of "
+                "which other workers hold some: leave shard_tables out, or compile with an optimizer such as 'rowwise_adagrad'"
+            )
 
 
 def check_engine(engine: Engine) -> None:

@@ -13,6 +13,7 @@ from burnish.graph import Builder, Tensor, zeros_like
 from burnish.optim.base import (
     Rate,
     RatedOptimizer,
+    RowForm,
     Scalars,
     Tensors,
     check_finite,
@@ -51,6 +52,10 @@ class Adafactor(RatedOptimizer):
     State, of the parameter's dtype: ``row_variance/<initializer>`` and ``column_variance/<initializer>``, of the parameter's
     shape with the dimension of the mean kept as 1, or ``variance/<initializer>`` (PyTorch's ``row_var``, ``col_var``,
     ``variance``).
+
+    Where a program updates the rows of a table alone that a batch reads, the formulas see these rows as if they were the table:
+    its r is that of each row, its c the one of the columns of rows that were read, and rms(p), rms(u) and the mean of r are over
+    the rows of the batch. Rows that no batch reads stay, with their r.
     """
 
     name = "adafactor"
@@ -76,6 +81,14 @@ class Adafactor(RatedOptimizer):
             check_positive(self.name, **{"eps[0]": smallest})
         check_not_negative(self.name, **{"eps[1]": least})
         object.__setattr__(self, "eps", (smallest, least))
+
+    @property
+    def row_form(self) -> RowForm:
+        return "lazy"
+
+    @property
+    def looks_across_rows(self) -> bool:
+        return True
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         state = self.rate_state(builder)
@@ -167,7 +180,13 @@ def _estimate(means: Mapping[str, Tensor], eps: Tensor) -> Tensor:
 
 
 def _mean(tensor: Tensor, axis: int) -> Tensor:
-    return tensor.builder.op("ReduceMean", tensor, tensor.builder.integers([axis]), keepdims=1)
+    """Emit the mean over a dimension; 0 over rows of which there are none."""
+    builder, axes = tensor.builder, tensor.builder.integers([axis])
+    dimensions = None if tensor.shape is None else tensor.shape.dims
+    if dimensions is not None and isinstance(dimensions[axis], int):
+        return builder.op("ReduceMean", tensor, axes, keepdims=1)
+    count = builder.op("Gather", builder.op("Shape", tensor), builder.constant(np.asarray(axis, np.int64)), axis=0)
+    return builder.op("ReduceSum", tensor, axes, keepdims=1) / builder.cast(builder.op("Max", count, 1), tensor.dtype)
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:

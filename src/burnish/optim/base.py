@@ -146,6 +146,11 @@ class RatedOptimizer(PlainSettings):
         """What updating rows of a parameter alone comes to; None where the method looks at whole parameters."""
         return None
 
+    @property
+    def looks_across_rows(self) -> bool:
+        """Whether updating rows of a parameter alone looks at all of these rows for each: workers then need all of them."""
+        return False
+
     lr: Rate
 
     @property

@@ -6,8 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor
-from burnish.optim.parameter_shapes import known_shape
+from burnish.graph import Builder, Tensor, static_shape
 
 
 def sum_of_squares(builder: Builder, tensor: Tensor) -> Tensor:
@@ -24,8 +23,15 @@ def euclidean_norm(builder: Builder, tensor: Tensor) -> Tensor:
 
 
 def root_mean_square(builder: Builder, parameter: Tensor) -> Tensor:
-    """Emit the root of the mean of the squares of all elements of a parameter, or of what has its shape; a float64 scalar."""
-    return euclidean_norm(builder, parameter) / math.sqrt(math.prod(known_shape(parameter)))
+    """Emit the root of the mean of the squares of all elements of a parameter, or of what has its shape; a float64 scalar.
+
+    Of rows of a table, of which a step may read any number, it is 0 where there are none.
+    """
+    shape = static_shape(parameter.value)
+    if shape is not None:
+        return euclidean_norm(builder, parameter) / math.sqrt(math.prod(shape))
+    count = builder.cast(builder.op("Size", parameter), ir.DataType.DOUBLE)
+    return builder.op("Sqrt", sum_of_squares(builder, parameter) / builder.op("Max", count, 1.0))
 
 
 def trust_ratio(builder: Builder, parameter: Tensor, update: Tensor, coefficient: float = 1.0, eps: float = 0.0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,11 @@ def _update_rows(
     step: Tensor,
     hyperparameters: Mapping[str, Tensor],
 ) -> tuple[Tensors, Tensors]:
-    selected = {name: indices[owner] for name in state if (owner := parameter_of(name) or "") in indices}
+    selected = {
+        name: indices[owner]
+        for name, tensor in state.items()
+        if (owner := parameter_of(name) or "") in indices and has_rows_of(tensor.shape, params[owner].shape)
+    }
     rows = {name: _gathered(tensor, indices.get(name)) for name, tensor in params.items()}
     slots = {name: _gathered(tensor, selected.get(name)) for name, tensor in state.items()}
     next_rows, next_slots = update(builder, rows, gradients, slots, step, hyperparameters)
@@ -71,6 +75,19 @@ def _update_rows(
         {name: _written(params[name], indices.get(name), new) for name, new in next_rows.items()},
         {name: _written(state[name], selected.get(name), new) for name, new in next_slots.items()},
     )
+
+
+def has_rows_of(slot: Iterable[Any] | None, parameter: Iterable[Any] | None) -> bool:
+    """Whether a slot of one shape has a row for each row of a parameter of another; one of its columns alone has not."""
+    return slot is not None and parameter is not None and next(iter(slot), None) == next(iter(parameter), None)
+
+
+def looks_across_rows(optimizer: Any, name: str) -> bool:
+    """Whether an optimizer looks, to update a row of a parameter, at the other rows that a batch reads."""
+    if isinstance(optimizer, LossScaled | RowHolder | Chain):
+        return looks_across_rows(optimizer.optimizer, name)
+    inside = optimizer.optimizer_of(name) if isinstance(optimizer, Groups) else optimizer
+    return bool(getattr(inside, "looks_across_rows", False))
 
 
 def _gathered(tensor: Tensor, indices: Tensor | None) -> Tensor:
