@@ -49,7 +49,7 @@ def test_the_client_computes_in_node_what_python_does(node: str) -> None:
 
 @pytest.mark.slow
 def test_c_and_node_go_on_from_each_others_checkpoints(node: str, tmp_path: Path) -> None:
-    """The same hundred steps, taken by Python, C and Node in turn, are those of Python alone."""
+    """The same steps, taken by Python, C and Node in turn, are those of Python alone."""
     if (reason := c_library.missing()) is not None:
         pytest.skip(reason)
     folder, half = tmp_path / "dropout", client_programs.CHECKPOINT_AT
