@@ -81,6 +81,10 @@ class CheckpointError(BurnishError):
     """A checkpoint or saved program that is truncated, foreign, or does not fit."""
 
 
+class CallbackError(BurnishError):
+    """A callback of a trainer that raised an exception: the message names the callback and the event."""
+
+
 class DataError(BurnishError):
     """A data set that cannot be read as one."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError, ConfigurationError
+from burnish.training.callbacks.dispatch import Callbacks
 from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.cursor import Position
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
@@ -16,6 +17,7 @@ from burnish.training.session import Session
 from burnish.training.totals import Means
 
 DRAW_EVERY_SECONDS = 60.0
+NO_CALLBACKS = Callbacks(())
 NOTED_LATER = frozenset({"pixels"})
 """What of the course of a run the first versions did not write."""
 
@@ -27,15 +29,19 @@ class RunFolder:
         path: the folder.
         course: what the course of the run depends on, beside the program: a resumed run has to agree.
         keep, journal: as ``CheckpointFolder`` takes them.
+        callbacks: whose states checkpoints keep.
     """
 
-    def __init__(self, path: Path, course: Mapping[str, Any], keep: int = 1, journal: bool = False):
+    def __init__(
+        self, path: Path, course: Mapping[str, Any], keep: int = 1, journal: bool = False, callbacks: Callbacks = NO_CALLBACKS
+    ):
         self.path = path
         self.checkpoints = CheckpointFolder(path / "checkpoints", keep, journal)
         self._course = dict(course)
         self._names: Sequence[str] = ()
         self._table: MetricsTable | None = None
         self._drawn = time.monotonic()
+        self._callbacks = callbacks
 
     @property
     def rows(self) -> list[Row]:
@@ -80,6 +86,7 @@ class RunFolder:
                     f"The run in '{self.path}' was started with {name}={course.get(name)}, and is now to go on with "
                     f"{name}={value}: give it what it was started with, or start a new run"
                 )
+        self._callbacks.load_states(extra.get("callbacks"))
         return position, passed_over
 
     def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
@@ -149,7 +156,9 @@ class RunFolder:
         return reason if at_once else None
 
     def _extra(self, position: Position) -> dict[str, Any]:
-        return {"course": self._course, "position": asdict(position)}
+        extra = {"course": self._course, "position": asdict(position)}
+        states = self._callbacks.states()
+        return {**extra, "callbacks": states} if states else extra
 
 
 class FollowedFolder(RunFolder):

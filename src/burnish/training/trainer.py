@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,13 +18,15 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.errors import BurnishError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
+from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.settings import is_whole
 from burnish.training import workers
+from burnish.training.callbacks.base import Callback, EpochReport, StepReport
+from burnish.training.callbacks.dispatch import Callbacks, StoppedByCallback
 from burnish.training.cursor import Position
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.progress import Progress, Reached, progress_of
@@ -50,6 +52,7 @@ class TrainingResult:
         steps: steps since the run first started.
         seconds: time spent in training since the run first started.
         run_directory: where reports and checkpoints are.
+        stopped: why a callback stopped the run before its last epoch; None where none did.
     """
 
     metrics: dict[str, float]
@@ -58,6 +61,7 @@ class TrainingResult:
     steps: int
     seconds: float
     run_directory: Path
+    stopped: str | None = None
 
 
 class Trainer:
@@ -102,6 +106,7 @@ class Trainer:
             it: each has its part of every batch, and the run is that of one process with the whole batches. ``batch_size`` is
             that of all workers together. The first one keeps the folder of the run; the others need not reach it.
         tables: as in ``Session``. With ``journal``, a run that resumes finds them there.
+        callbacks: what is told of steps, epochs and checkpoints, and may stop the run (``burnish.training.callbacks``).
 
     Raises:
         ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already.
@@ -141,6 +146,7 @@ class Trainer:
         progress: bool | Progress = True,
         parallel: DataParallel | None = None,
         tables: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         _check_whole(epochs=epochs, batch_size=batch_size, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         check_seed(seed)
@@ -151,17 +157,16 @@ class Trainer:
         self.epochs, self.checkpoint_every, self.run_directory = epochs, checkpoint_every, Path(run_directory)
         if parallel is not None:
             parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
-        self._group = (parallel and parallel.group) or ProcessGroup(0, 1)
-        self._steps_alone = bool(parallel and parallel.synchronize_every)
+        self._group, self._steps_alone = (parallel and parallel.group) or ProcessGroup(0, 1), _steps_alone(parallel)
         self.loader = data.training_loader(program, batch_size, seed, augment, self._group.rank, self._group.world_size)
-        self.eval_loader = data.evaluation_loader(batch_size)
+        self.eval_loader, self._notes = data.evaluation_loader(batch_size), data.notes(program, batch_size)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = _watched(program, best_metric), _evaluated(program, parameters)
-        self._notes, self._rates = data.notes(program, batch_size), Rates.of(program, lr, schedule, monitor, self._names)
+        self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
-        is_first = self._group.rank == 0
-        self.run_folder = (RunFolder if is_first else FollowedFolder)(self.run_directory, course, keep_checkpoints, journal)
-        self._progress = progress_of(progress, is_first)
+        self._callbacks = Callbacks(callbacks, self._group.rank == 0)
+        self._progress = progress_of(progress, self._group.rank == 0)
+        self.run_folder = self._open_folder(course, keep_checkpoints, journal)
         self._ctrl_c, self._stop_vote, self._position = CtrlCNoted(), workers.StopVote(self._group), Position()
         try:
             self._agree(course, data.evaluation)
@@ -171,6 +176,10 @@ class Trainer:
         except BaseException as error:
             self._group.fail(error)
             raise
+
+    def _open_folder(self, course: Mapping[str, Any], keep: int, journal: bool) -> RunFolder:
+        kind = RunFolder if self._group.rank == 0 else FollowedFolder
+        return kind(self.run_directory, course, keep, journal, self._callbacks)
 
     def _check_folder(self, may_hold_run: bool) -> None:
         if not may_hold_run:
@@ -214,14 +223,32 @@ class Trainer:
         return self._group
 
     @property
+    def rows(self) -> list[Row]:
+        """The rows of ``metrics.csv``; of several workers, the first alone has them."""
+        return self.run_folder.rows
+
+    def stop(self, reason: str) -> None:
+        """Stop after the step under way, as callbacks may ask: the state is saved, and ``run`` returns.
+
+        Args:
+            reason: what ``TrainingResult.stopped`` says.
+        """
+        self._callbacks.stop_reason = reason
+
+    def note(self, text: str) -> None:
+        """Say something where the progress of the run is shown."""
+        self._progress.note(text)
+
+    @property
     def learning_rate(self) -> float | None:
         """The learning rate that the schedule changes; None where the program computes its own, or has none."""
         return self._rates.start
 
     def run(self) -> TrainingResult:
-        """Train to the last epoch.
+        """Train to the last epoch, or until a callback stops the run.
 
         Raises:
+            CallbackError: a callback failed; the state is saved.
             TrainingInterrupted: Ctrl-C, after the step under way was finished and the state saved.
             NonFiniteLossError: the loss became NaN or infinite; the state from before that step is saved.
             WorkerError: another worker is gone; the state from before the step is saved.
@@ -235,32 +262,47 @@ class Trainer:
                 f"'{self.run_directory}': already finished after {self._position.step:,} steps; nothing to train: raise epochs "
                 f"(--epochs) above {self._position.epoch}"
             )
+        error: BaseException | None = None
+        stopped: str | None = None
         try:
             with self._ctrl_c:
+                self._callbacks.call("on_run_begin", self)
+                self._stop_vote.begin(self._wish())
+                self._stop_if_asked()
                 while not self.finished:
                     self._run_epoch()
-        except BurnishError as error:
-            self._tell(error)
-            raise self._stopped_by(error) from error
-        except BaseException as error:
+        except StoppedByCallback:
+            stopped = self._callbacks.stop_reason or "a callback of the first worker asked for it"
+            self._progress.note(f"stopped after {self._position.step:,} steps: {stopped}")
+        except BurnishError as raised:
+            self._tell(raised)
+            error = self._stopped_by(raised)
+            raise error from raised
+        except BaseException as raised:
+            error = raised
             self._tell(error)
             raise
         finally:
             self._draw(at_once=True)
-            self._progress.close()
+            try:
+                self._callbacks.end(self, error)
+            finally:
+                self._progress.close()
         position = self._position
+        metrics = position.metrics or position.since_epoch.values()
         return TrainingResult(
-            position.metrics, self.run_folder.rows, position.best, position.step, position.seconds, self.run_directory
+            metrics, self.run_folder.rows, position.best, position.step, position.seconds, self.run_directory, stopped
         )
 
     def _run_epoch(self) -> None:
         position = self._position
+        self._callbacks.call("on_epoch_begin", self, position.epoch + 1)
         begin = time.monotonic()
         for batch in self.loader.epoch(position.epoch, position.batch):
             latest = position.metrics if position.unheeded else {}
             hyperparameters = self._rates.hyperparameters(position.step, self.steps, latest)
             if self.session.meets:
-                self._stop_vote.begin(self._ctrl_c.noted)
+                self._stop_vote.begin(self._wish())
             results = self.session.step(batch, **hyperparameters)
             metrics = {name: results[name] for name in self._names}
             position.rate = self._rates.used(hyperparameters, results)
@@ -272,12 +314,14 @@ class Trainer:
             position.seconds += now - begin
             begin = now
             self._progress.step(self._reached())
-            if position.batch < len(self.loader):
-                if position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
-                    self.run_folder.add_row(position, {})
-                if self.checkpoint_every and position.step % self.checkpoint_every == 0:
-                    self._save()
-            self._stop_if_interrupted()
+            if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
+                self.run_folder.add_row(position, {})
+            if self._callbacks.tell_steps:
+                self._tell_step(batch, metrics)
+            is_due = self.checkpoint_every and position.step % self.checkpoint_every == 0
+            if is_due and position.batch < len(self.loader):  # the end of an epoch writes one in any case
+                self._save()
+            self._stop_if_asked()
         self._finish_epoch(begin)
 
     def _finish_epoch(self, begin: float) -> None:
@@ -290,8 +334,9 @@ class Trainer:
                 self.session,
                 self.eval_loader,
                 parameters=self._parameters,
-                looked_up=self._stop_if_interrupted if self._group.world_size == 1 else self._group.check,
+                looked_up=self._stop_if_asked if self._group.world_size == 1 else self._group.check,
             )
+            self._callbacks.call("on_evaluate", self, evaluation)
         position.metrics = evaluation or position.since_epoch.values()
         if self._steps_alone and not evaluation:
             # Each worker has figures of its own parts, and all are to decide alike.
@@ -299,15 +344,25 @@ class Trainer:
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
         self.run_folder.add_row(position, evaluation)
+        training = position.since_epoch.values()
         position.end_epoch()
         position.unheeded = self._rates.every
-        if position.take_best(self._watched):
+        is_best = position.take_best(self._watched)
+        done = (position.epoch, position.step, position.samples, position.seconds)
+        self._callbacks.call("on_epoch_end", self, EpochReport(*done, training, evaluation, is_best))
+        if is_best:
             self.run_folder.save_best(self.session, position)
+            self._callbacks.call("on_checkpoint", self, self.best)
         self._save()
         self._draw()
         if position.epoch < self.epochs:
-            self._stop_vote.begin(self._ctrl_c.noted)
-            self._stop_if_interrupted()
+            self._stop_vote.begin(self._wish())
+            self._stop_if_asked()
+
+    def _tell_step(self, batch: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+        position = self._position
+        done = (position.epoch + 1, position.step, position.samples, position.seconds)
+        self._callbacks.call("on_step_end", self, StepReport(*done, batch, figures, position.rate))
 
     def _reached(self) -> Reached:
         position = self._position
@@ -355,6 +410,7 @@ class Trainer:
     def _save(self) -> None:
         self.run_folder.save(self.session, self._position)
         self._group.barrier(name="the first worker to write a checkpoint")
+        self._callbacks.call("on_checkpoint", self, self.latest)
 
     def _tell(self, error: BaseException) -> None:
         """Tell the other workers why this one stops, unless all stop for the same reason."""
@@ -369,7 +425,7 @@ class Trainer:
         try:
             self.run_folder.save(self.session, self._position)
             text += f"; the state before it is saved in '{self.latest}'"
-        except (CheckpointError, WorkerError):
+        except (CallbackError, CheckpointError, WorkerError):
             text += f"; '{self.latest}' holds the last state that was whole" if self.latest.exists() else ""
         if isinstance(error, NonFiniteLossError):
             rate = self._rates.at(position.step, self.steps)
@@ -382,16 +438,32 @@ class Trainer:
                 )
         return WorkerError(text, error.comes_again) if isinstance(error, WorkerError) else type(error)(text)
 
-    def _stop_if_interrupted(self) -> None:
-        interrupted = self._ctrl_c.taken() if self._group.world_size == 1 else self._stop_vote.passed()
-        if interrupted:
-            self._save()
-            raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch)
+    def _wish(self) -> int:
+        """What this worker wants, for the vote."""
+        if self._ctrl_c.noted:
+            return workers.INTERRUPT
+        return workers.GO_ON if self._callbacks.stop_reason is None else workers.STOP
+
+    def _stop_if_asked(self) -> None:
+        """Save the state and leave the loop where Ctrl-C was pressed, or a callback asked for the end."""
+        alone = self._group.world_size == 1
+        wish = self._wish() if alone else self._stop_vote.passed()
+        if wish == workers.GO_ON:
+            return
+        self._ctrl_c.taken()
+        self._save()
+        if wish == workers.STOP:
+            raise StoppedByCallback
+        raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch)
 
     def _draw(self, at_once: bool = False) -> None:
         reason = self.run_folder.draw(at_once)
         if reason is not None:
             self._progress.note(reason)
+
+
+def _steps_alone(parallel: DataParallel | None) -> bool:
+    return parallel is not None and bool(parallel.synchronize_every)
 
 
 def _check_whole(**numbers: int | None) -> None:

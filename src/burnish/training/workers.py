@@ -25,8 +25,12 @@ SAMPLES_COMPARED = 5
 Result = TypeVar("Result")
 
 
+GO_ON, STOP, INTERRUPT = range(3)
+"""What a worker wants: to go on, the end that a callback asked for, or the end that Ctrl-C asks for."""
+
+
 class StopVote:
-    """Whether any worker wants to stop, asked at each step without waiting: the answer of a step is there when its gradients are.
+    """What the workers want, asked at each step without waiting: the answer of a step is there when its gradients are.
 
     All workers learn it at the same step, so that all stop after the same one.
     """
@@ -35,22 +39,22 @@ class StopVote:
         self._group = group
         self._vote: tuple[torch.Tensor, Pending] | None = None
 
-    def begin(self, stop: bool) -> None:
-        """Cast this worker's vote; all workers do, at each step."""
+    def begin(self, wish: int) -> None:
+        """Cast this worker's vote (``GO_ON``, ``STOP``, ``INTERRUPT``); all workers do, at each step."""
         if self._group.world_size == 1:
             return
         import torch
 
-        vote = torch.tensor([int(stop)], dtype=torch.int32)
+        vote = torch.tensor([wish], dtype=torch.int32)
         self._vote = vote, self._group.begin_all_reduce(vote, "max", name="whether to stop")
 
-    def passed(self) -> bool:
-        """Return whether any worker voted to stop in the vote that was begun; False where none was."""
+    def passed(self) -> int:
+        """Return the strongest wish in the vote that was begun; ``GO_ON`` where none was."""
         if self._vote is None:
-            return False
+            return GO_ON
         (vote, pending), self._vote = self._vote, None
         pending.wait()
-        return bool(vote.item())
+        return int(vote.item())
 
 
 def on_first(group: ProcessGroup, function: Callable[[], Any], name: str) -> Any:

@@ -1,0 +1,10 @@
+"""What runs beside a trainer: the base class, early stopping, and loggers that write for other tools.
+
+A callback is told of events and may stop the run. It computes nothing of a step: that is the program's. What a person sees on a
+terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish.training.run_folder``'s.
+"""
+
+from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
+from burnish.training.callbacks.early_stopping import EarlyStopping
+
+__all__ = ["Callback", "EarlyStopping", "EpochReport", "Run", "StepReport"]
