@@ -36,7 +36,7 @@ def images() -> np.ndarray:
 def test_train_writes_a_run(run, folder, curves):
     result = run(*TRAIN, "--epochs", "2", "--eval-data", "data.npz", "--lr", "0.05", "-o", "runs/first")
     written = {path.name for path in (folder / "runs/first").iterdir()}
-    assert written == {"checkpoints", "curves.png", "metrics.csv", "program", "run.json", "tuned.onnx"}
+    assert written == {"checkpoints", "curves.png", "metrics.csv", "program", "run.json", "run.toml", "tuned.onnx"}
     assert "compiled in" in result.stdout
     assert "data.npz: 20 samples; data.npz: 20 samples to evaluate on" in result.stdout
     assert "epoch 2/2  train loss" in result.stdout

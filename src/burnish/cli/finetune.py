@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
+from burnish.cli.configuration import Repetition, configuration_of
 from burnish.cli.console import output
 from burnish.cli.data_options import check_data_options
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
+from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results
+from burnish.cli.train_options import Course, Data, Results, run_folder
 from burnish.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:
+    from burnish.training import TrainingResult
 
 EPOCHS = 5
 CHOICES, START = "finetune.json", "start.onnx"
@@ -55,6 +60,7 @@ def finetune(
     tuning: Tuning,
     course: Course,
     results: Results,
+    repetition: Repetition,
 ) -> None:
     """Tune a trained model on your own classes: finds its head, chooses the learning rate, and says what it does."""
     if results.resume and results.overwrite:
@@ -62,22 +68,29 @@ def finetune(
     if is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
-    folder = results.folder or Path("runs") / f"{model.stem}-finetuned"
+    check_seeds(repetition.seeds, results)
+    folder = run_folder(model, results, "-finetuned")
     results = replace(results, folder=folder)
     if "epochs" not in course.named:
         course = replace(course, epochs=EPOCHS)
     from burnish.cli.training_run import TrainingRun
     from burnish.distributed.connection.process_group import ProcessGroup
 
-    if results.resume:
-        choices = _read(folder)
-    else:
-        check_free(folder, results.overwrite)
-        choices = _choose(model, folder, data, pixels, texts, tuning, course)
-    compilation = for_language(_compilation(choices), texts)
-    command = context.meta["burnish.arguments"]
-    alone = ProcessGroup(0, 1)
-    TrainingRun(folder / START, data, pixels, texts, compilation, course, results, command, None, alone).train()
+    command, alone = context.meta["burnish.arguments"], ProcessGroup(0, 1)
+
+    def run(course: Course, results: Results) -> TrainingResult | None:
+        own = run_folder(model, results)
+        if results.resume:
+            choices = _read(own)
+        else:
+            check_free(own, results.overwrite)
+            choices = _choose(model, own, data, pixels, texts, tuning, course)
+        compilation = for_language(_compilation(choices), texts)
+        configuration = configuration_of(context, seed=course.seed, epochs=course.epochs, lr=choices["lr"])
+        options = (data, pixels, texts, compilation, course, results)
+        return TrainingRun(own / START, *options, command, configuration, None, alone).train()
+
+    train_with_seeds(repetition.seeds, course, results, folder, run)
 
 
 def check_free(folder: Path, overwrite: bool) -> None:

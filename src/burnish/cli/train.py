@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
 from burnish.cli.compilation_values import read_norms
+from burnish.cli.configuration import Repetition, configuration_of
 from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.schedule_options import check_schedule
+from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results
+from burnish.cli.train_options import Course, Data, Results, run_folder
 from burnish.cli.worker_options import Exchange, Workers, join_workers
+
+if TYPE_CHECKING:
+    from burnish.training import TrainingResult
 
 
 @takes_options()
@@ -29,6 +36,7 @@ def train(
     workers: Workers,
     exchange: Exchange,
     results: Results,
+    repetition: Repetition,
 ) -> None:
     """Train a model on data."""
     if results.resume and results.overwrite:
@@ -38,6 +46,7 @@ def train(
     is_program(model)  # refuses the folder of a run
     check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     workers.check()
+    check_seeds(repetition.seeds, results, workers.total)
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
     settings = exchange.settings(workers.is_alone)
     command = context.meta["burnish.arguments"]
@@ -52,4 +61,11 @@ def train(
 
     parallel, group = join_workers(course.device, workers.worker_timeout, settings)
     compilation = for_language(compilation, texts)
-    TrainingRun(model, data, pixels, texts, compilation, course, results, command, parallel, group).train()
+    folder = run_folder(model, results)
+
+    def run(course: Course, results: Results) -> TrainingResult | None:
+        configuration = configuration_of(context, seed=course.seed)
+        options = (data, pixels, texts, compilation, course, results)
+        return TrainingRun(model, *options, command, configuration, parallel, group).train()
+
+    train_with_seeds(repetition.seeds, course, results, folder, run)

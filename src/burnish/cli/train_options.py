@@ -95,3 +95,8 @@ class Results(OptionGroup):
     export: Annotated[
         Path | None, typer.Option("--export", help="Where to write the tuned model; by default tuned.onnx in the folder.")
     ] = None
+
+
+def run_folder(model: Path, results: Results, suffix: str = "") -> Path:
+    """Return the folder of a run: the one that was given, else runs/<model> with a suffix."""
+    return results.folder or Path("runs") / f"{model.stem}{suffix}"

@@ -14,13 +14,14 @@ import numpy as np
 
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, is_program
+from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.pixel_options import Pixels, pixels_line
 from burnish.cli.program_lines import export_line, planned_line, what_trains
 from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.text_options import TOKENIZER, TextOptions
-from burnish.cli.train_options import Course, Data, Results
+from burnish.cli.train_options import Course, Data, Results, run_folder
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
@@ -31,7 +32,7 @@ from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.epoch_length import batches_per_epoch
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.saved_runs import RECORD, read_record
-from burnish.training.trainer import Trainer
+from burnish.training.trainer import Trainer, TrainingResult
 from burnish.training.workers import on_all, on_first
 
 
@@ -42,6 +43,7 @@ class TrainingRun:
     Attributes:
         model, data, pixels, texts, compilation, course, results: as the command line says.
         command: the arguments of the command line, to print and to keep.
+        configuration: the file that repeats the run, to keep.
         parallel, group: the workers, as ``join_workers`` returns them.
 
     Raises:
@@ -57,11 +59,12 @@ class TrainingRun:
     course: Course
     results: Results
     command: Sequence[str]
+    configuration: str
     parallel: DataParallel | None
     group: ProcessGroup
 
     def __post_init__(self) -> None:
-        self.folder = self.results.folder or Path("runs") / self.model.stem
+        self.folder = run_folder(self.model, self.results)
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
         self.console = output(quiet=self.group.rank > 0)
         self.resumes: bool = on_first(self.group, self._resumes, "the folder of the run")
@@ -69,8 +72,11 @@ class TrainingRun:
         if self.start is not None and self.start.is_dir():
             self.start = CheckpointFolder(self.start / "checkpoints").latest
 
-    def train(self) -> None:
+    def train(self) -> TrainingResult | None:
         """Train to the last epoch, and write the tuned model.
+
+        Returns:
+            What the run came to; None on all workers but the first.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; it tells the command that goes on.
@@ -102,13 +108,14 @@ class TrainingRun:
             raise KeyboardInterrupt(f"{interrupt}:\n  {launch.resuming(self.command)}") from interrupt
         if self.group.rank:
             trainer.session.take_part()
-            return
+            return None
         tuned, fold, parameters = self.results.export or self.folder / "tuned.onnx", self.results.fold, kept_average(program)
         trainer.session.export(tuned, fold_norm=fold, parameters=parameters)
         if result.best is not None and eval_set is not None:
             best = result.best
             self._say(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}")
         self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
+        return result
 
     def _say(self, line: str) -> None:
         self.console.print(line)
@@ -254,4 +261,5 @@ class TrainingRun:
             "launch": launch.run_id(),
             "parameters": kept_average(program),
         }
+        (self.folder / CONFIGURATION).write_text(self.configuration, encoding="utf-8")
         (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
