@@ -16,6 +16,7 @@ from specs.losses import CASES, LossCase, one_per_loss
 SCALE = -1.7
 SHAPES = ("static", "batch", "all")
 """What a graph may know of its inputs' shapes."""
+BOXES = ("iou", "giou", "diou", "ciou")
 
 
 def expected(case: LossCase, dtype: str = "float64") -> tuple[float, list[np.ndarray]]:
@@ -39,7 +40,8 @@ def feeds(case: LossCase, dtype: str) -> dict[str, np.ndarray]:
 
 def graph_of(case: LossCase, dtype: str, symbolic: str) -> Any:
     """The loss with shapes as they are, with a symbolic batch, or with nothing fixed but what a loss needs."""
-    fixed = {"dice": (1,)}.get(case.loss.name, ())
+    fixed = {**dict.fromkeys(("dice", "tversky", "lovasz"), (1,)), **dict.fromkeys(BOXES, (-1,))}.get(case.loss.name, ())
+    fixed = [axis % len(next(iter(case.predictions.values())).shape) for axis in fixed]
 
     def declared(shape: tuple[int, ...]) -> tuple[int | str, ...]:
         if symbolic == "static":

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from burnish import losses
 from oracles.combinations import covering
+from specs import region_and_box_losses as of_regions
 
 N, C, D = 6, 5, 4
 REDUCTIONS = ("mean", "sum")
@@ -291,7 +292,43 @@ def _segmentation() -> list[LossCase]:
     return cases
 
 
+def _boxes() -> list[LossCase]:
+    cases = []
+    for make, box_format, shape, reduction in covering(
+        (losses.iou, losses.giou, losses.diou, losses.ciou), ("xyxy", "xywh", "cxcywh"), ((N, 4), (2, 3, 4)), REDUCTIONS
+    ):
+        boxes, targets = (
+            of_regions.as_format(box, box_format) for box in of_regions.boxes_that_overlap(_rng(), shape[:-1])
+        )
+        loss = make(box_format=box_format, reduction=reduction)
+        function = _with(
+            of_regions.box_loss, kind=loss.name, box_format=box_format, epsilon=loss.epsilon, reduction=reduction
+        )
+        cases.append(LossCase(loss, function, {"x": boxes}, {"targets": targets}, extreme=False))
+    return cases
+
+
+def _regions() -> list[LossCase]:
+    cases = []
+    for shape, (alpha, beta), smooth, gamma, reduction, ignored in covering(
+        CLASSIFIED[1:3], ((0.3, 0.7), (1.0, 1.0)), (1.0, 1e-5), (1.0, 0.75, 2.0), REDUCTIONS, (-100, 1)
+    ):
+        x, labels = _classified(shape, ignored)
+        options = {"alpha": alpha, "beta": beta, "smooth": smooth, "gamma": gamma, "reduction": reduction}
+        loss = losses.tversky(ignore_index=ignored, **options)
+        function = _with(of_regions.tversky, ignored=ignored, **options)
+        cases.append(LossCase(loss, function, {"x": x}, {"labels": labels}))
+    for shape, reduction, ignored in itertools.product(CLASSIFIED[1:3], REDUCTIONS, (-100, 1)):
+        x, labels = _classified(shape, ignored)
+        function = _with(of_regions.lovasz, ignored=ignored, reduction=reduction)
+        loss = losses.lovasz(ignore_index=ignored, reduction=reduction)
+        cases.append(LossCase(loss, function, {"x": x}, {"labels": labels}))
+    return cases
+
+
 CASES = [
+    *_boxes(),
+    *_regions(),
     *_regression(),
     *_cross_entropy(),
     *_cross_entropy_along_the_last_axis(),

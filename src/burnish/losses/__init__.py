@@ -27,6 +27,7 @@ from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
 from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
 from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
+from burnish.losses.iou import CompleteIoU, DistanceIoU, GeneralizedIoU, IntersectionOverUnion, ciou, diou, giou, iou
 from burnish.losses.likelihood import KullbackLeibler, NegativeLogLikelihood, kl_divergence, nll
 from burnish.losses.onnx_losses import OnnxLoss, OutputLoss, from_onnx, from_options, output
 from burnish.losses.registry import LOSSES, LossLike, get
@@ -40,6 +41,8 @@ from burnish.losses.regression import (
     mean_squared_error,
     smooth_l1,
 )
+from burnish.losses.resized import Resized, resized
+from burnish.losses.tversky import Lovasz, Tversky, lovasz, tversky
 from burnish.ops.labels import CLASS_AXIS
 
 LOSSES |= {
@@ -49,6 +52,12 @@ LOSSES |= {
     "binary_dice": binary_dice,
     "ctc": ctc,
     "dice": dice,
+    "tversky": tversky,
+    "lovasz": lovasz,
+    "iou": iou,
+    "giou": giou,
+    "diou": diou,
+    "ciou": ciou,
     "cosine_embedding": cosine_embedding,
     "triplet": triplet,
     "binary_focal": binary_focal,
@@ -69,7 +78,7 @@ LOSSES |= {
     "mean_absolute_error": l1,
     "mae": l1,
 }
-LOSSES.unlisted = {"output": output, "weighted_sum": weighted_sum, OnnxLoss.name: from_options}
+LOSSES.unlisted = {"output": output, "resized": resized, "weighted_sum": weighted_sum, OnnxLoss.name: from_options}
 
 __all__ = [
     "CLASS_AXIS",
@@ -80,19 +89,24 @@ __all__ = [
     "BinaryDice",
     "BinaryFocal",
     "Compared",
+    "CompleteIoU",
     "ConnectionistTemporalClassification",
     "CosineEmbedding",
     "CrossEntropy",
     "Dice",
+    "DistanceIoU",
     "Focal",
+    "GeneralizedIoU",
     "Hinge",
     "HingeEmbedding",
     "Huber",
+    "IntersectionOverUnion",
     "KullbackLeibler",
     "LabelSpec",
     "Loss",
     "LossBase",
     "LossLike",
+    "Lovasz",
     "MeanAbsoluteError",
     "MeanSquaredError",
     "MultiMargin",
@@ -101,11 +115,13 @@ __all__ = [
     "OutputLoss",
     "Reading",
     "Reduction",
+    "Resized",
     "Scale",
     "SmoothL1",
     "Summand",
     "Term",
     "TripletMargin",
+    "Tversky",
     "WeightedSum",
     "average",
     "bce",
@@ -113,26 +129,33 @@ __all__ = [
     "binary_cross_entropy",
     "binary_dice",
     "binary_focal",
+    "ciou",
     "combined",
     "cosine_embedding",
     "cross_entropy",
     "ctc",
     "dice",
+    "diou",
     "focal",
     "from_onnx",
     "get",
+    "giou",
     "hinge",
     "hinge_embedding",
     "huber",
+    "iou",
     "kl_divergence",
     "l1",
+    "lovasz",
     "mean_squared_error",
     "mse",
     "multi_margin",
     "nll",
     "output",
+    "resized",
     "smooth_l1",
     "triplet",
+    "tversky",
     "weighted_sum",
 ]
 
