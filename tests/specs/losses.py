@@ -297,13 +297,9 @@ def _boxes() -> list[LossCase]:
     for make, box_format, shape, reduction in covering(
         (losses.iou, losses.giou, losses.diou, losses.ciou), ("xyxy", "xywh", "cxcywh"), ((N, 4), (2, 3, 4)), REDUCTIONS
     ):
-        boxes, targets = (
-            of_regions.as_format(box, box_format) for box in of_regions.boxes_that_overlap(_rng(), shape[:-1])
-        )
+        boxes, targets = (of_regions.as_format(box, box_format) for box in of_regions.boxes_that_overlap(_rng(), shape[:-1]))
         loss = make(box_format=box_format, reduction=reduction)
-        function = _with(
-            of_regions.box_loss, kind=loss.name, box_format=box_format, epsilon=loss.epsilon, reduction=reduction
-        )
+        function = _with(of_regions.box_loss, kind=loss.name, box_format=box_format, epsilon=loss.epsilon, reduction=reduction)
         cases.append(LossCase(loss, function, {"x": boxes}, {"targets": targets}, extreme=False))
     return cases
 

@@ -13,6 +13,7 @@ from burnish import losses, metrics, optim
 from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.batch_weight import warn_of_accumulation
 from burnish.compiler.compilation import OPTIONS, Compilation
+from burnish.compiler.distillation import prepare_teachers, with_projections
 from burnish.compiler.doubts import find_doubts
 from burnish.compiler.draft import finish
 from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state_within
@@ -160,7 +161,7 @@ def compile(
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
     layers, in_loops = batch_normalizations(model.graph), batch_normalizations_in_loops(model.graph)
     asked_for = resolve_policies(norm, [*layers, *in_loops])
-    state = hold_frozen(find_state(model, trainable), asked_for)
+    state = hold_frozen(with_projections(find_state(model, trainable), model.graph, objective), asked_for)
     frozen = frozen_by_pattern(updater := optim.get(optimizer), state.trainable)
     _warn_of_objective(predictions, objective, _doubts(in_file, {*state.trainable} - {*frozen}, norm, trainable))
     policies = settle_policies(asked_for, state, frozen, in_loops)
@@ -270,6 +271,8 @@ def _objective(
 ) -> tuple[losses.Loss, tuple[Prediction, ...]]:
     """Return the loss for the outputs of a model, and what it reads there; nothing of a loss that is not read."""
     objective = _in_dtypes_of(model, in_file, losses.get(loss)).bind(_names(model.graph.outputs))
+    if is_read:
+        objective = prepare_teachers(objective, (in_file, model))
     return objective, find_predictions(model, outputs, objective.readings, objective.name) if is_read else ()
 
 

@@ -12,10 +12,8 @@ from burnish.data.preprocessing import Preprocessing
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
 from burnish.importer.classical import CLASS_NUMBERS, CLASSES
+from burnish.importer.metadata_keys import PIXELS, TEXT
 from burnish.settings import is_whole
-
-PIXELS = "burnish.pixels"
-TEXT = "burnish.text"
 
 
 @dataclass(frozen=True)

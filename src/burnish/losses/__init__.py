@@ -24,6 +24,7 @@ from burnish.losses.composite import Summand, WeightedSum, weighted_sum
 from burnish.losses.cross_entropy import CrossEntropy, cross_entropy
 from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
 from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
+from burnish.losses.distillation import Distillation, distill
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
 from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
 from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
@@ -58,6 +59,7 @@ LOSSES |= {
     "giou": giou,
     "diou": diou,
     "ciou": ciou,
+    "distill": distill,
     "cosine_embedding": cosine_embedding,
     "triplet": triplet,
     "binary_focal": binary_focal,
@@ -95,6 +97,7 @@ __all__ = [
     "CrossEntropy",
     "Dice",
     "DistanceIoU",
+    "Distillation",
     "Focal",
     "GeneralizedIoU",
     "Hinge",
@@ -136,6 +139,7 @@ __all__ = [
     "ctc",
     "dice",
     "diou",
+    "distill",
     "focal",
     "from_onnx",
     "get",

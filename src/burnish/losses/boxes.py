@@ -87,8 +87,8 @@ def intersection_area(one: Corners, other: Corners) -> Tensor:
 def overlap(one: Corners, other: Corners, kind: OverlapKind = "iou", epsilon: float = EPSILON) -> Tensor:
     """Emit how far boxes overlap, ``[..., 1]``: 1 where they are the same.
 
-    ``iou`` is intersection over union. ``giou`` takes off the share of the box around both that neither covers (Rezatofighi et al.
-    2019). ``diou`` takes off the squared distance of the centres over the squared diagonal of that box; ``ciou`` takes off
+    ``iou`` is intersection over union. ``giou`` takes off the share of the box around both that neither covers (Rezatofighi et
+    al. 2019). ``diou`` takes off the squared distance of the centres over the squared diagonal of that box; ``ciou`` takes off
     ``alpha * v`` too, with v the squared difference of the angles of the diagonals and ``alpha = v / (1 - iou + v)``, through
     which no gradient goes (Zheng et al. 2020).
     """
@@ -117,8 +117,8 @@ def overlap(one: Corners, other: Corners, kind: OverlapKind = "iou", epsilon: fl
 def _angle(boxes: Corners) -> Tensor:
     """Emit the angle of the diagonals, ``atan(width / height)``.
 
-    ONNX Runtime has Atan in float32 alone. In float64 the angle is halved four times, to below 0.1, where nine terms of its series
-    are exact to the last digits: ``tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a)^2))``.
+    ONNX Runtime has Atan in float32 alone. In float64 the angle is halved four times, to below 0.1, where nine terms of its
+    series are exact to the last digits: ``tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a)^2))``.
     """
     builder = boxes.left.builder
     width, height = boxes.width, boxes.height

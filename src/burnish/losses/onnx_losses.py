@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, model_proto, static_shape
-from burnish.graph.versions import keeps_meaning, oldest_opset
 from burnish.importer import Source, load
 from burnish.losses.base import (
     Compared,
@@ -28,6 +27,7 @@ from burnish.losses.base import (
     size_of,
     sum_of,
 )
+from burnish.losses.inlining import inlined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class OnnxLoss(LossBase):
         inputs = dict(zip(self.read, predictions, strict=True)) | {
             spec.name: label for spec, label in zip(specs, labels, strict=True)
         }
-        value = sum_of(_inlined(self.model, predictions[0].builder, inputs))
+        value = sum_of(inlined(self.model, predictions[0].builder, inputs, "onnx: the loss graph")[0])
         return (scalar_term(value, samples_of(predictions[0], value.dtype) if predictions[0].rank else None, self.reduction),)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
@@ -205,35 +205,6 @@ def _extents(value: ir.Value) -> Extents:
             "dimension may be symbolic"
         )
     return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
-
-
-def _inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Emit a copy of a model's nodes, reading ``inputs`` in place of its own; return its only output."""
-    copy = model.clone()
-    theirs, ours = copy.opset_imports[""], builder.opset
-    for node in copy.graph.all_nodes():
-        same = keeps_meaning(node, theirs, ours) if theirs <= ours else oldest_opset(node, theirs, ours) <= ours
-        if not same:
-            raise ConfigurationError(
-                f"onnx: the loss graph is of opset {theirs} and the model of opset {ours}, and {node.op_type} changed between "
-                "them: export both with the same opset"
-            )
-    output = copy.graph.outputs[0]
-    copy.graph.outputs.clear()
-    replaced = {value: inputs[value.name or ""] for value in copy.graph.inputs}
-    for value in copy.graph.initializers.values():
-        assert value.const_value is not None
-        replaced[value] = builder.constant(value.const_value.numpy())
-    for value, tensor in replaced.items():
-        value.replace_all_uses_with(tensor.value)
-    for node in list(copy.graph):
-        copy.graph.remove(node)
-        node.name = None
-        for value in node.outputs:
-            value.name = None
-        builder.graph.append(node)
-        builder.graph.opset_imports.setdefault(node.domain, copy.opset_imports.get(node.domain, 1))
-    return replaced.get(output) or builder.tensor(output)
 
 
 def output(output: str, *, reduction: Reduction = "mean") -> OutputLoss:

@@ -24,8 +24,8 @@ class Resized(PlainSettings):
     """Another loss of the prediction ``[N, C, height, width]``, which is resized to the labels first.
 
     Segmentation models often give an eighth of the height and width of a picture, and are trained at full size. Resized as
-    ``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`` does it. Metrics read the resized prediction too; the
-    model that is exported stays as it was, and gives the small one.
+    ``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`` does it. Metrics read the resized prediction too;
+    the model that is exported stays as it was, and gives the small one.
 
     Attributes:
         loss: of one prediction and one label that has its height and width as the last two axes.
@@ -41,7 +41,9 @@ class Resized(PlainSettings):
 
     def __post_init__(self) -> None:
         if self.interpolation not in get_args(Interpolation):
-            raise ConfigurationError(f"{self.name}: interpolation must be 'linear', 'nearest' or 'cubic', not {self.interpolation!r}")
+            raise ConfigurationError(
+                f"{self.name}: interpolation must be 'linear', 'nearest' or 'cubic', not {self.interpolation!r}"
+            )
         if len(self.loss.readings) != 1:
             raise ConfigurationError(
                 f"{self.name}: the loss {self.loss.name} reads {len(self.loss.readings)} outputs, and one prediction is resized: "
@@ -116,7 +118,7 @@ class Resized(PlainSettings):
             assert prediction.shape is not None
             assert label.shape is not None
             dims = [*prediction.shape.dims[:PLANE], *label.shape.dims[-PLANE:]]
-            how = {"mode": self.interpolation, "coordinate_transformation_mode": "half_pixel"}
+            how: dict[str, Any] = {"mode": self.interpolation, "coordinate_transformation_mode": "half_pixel"}
             if self.interpolation == "nearest":
                 how |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             return builder.op("Resize", prediction, None, None, sizes, shape=ir.Shape(dims), dtype=prediction.dtype, **how)

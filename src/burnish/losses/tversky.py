@@ -24,8 +24,8 @@ class Tversky(RegionLoss):
         index = (hits + smooth) / (hits + alpha * sum(p * (1 - y)) + beta * sum((1 - p) * y) + smooth)
         loss  = (1 - index) ** gamma
 
-    Salehi et al. 2017; with gamma other than 1 the focal Tversky loss of Abraham and Khan 2019, who write its inverse. With alpha =
-    beta = 1/2 and gamma = 1 it is ``dice``, with alpha = beta = 1 one minus intersection over union.
+    Salehi et al. 2017; with gamma other than 1 the focal Tversky loss of Abraham and Khan 2019, who write its inverse. With
+    alpha = beta = 1/2 and gamma = 1 it is ``dice``, with alpha = beta = 1 one minus intersection over union.
 
     Attributes:
         alpha: weight of what is predicted and not there, 0 or more.

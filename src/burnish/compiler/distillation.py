@@ -1,0 +1,161 @@
+"""The teacher of a loss: brought into inference form, checked beside the student, and projections for the student's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.compiler.predictions import find_predictions
+from burnish.compiler.selection import ModelState
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Names, same_dimension
+from burnish.importer.classical import CLASSES
+from burnish.importer.metadata_keys import PIXELS, TEXT
+from burnish.losses import Distillation, Loss, Reading, WeightedSum
+from burnish.losses.distillation import Hint, Teacher, channel_axis
+from burnish.modes import bind_inference
+from burnish.passes import compute_in_float32, fold_constants, has_sixteen_bit_values, recognize_normalization
+
+SAME_DATA = {PIXELS: "pixels", TEXT: "texts", CLASSES: "classes"}
+"""What the metadata of both models say of their data, and what that is about."""
+
+
+def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
+    """Return the loss with the teachers that it has, ready to be put into a graph beside the student.
+
+    Args:
+        loss: the loss.
+        forms: the student, in each form that graphs are made of; they get the projections, and their values stay as they are.
+
+    Raises:
+        ModelError: a teacher that is no valid ONNX model.
+        ConfigurationError: it reads other inputs than the student, or other data; or there is no such output or layer.
+    """
+    if isinstance(loss, WeightedSum):
+        summands = (replace(summand, loss=prepare_teachers(summand.loss, forms)) for summand in loss.summands)
+        return WeightedSum(tuple(summands))
+    if not isinstance(loss, Distillation) or loss.teacher is None:
+        return loss
+    teacher = recognize_normalization(loss.source())
+    student = forms[-1]
+    inputs = _shared_inputs(student.graph, teacher.graph)
+    _check_data(student, teacher)
+    if has_sixteen_bit_values(teacher):
+        teacher = compute_in_float32(teacher.clone())
+    readings = (loss.loss.readings[0], *(Reading(hint.teacher) for hint in loss.hints))
+    try:
+        read = find_predictions(teacher, loss.teacher_output, readings, loss.name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{loss.name}: the teacher: {error} (teacher_output, layers)") from error
+    teacher.graph.outputs.clear()
+    teacher.graph.outputs.extend(prediction.value for prediction in read)
+    fold_constants(teacher)
+    bind_inference(teacher.graph)
+    hints = tuple(_projected(loss, hint, prediction.value, forms) for hint, prediction in zip(loss.hints, read[1:], strict=True))
+    return replace(loss, prepared=Teacher(model=teacher, inputs=inputs), hints=hints)
+
+
+def with_projections(state: ModelState, graph: ir.Graph, loss: Loss) -> ModelState:
+    """Return the state with the weights of projections, which train whatever else does: no output of the model reads them."""
+    if isinstance(loss, WeightedSum):
+        for summand in loss.summands:
+            state = with_projections(state, graph, summand.loss)
+        return state
+    if not isinstance(loss, Distillation):
+        return state
+    values = {output.name: node for node in graph for output in node.outputs}
+    readers = (values[hint.projected].inputs[1] for hint in loss.hints if hint.projected)
+    weights = tuple(weight.name or "" for weight in readers if weight is not None)
+    return replace(
+        state,
+        parameters=(*state.parameters, *(name for name in weights if name not in state.parameters)),
+        trainable=(*state.trainable, *(name for name in weights if name not in state.trainable)),
+        unreached=tuple(name for name in state.unreached if name not in weights),
+    )
+
+
+def _shared_inputs(student: ir.Graph, teacher: ir.Graph) -> dict[str, str]:
+    """Return the input of the student that each of the teacher reads: that of its name, or the only one of both."""
+    ours, theirs = ({value.name or "": value for value in graph.inputs} for graph in (student, teacher))
+    pairs = dict(zip(theirs, ours, strict=True)) if len(ours) == len(theirs) == 1 else {name: name for name in theirs}
+    for name, other in pairs.items():
+        if other not in ours:
+            raise ConfigurationError(
+                f"distill: the teacher reads '{name}', and the inputs of the model are {', '.join(map(repr, ours))}: both read "
+                "the same batch, so rename its input, or compute its logits before (teacher_logits in the data, without a "
+                "teacher)"
+            )
+        value, own = theirs[name], ours[other]
+        if value.dtype != own.dtype or not _fits(value.shape, own.shape):
+            raise ConfigurationError(
+                f"distill: the teacher reads '{name}' as {value.dtype} of shape {value.shape}, and the model's input '{other}' "
+                f"is {own.dtype} of shape {own.shape}: both read the same batch, so take a teacher for such inputs, or compute "
+                "its logits before (teacher_logits in the data, without a teacher)"
+            )
+    return pairs
+
+
+def _fits(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+    if one is None or other is None:
+        return True
+    pairs = list(zip(one.dims, other.dims, strict=False))
+    return len(one) == len(other) and all(not isinstance(a, int) or not isinstance(b, int) or a == b for a, b in pairs)
+
+
+def _check_data(student: ir.Model, teacher: ir.Model) -> None:
+    """Refuse a teacher whose metadata say something else of the data than those of the student."""
+    for key, what in SAME_DATA.items():
+        ours, theirs = student.metadata_props.get(key), teacher.metadata_props.get(key)
+        if ours is not None and theirs is not None and ours != theirs:
+            raise ConfigurationError(
+                f"distill: the teacher was made for other {what} than the model: its metadata '{key}' are {theirs}, and those of "
+                f"the model {ours}. Both read the same batch: make the two alike, or compute the teacher's logits before "
+                "(teacher_logits in the data, without a teacher)"
+            )
+
+
+def _projected(loss: Distillation, hint: Hint, aim: ir.Value, forms: Sequence[ir.Model]) -> Hint:
+    """Put a projection to the channels of the teacher behind a value of the student, where there is to be one."""
+    value = find_predictions(forms[-1], None, (Reading(hint.student),), loss.name)[0].value
+    shapes = value.shape, aim.shape
+    if shapes[0] is None or shapes[1] is None or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 2:
+        raise ConfigurationError(
+            f"{loss.name}: the layer '{hint.student}' has shape {shapes[0]}, and '{hint.teacher}' of the teacher {shapes[1]}: a "
+            "hint compares values of one shape but for the channels, [batch, channels, height, width] or [batch, ..., channels]"
+        )
+    axis = channel_axis(len(shapes[0]))
+    ours, theirs = (shape.dims[axis] for shape in shapes if shape is not None)
+    if loss.projection == "never" or (loss.projection == "auto" and same_dimension(ours, theirs)):
+        return replace(hint, projected="")
+    if not isinstance(ours, int) or not isinstance(theirs, int):
+        raise ConfigurationError(
+            f"{loss.name}: the channels of '{hint.student}' ({ours}) or of '{hint.teacher}' ({theirs}) are not known, and a "
+            "projection needs both: give the models static channels, or projection='never'"
+        )
+    for form in dict.fromkeys(forms):
+        taken = Names.of(form.graph)
+        weight, projected = taken.take(f"{hint.student}:projection"), taken.take(f"{hint.student}:projected")
+        _add_projection(form.graph, hint.student, weight, projected, (ours, theirs, len(shapes[0])))
+    return replace(hint, projected=projected)
+
+
+def _add_projection(graph: ir.Graph, layer: str, weight: str, projected: str, sizes: tuple[int, int, int]) -> None:
+    """Emit ``projected``, of the channels of the teacher: a 1x1 convolution of pictures, else a matrix over the last axis.
+
+    Its weight is drawn from a uniform distribution of bound ``1 / sqrt(channels)``, as PyTorch draws that of a linear layer.
+    """
+    channels, others, rank = sizes
+    value = next(output for node in graph for output in node.outputs if output.name == layer)
+    assert value.dtype is not None
+    drawn = np.random.default_rng(0).uniform(-1, 1, (channels, others)) / np.sqrt(channels)
+    array = drawn.T.reshape(others, channels, *[1] * (rank - 2)) if rank > 3 else drawn
+    tensor = ir.tensor(np.ascontiguousarray(array, value.dtype.numpy()), name=weight)
+    initializer = ir.Value(name=weight, type=ir.TensorType(value.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    graph.register_initializer(initializer)
+    builder = Builder(graph)
+    operands = builder.tensor(value), builder.tensor(initializer)
+    output = builder.op("Conv", *operands, kernel_shape=[1] * (rank - 2)) if rank > 3 else builder.op("MatMul", *operands)
+    output.value.name = projected

@@ -1,0 +1,299 @@
+"""Distillation: a model learns what a larger one says, beside or in place of the labels."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import onnx
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor, model_proto
+from burnish.importer import load
+from burnish.losses.base import (
+    Compared,
+    LabelSpec,
+    Loss,
+    Reading,
+    Scale,
+    Term,
+    check_number,
+    check_same_shape,
+    floating_shape,
+    size_of,
+    sum_of,
+)
+from burnish.losses.inlining import inlined
+from burnish.losses.registry import LossLike, get
+from burnish.ops.labels import CLASS_AXIS
+from burnish.ops.stop_gradient import STOP_GRADIENT
+from burnish.settings import PlainSettings
+
+TEACHER_LOGITS = "teacher_logits"
+Projection = Literal["auto", "never", "always"]
+TeacherSource = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+
+
+@dataclass(frozen=True)
+class Hint(PlainSettings):
+    """A value of the student that learns to be one of the teacher.
+
+    Attributes:
+        student, teacher: their names in the two models.
+        projected: the value of the student after the projection that ``compile`` put behind it; empty where there is none.
+    """
+
+    student: str
+    teacher: str
+    projected: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """A model that is learnt from, as ``compile`` prepared it: in inference form, with what is read of it as its outputs.
+
+    Attributes:
+        model: its outputs are the logits, and then one value for each hint.
+        inputs: input of the teacher -> input of the student that it reads.
+    """
+
+    model: ir.Model
+    inputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation(PlainSettings):
+    """Knowledge distillation (Hinton et al. 2015), with hints on layers (Romero et al. 2015, FitNets)::
+
+        alpha * T^2 * KL(softmax(teacher / T) || softmax(student / T))  +  (1 - alpha) * loss  +  hint_weight * sum of hints
+
+    The divergence is averaged over samples and positions, without those whose label the loss ignores. T^2 keeps the gradient of
+    the first summand as large as that of the second, whatever T. A hint is the mean squared difference of a value of the student
+    and one of the teacher, over all their elements. No gradient goes to the teacher, whose weights are constants of the program.
+
+    Attributes:
+        loss: what is learnt of the labels; it has no part with alpha = 1, and the data need no labels then.
+        teacher: the path of an ONNX file, or the bytes of one; None: the data hold ``teacher_logits``, of the shape of the
+            student's.
+        temperature: T, above 0; the larger, the more the small probabilities count.
+        alpha: between 0 and 1.
+        hints: pairs of values.
+        hint_weight: 0 or more.
+        projection: whether a hint's value of the student goes through a learned projection of its channels (a 1x1 convolution, or
+            a matrix over the last axis): ``auto``, where the channels differ; ``always``; or ``never``.
+        teacher_output: the output that holds the teacher's logits; None where it has one that can be meant.
+        prepared: the teacher as ``compile`` prepared it.
+    """
+
+    name: ClassVar[str] = "distill"
+
+    loss: Loss
+    teacher: str | bytes | None = None
+    temperature: float = 4.0
+    alpha: float = 0.5
+    hints: tuple[Hint, ...] = ()
+    hint_weight: float = 1.0
+    projection: Projection = "auto"
+    teacher_output: str | None = None
+    prepared: Teacher | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "temperature", self.temperature, above=0)
+        check_number(self.name, "hint_weight", self.hint_weight, minimum=0)
+        if not 0 <= check_number(self.name, "alpha", self.alpha) <= 1:
+            raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, not {self.alpha!r}")
+        if self.projection not in get_args(Projection):
+            raise ConfigurationError(f"{self.name}: projection must be 'auto', 'never' or 'always', not {self.projection!r}")
+        readings = self.loss.readings
+        if len(readings) != 1 or readings[0].activation is None or readings[0].activation.axis is None:
+            raise ConfigurationError(
+                f"{self.name}: a student learns the probabilities of classes, and the loss {self.loss.name} reads no logits of "
+                "classes: give a loss such as cross_entropy, focal or dice"
+            )
+        if self.teacher is None and (self.hints or self.teacher_output is not None):
+            option = "layers" if self.hints else "teacher_output"
+            raise ConfigurationError(
+                f"{self.name}: {option} is of a teacher, and there is none: give teacher='teacher.onnx', or leave {option} out"
+            )
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (*self.loss.readings, *(Reading(hint.projected or hint.student) for hint in self.hints))
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return self.loss.default_metrics if self.alpha < 1 else ()
+
+    @property
+    def scale(self) -> Scale | None:
+        """What the prediction says, as the loss of the labels has it."""
+        return getattr(self.loss, "scale", None)
+
+    @property
+    def axis(self) -> int:
+        """The axis of the classes."""
+        activation = self.loss.readings[0].activation
+        assert activation is not None
+        assert activation.axis is not None
+        return activation.axis
+
+    def bind(self, outputs: Sequence[str]) -> Distillation:
+        return replace(self, loss=self.loss.bind(outputs))
+
+    def source(self) -> ir.Model:
+        """Return the model of the teacher.
+
+        Raises:
+            ModelError: it is no valid ONNX model.
+        """
+        assert self.teacher is not None
+        return load(self.teacher)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the labels of the loss, where it has a part; and ``teacher_logits`` where there is no teacher.
+
+        Raises:
+            ConfigurationError: as the loss.
+        """
+        specs = self.loss.label_specs(predictions[:1]) if self.alpha < 1 else ()
+        if self.teacher is not None:
+            return specs
+        prediction = predictions[0]
+        return (*specs, LabelSpec(TEACHER_LOGITS, prediction.dtype, floating_shape(self.name, prediction)))
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the terms ``soft``, ``hard`` and ``hint:<value>``, those that have a part.
+
+        Raises:
+            ConfigurationError: as ``label_specs``; or logits or hints of another shape than the teacher's.
+        """
+        hard = list(labels) if self.teacher is not None else list(labels[:-1])
+        logits, *values = predictions
+        theirs, *hints = self._teacher_outputs(logits) if self.teacher is not None else (labels[-1],)
+        terms = []
+        if self.alpha > 0:
+            check_same_shape(f"{self.name}: the teacher", logits, theirs)
+            terms.append(self._soft(logits, theirs, hard))
+        if self.alpha < 1:
+            for term in self.loss.terms([logits], hard):
+                name = f"hard:{term.name}" if term.name else "hard"
+                terms.append(Term(term.total, term.weight, term.coefficient * (1 - self.alpha), name))
+        for hint, value, aim in zip(self.hints, values, hints, strict=True):
+            check_same_shape(f"{self.name}: the hint for '{hint.student}'", value, aim)
+            difference = value - value.builder.cast(aim, value.dtype)
+            total = sum_of(difference * difference)
+            terms.append(Term(total, size_of(value, value.dtype), self.hint_weight, f"hint:{hint.student}"))
+        return tuple(terms)
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        if self.alpha == 1:
+            return None
+        hard = labels if self.teacher is not None else labels[:-1]
+        return self.loss.compared(predictions[:1], hard)
+
+    def options(self) -> dict[str, Any]:
+        teacher = self.teacher
+        return {
+            "name": self.name,
+            "teacher": {"model": base64.b64encode(teacher).decode()} if isinstance(teacher, bytes) else teacher,
+            "temperature": self.temperature,
+            "alpha": self.alpha,
+            "loss": self.loss.options(),
+            "layers": [list(asdict(hint).values()) for hint in self.hints],
+            "hint_weight": self.hint_weight,
+            "projection": self.projection,
+            "teacher_output": self.teacher_output,
+        }
+
+    def _soft(self, logits: Tensor, theirs: Tensor, labels: Sequence[Tensor]) -> Term:
+        builder = logits.builder
+        axis = self.axis
+        log_p = builder.op("LogSoftmax", logits / self.temperature, axis=axis)
+        log_q = builder.op("LogSoftmax", STOP_GRADIENT(builder.cast(theirs, logits.dtype)) / self.temperature, axis=axis)
+        divergence = builder.op("ReduceSum", builder.op("Exp", log_q) * (log_q - log_p), builder.integers([axis]), keepdims=0)
+        weight = size_of(divergence, divergence.dtype)
+        ignored = self.loss.label_specs([logits])[0].ignored if labels else None
+        if ignored is not None:
+            counts = builder.cast(builder.op("Not", builder.op("Equal", labels[0], ignored)), divergence.dtype)
+            divergence, weight = divergence * counts, sum_of(counts)
+        return Term(sum_of(divergence), weight, self.alpha * self.temperature**2, "soft")
+
+    def _teacher_outputs(self, logits: Tensor) -> tuple[Tensor, ...]:
+        builder = logits.builder
+        if self.prepared is None:
+            raise ConfigurationError(
+                f"{self.name}: the teacher reads the inputs of the model, which burnish.compile knows: compile with this loss"
+            )
+        inputs = {value.name: builder.tensor(value) for value in builder.graph.inputs}
+        read = {theirs: inputs[ours] for theirs, ours in self.prepared.inputs.items()}
+        outputs = inlined(self.prepared.model, builder, read, f"{self.name}: the teacher")
+        return tuple(STOP_GRADIENT(output) for output in outputs)
+
+
+def distill(
+    teacher: TeacherSource | Mapping[str, str] | None = None,
+    *,
+    temperature: float = 4.0,
+    alpha: float = 0.5,
+    loss: LossLike = "cross_entropy",
+    layers: Mapping[str, str] | Sequence[Sequence[str]] = (),
+    hint_weight: float = 1.0,
+    projection: Projection = "auto",
+    teacher_output: str | None = None,
+) -> Distillation:
+    """Return the loss of a student that learns from a teacher; see ``Distillation``.
+
+    Args:
+        teacher: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; None where the data hold ``teacher_logits``. A program
+            keeps the path of a file, and the whole of any other.
+        temperature, alpha, hint_weight, projection, teacher_output: as ``Distillation`` has them.
+        loss: of the labels; whatever ``get`` takes.
+        layers: ``{value of the student: value of the teacher}``, or such pairs.
+
+    Raises:
+        ConfigurationError: an option out of range, layers that are no pairs of names, or a loss that reads no classes.
+        ModelError: a teacher that is no valid ONNX model, where it is none in a file.
+    """
+    return Distillation(
+        loss=get(loss),
+        teacher=_teacher(teacher),
+        temperature=temperature,
+        alpha=alpha,
+        hints=_hints(layers),
+        hint_weight=hint_weight,
+        projection=projection,
+        teacher_output=teacher_output,
+    )
+
+
+def _teacher(teacher: TeacherSource | Mapping[str, str] | None) -> str | bytes | None:
+    if teacher is None or isinstance(teacher, str | bytes):
+        return teacher
+    if isinstance(teacher, os.PathLike):
+        return os.fspath(teacher)
+    if isinstance(teacher, Mapping):
+        return base64.b64decode(teacher["model"])
+    return model_proto(load(teacher)).SerializeToString(deterministic=True)
+
+
+def _hints(layers: Any) -> tuple[Hint, ...]:
+    pairs = layers.items() if isinstance(layers, Mapping) else layers
+    hints = []
+    for pair in pairs if isinstance(pairs, Sequence) or isinstance(layers, Mapping) else [pairs]:
+        names = tuple(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else ()
+        if len(names) not in (2, 3) or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(
+                f"{Distillation.name}: layers are {{value of the student: value of the teacher}}, or pairs of such names, "
+                f"not {layers!r}"
+            )
+        hints.append(Hint(*names))
+    return tuple(hints)
+
+
+def channel_axis(rank: int) -> int:
+    """Return the axis of the channels of a value of a layer: axis 1 of pictures, else the last."""
+    return CLASS_AXIS if rank > 3 else rank - 1
