@@ -23,7 +23,7 @@ def objective_entry(options: Mapping[str, Any]) -> dict[str, str]:
         return {}
     outputs = [prediction["output"] for prediction in options.get("predictions", ())]
     loss = options["loss"]
-    if loss["name"] == Distillation.name:
+    if isinstance(loss, Mapping) and loss.get("name") == Distillation.name:
         # The teacher may be gone where the model goes, and hints read what is no output of it.
         loss, outputs = loss["loss"], outputs[:1]
     text = json.dumps({"loss": loss, "metrics": options.get("metrics", []), "outputs": outputs}, sort_keys=True)
