@@ -367,7 +367,7 @@ def test_image_folders_that_do_not_fit(tmp_path):
         open_dataset(tmp_path, classification(3, 6, 4), classes=("blue", "green"))
     with pytest.raises(DataError, match=r"2 classes \(blue \.\.\. red\), and the model has 1"):
         open_dataset(tmp_path, classification(3, 6, 4, classes=1))
-    with pytest.raises(DataError, match=r"a folder of images gives classes, and the loss compares with numbers"):
+    with pytest.raises(DataError, match=r"images give classes, and the loss compares with numbers"):
         open_dataset(tmp_path, DataSpec((data_entry(3, 6, 4),), value_entry()))
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 LAYERS_SHOWN = 3
 """How many layers a line names."""
+WORTH_A_HINT = 0.1
+"""From this share of time spent waiting for data on, a line says what shortens it."""
 FIRST_SHARE = 0.1
 """From this share of the average on, a line says how much of it is still the weights before training."""
 
@@ -75,3 +77,9 @@ def export_line(path: Path, what: str, steps: int, program: Program, fold: bool,
             "bias_correction=true, or export with --no-average"
         )
     return line
+
+
+def waiting_line(share: float) -> str:
+    """Return a line on the share of the steps' time in which a run waited for data."""
+    line = f"waiting for data: {100 * share:.1f} % of the time of the steps"
+    return line + ("; --data-workers reads ahead in processes of its own" if share > WORTH_A_HINT else "")

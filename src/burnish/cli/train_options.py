@@ -40,6 +40,20 @@ class Data(OptionGroup):
     image_size: Annotated[
         tuple[int, int] | None, typer.Option("--image-size", help="Height and width of images, where the model leaves them open.")
     ] = None
+    augment: Annotated[
+        str | None,
+        typer.Option(
+            "--augment",
+            metavar="CHANGES",
+            help="Change training images at random: crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1, or some of these.",
+        ),
+    ] = None
+    data_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--data-workers", min=0, help="Processes that read ahead; by default some, where images are decoded in every epoch."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

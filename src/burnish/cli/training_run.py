@@ -18,7 +18,7 @@ from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.pixel_options import Pixels, pixels_line
-from burnish.cli.program_lines import export_line, planned_line, what_trains
+from burnish.cli.program_lines import export_line, planned_line, waiting_line, what_trains
 from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.text_options import TOKENIZER, TextOptions
 from burnish.cli.train_options import Course, Data, Results, run_folder
@@ -114,6 +114,7 @@ class TrainingRun:
         if result.best is not None and eval_set is not None:
             best = result.best
             self._say(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}")
+        self._say(waiting_line(result.waiting))
         self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
         return result
 
@@ -208,6 +209,8 @@ class TrainingRun:
             parallel=self.parallel,
             parameters=kept_average(program),
             state=self._initial_state(program),
+            augment=self.data.augment,
+            data_workers=self.data.data_workers,
         )
 
     def _initial_state(self, program: Program) -> Mapping[str, np.ndarray] | None:

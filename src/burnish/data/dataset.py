@@ -40,6 +40,18 @@ class EpochDataset(Dataset, Protocol):
         ...
 
 
+@runtime_checkable
+class AugmentedDataset(Dataset, Protocol):
+    """A data set whose samples are changed at random in training, each by itself.
+
+    ``batch`` returns samples as they are, for evaluation.
+    """
+
+    def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
+        """Return the samples at ``indices`` as an epoch has them; each is a function of seed, epoch and its index alone."""
+        ...
+
+
 class ArrayDataset:
     """Samples held in arrays, by input name; the first axis of each is the sample.
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from burnish.data.data_spec import DataSpec
-from burnish.data.images import SUFFIXES, ImageReader, image_files
+from burnish.data.image.decoding import UnreadableImage
+from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
+from burnish.data.image.reader import SUFFIXES, image_files, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
 
 
-class ImageFolder:
-    """Images in one subfolder per class, read when they are asked for and kept while they fit into 1 GiB.
+class ImageFolder(LabelledImages):
+    """Images in one subfolder per class, read when they are asked for; decoded ones are kept while they fit into 1 GiB.
 
     Classes are numbered in sorted order of the subfolders' names, images in sorted order of theirs. An image is brought to the
-    model's channels, height and width, and its pixels become numbers, as ``preprocessing`` says.
+    model's channels, height and width, and its pixels become numbers, as ``preprocessing`` says. Empty files are left out, and
+    an image that cannot be decoded is replaced by the next of its class; both are counted.
 
     Args:
         path: the folder.
@@ -27,12 +31,10 @@ class ImageFolder:
         pixels: what is done to the pixels: a preset (``imagenet``), a ``Preprocessing``, or its settings; None: what the model's
             metadata says, else division by 255 where the model takes floating point.
 
-    Attributes:
-        preprocessing: what is done to an image, with nothing left open.
-
     Raises:
-        DataError: Pillow is missing, no image, a subfolder that is not among ``classes``, more classes than the model has,
-            or an input that takes no images, or not these. ``batch`` raises it for an image that cannot be read.
+        DataError: Pillow is missing, no image, a subfolder that is not among ``classes``, two of the same name, more classes than
+            the model has, or an input that takes no images, or not these. ``batch`` raises it where no image of a class can be
+            read.
         ConfigurationError: no such pixels.
     """
 
@@ -44,49 +46,63 @@ class ImageFolder:
         size: tuple[int, int] | None = None,
         pixels: PixelsLike | None = None,
     ):
-        source = str(path)
-        entry = spec.only_data(source)
-        label = spec.only_label(source)
-        if label.dtype.is_floating_point():
-            raise DataError(f"{path}: a folder of images gives classes, and the loss compares with numbers ('{label.name}')")
-        self._label = label
-        self._reader = ImageReader(entry, spec.preprocessing_for(entry, pixels, size), source)
-        self.preprocessing = self._reader.preprocessing
+        spec.only_data(str(path))
+        label_of_images(spec, str(path))
+        reader = reader_for(spec, str(path), size, pixels)
         folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-        self.classes = tuple(classes) if classes is not None else spec.class_order(folders)
+        notes = _check_names(folders, path)
+        names = tuple(classes) if classes is not None else spec.class_order(folders)
         for name in folders:
-            if name not in self.classes:
+            if name not in names:
                 raise DataError(
-                    f"{path}: class '{name}' is not among the classes that are trained: {', '.join(self.classes)}; "
+                    f"{path}: class '{name}' is not among the classes that are trained: {', '.join(names)}; "
                     "remove this folder, or add the class to the training data"
                 )
-        if label.maximum is not None and len(self.classes) > label.maximum + 1:
-            raise DataError(
-                f"{path}: {len(self.classes)} classes ({self.classes[0]} ... {self.classes[-1]}), and the model has "
-                f"{label.maximum + 1}; take a model with as many outputs as there are classes"
-            )
-        self._files = [(file, self.classes.index(name)) for name in folders for file in image_files(path / name)]
-        if not self._files:
+        check_class_count(names, spec, str(path))
+        files = [(file, names.index(name)) for name in folders for file in image_files(path / name)]
+        whole = [(file, label) for file, label in files if file.stat().st_size]
+        if not files:
             raise DataError(
                 f"{path}: no images; an image folder has one subfolder per class, with {', '.join(sorted(SUFFIXES))} files in it"
             )
+        if not whole:
+            raise DataError(f"{path}: all of its {len(files)} images are empty files of 0 bytes; write them anew")
+        if len(whole) < len(files):
+            empty = [file for file, _ in files if not file.stat().st_size]
+            notes.append(f"{len(empty):,} of {len(files):,} images are empty files and left out: {some_of(empty)}")
+        super().__init__(
+            [file for file, _ in whole], [label for _, label in whole], names, spec, reader, str(path), notes
+        )
 
-    def __len__(self) -> int:
-        return len(self._files)
 
-    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return images and class indices.
+def _check_names(folders: Sequence[str], path: Path) -> list[str]:
+    """Return notes on names of classes that differ in case alone.
 
-        Raises:
-            DataError: an image that cannot be read, by its file name.
-        """
-        chosen = [self._files[int(index)] for index in indices]
-        labels = np.asarray([label for _, label in chosen], dtype=self._label.numpy_dtype)
-        return {self._reader.entry.name: self._reader.batch([file for file, _ in chosen]), self._label.name: labels}
+    Raises:
+        DataError: two names that are the same to a reader: they differ in spaces around them, or in how accents are encoded.
+    """
+    notes: list[str] = []
+    seen: dict[str, str] = {}
+    cases: dict[str, str] = {}
+    for name in folders:
+        plain = unicodedata.normalize("NFC", name).strip()
+        if plain in seen:
+            raise DataError(
+                f"{path}: the classes {seen[plain]!r} and {name!r} have the same name, but for spaces or the encoding of accents; "
+                "put their images into one folder"
+            )
+        seen[plain] = name
+        folded = plain.casefold()
+        if folded in cases:
+            notes.append(f"the classes '{cases[folded]}' and '{name}' differ in case alone, and are two")
+        cases[folded] = name
+    return notes
 
 
 class ImageFiles:
     """Images without labels: a file, or all those in a folder and its subfolders, in sorted order.
+
+    Each is decoded once at the start; those that cannot be are left out, and ``note`` names them.
 
     Args:
         path, spec, size, pixels: as ``ImageFolder`` takes them.
@@ -94,20 +110,33 @@ class ImageFiles:
     Attributes:
         names: of the files, as ``path`` leads to them.
         preprocessing: what is done to an image, with nothing left open.
+        note: which files are left out; None where none are.
 
     Raises:
-        DataError: Pillow is missing, no image, or an input that takes no images, or not these. ``batch`` raises it for an image
-            that cannot be read.
+        DataError: Pillow is missing, no image that can be read, or an input that takes no images, or not these.
     """
 
     def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
-        entry = spec.only_data(str(path))
-        self._reader = ImageReader(entry, spec.preprocessing_for(entry, pixels, size), str(path))
+        self._reader = reader_for(spec, str(path), size, pixels)
         self.preprocessing = self._reader.preprocessing
-        self._files = image_files(path) if path.is_dir() else [path]
-        self.names = [str(file) for file in self._files]
-        if not self._files:
+        files = image_files(path) if path.is_dir() else [path]
+        if not files:
             raise DataError(f"{path}: no images; {', '.join(sorted(SUFFIXES))} files are read, in subfolders too")
+        self._files, unreadable = [], []
+        for file in files:
+            try:
+                self._reader.read(file)
+            except UnreadableImage as error:
+                unreadable.append(error)
+            else:
+                self._files.append(file)
+        if not self._files:
+            raise unreadable[0]
+        self.names = [str(file) for file in self._files]
+        self.note: str | None = None
+        if unreadable:
+            named = some_of(error.what for error in unreadable)
+            self.note = f"{path}: {len(unreadable):,} of {len(files):,} images cannot be read and are left out: {named}"
 
     def __len__(self) -> int:
         return len(self._files)
@@ -116,6 +145,6 @@ class ImageFiles:
         """Return images.
 
         Raises:
-            DataError: an image that cannot be read, by its file name.
+            DataError: an image that can no longer be read, by its file name.
         """
-        return {self._reader.entry.name: self._reader.batch([self._files[int(index)] for index in indices])}
+        return {self._reader.entry.name: self._reader.numbers([self._reader.read(self._files[int(index)]) for index in indices])}

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from burnish.data.dataset import Dataset, EpochDataset
+from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
+from burnish.data.reading.ahead import ReadAhead
+from burnish.data.reading.frames import Request
 from burnish.errors import ConfigurationError
+from burnish.settings import is_whole
 
 Augmentation = Callable[[dict[str, np.ndarray], np.random.Generator], dict[str, np.ndarray]]
 
@@ -29,6 +32,8 @@ class Loader:
         rank, workers: yield the part of each batch that a worker of this rank has among so many: the parts of all of them, one
             after the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
             ``augment`` changes may depend on the whole batch, so that with it each worker reads the whole batch.
+        processes: how many processes read batches ahead of the step that takes them; 0 reads in this one. The batches are the
+            same. Arrays in memory are not read so. ``close`` ends the processes.
 
     Raises:
         ConfigurationError: a batch size below 1, or no batch at all because ``drop_last`` drops the only one; or a rank that is
@@ -45,7 +50,10 @@ class Loader:
         augment: Augmentation | None = None,
         rank: int = 0,
         workers: int = 1,
+        processes: int = 0,
     ):
+        if not is_whole(processes) or processes < 0:
+            raise ConfigurationError(f"processes={processes!r}: give a whole number of reading processes, 0 or more")
         if not 0 <= rank < workers:
             raise ConfigurationError(f"rank={rank}, workers={workers}: ranks count from 0 to one below the number of workers")
         if batch_size < 1:
@@ -65,6 +73,8 @@ class Loader:
                 f"batch_size={batch_size} leaves no batch: the data set has {len(dataset)} samples; "
                 "give a smaller batch_size or keep the last batch (drop_last=False)"
             )
+        is_read = processes > 0 and not isinstance(dataset, ArrayDataset)
+        self._reader = ReadAhead(dataset, processes) if is_read else None
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -80,27 +90,41 @@ class Loader:
         return np.random.default_rng((self.seed, ORDER, epoch)).permutation(len(self.dataset)).astype(np.int64)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the batches of an epoch, or this worker's parts of them, from batch number ``start`` on."""
-        order = self.order(epoch)
-        for number in range(start, len(self)):
-            indices = order[number * self.batch_size : (number + 1) * self.batch_size]
-            part = part_of(len(indices), self.rank, self.workers)
-            if self.augment is not None or isinstance(self.dataset, EpochDataset):
-                batch = self._whole(indices, epoch, number)
-                yield batch if self.workers == 1 else {name: array[part] for name, array in batch.items()}
-            elif part.start == part.stop:
-                # A data set need not be able to read nothing; one sample tells the shapes.
-                yield {name: array[:0] for name, array in self.dataset.batch(indices[:1]).items()}
-            else:
-                yield self.dataset.batch(indices[part])
+        """Yield the batches of an epoch, or this worker's parts of them, from batch number ``start`` on.
 
-    def _whole(self, indices: np.ndarray, epoch: int, number: int) -> dict[str, np.ndarray]:
-        """Return a batch of which what a sample becomes may depend on the others, as padding does, or on the epoch."""
-        own = self.dataset if isinstance(self.dataset, EpochDataset) else None
-        batch = self.dataset.batch(indices) if own is None else own.batch_of_epoch(indices, self.seed, epoch)
-        if self.augment is None:
-            return batch
-        return self.augment(batch, np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
+        Raises:
+            DataError: what the data set raises; or a reading process has ended.
+        """
+        order, numbers = self.order(epoch), range(start, len(self))
+        reads_whole = self.augment is not None or isinstance(self.dataset, EpochDataset)
+        parts = [slice(None) if reads_whole else self._part(number) for number in numbers]
+        requests = (
+            # A data set need not be able to read nothing; one sample tells the shapes.
+            Request(self._indices(order, number)[part if part.start != part.stop or reads_whole else slice(1)], self.seed, epoch)
+            for number, part in zip(numbers, parts, strict=True)
+        )
+        batches = self._reader.batches(requests) if self._reader is not None else (each.read(self.dataset) for each in requests)
+        for number, part, batch in zip(numbers, parts, batches, strict=True):
+            if self.augment is not None:
+                batch = self.augment(batch, np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
+            if reads_whole:
+                own = self._part(number)
+                yield batch if self.workers == 1 else {name: array[own] for name, array in batch.items()}
+            else:
+                yield batch if part.start != part.stop else {name: array[:0] for name, array in batch.items()}
+
+    def close(self) -> None:
+        """End the reading processes; batches are read in this one from here on."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _indices(self, order: np.ndarray, number: int) -> np.ndarray:
+        return order[number * self.batch_size : (number + 1) * self.batch_size]
+
+    def _part(self, number: int) -> slice:
+        samples = min(self.batch_size, len(self.dataset) - number * self.batch_size)
+        return part_of(samples, self.rank, self.workers)
 
 
 def part_of(samples: int, rank: int, workers: int) -> slice:

@@ -13,7 +13,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
 from burnish.data.image_folder import ImageFiles
-from burnish.data.images import SUFFIXES
+from burnish.data.image.reader import SUFFIXES
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
@@ -79,7 +79,7 @@ def open_samples(
         return Samples(texts, "row", _rows(len(texts)), None, texts.note)
     if kind == "images":
         files = ImageFiles(path, spec, image_size, pixels)
-        return Samples(files, "file", files.names, files.preprocessing)
+        return Samples(files, "file", files.names, files.preprocessing, files.note)
     described: Preprocessing | None = None
     note: str | None = None
     if kind == "npz":

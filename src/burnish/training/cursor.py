@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from burnish.metrics import higher_is_better
 from burnish.settings import is_whole
 from burnish.training.totals import Means
+
+Batch = Mapping[str, np.ndarray]
 
 
 @dataclass
@@ -20,6 +25,7 @@ class Position:
         epoch: the epoch under way, from 0.
         batch: batches of it that are done.
         step, samples, seconds: done since the run first started.
+        stepping, waited: seconds of these in which steps were taken, with the waiting for their batches; and of that waiting alone.
         rate: learning rate of the last step; None before the first, and where there is none.
         unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
         since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
@@ -32,6 +38,8 @@ class Position:
     step: int = 0
     samples: int = 0
     seconds: float = 0.0
+    stepping: float = 0.0
+    waited: float = 0.0
     rate: float | None = None
     unheeded: int = 0
     since_row: Means = field(default_factory=Means)
@@ -51,7 +59,7 @@ class Position:
         counts = {name: getattr(read, name) for name in ("epoch", "batch", "step", "samples", "unheeded")}
         wrong = [name for name, count in counts.items() if not is_whole(count) or count < 0]
         wrong += [
-            name for name in ("seconds", "rate") if not _is_figure(getattr(read, name)) and (name, read.rate) != ("rate", None)
+            name for name in ("seconds", "stepping", "waited", "rate") if not _is_figure(getattr(read, name)) and (name, read.rate) != ("rate", None)
         ]
         wrong += [name for name, mean in means.items() if not (_are_figures(mean.samples) and _are_figures(mean.sums))]
         wrong += [name for name, mean in means.items() if name not in wrong and mean.samples.keys() != mean.sums.keys()]
@@ -68,6 +76,22 @@ class Position:
         self.samples += samples
         self.since_row.add(metrics, samples)
         self.since_epoch.add(metrics, samples)
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time of the steps that went by until their batches were there, 0 to 1."""
+        return self.waited / self.stepping if self.stepping > 0 else 0.0
+
+    def awaited(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches, and count how long each is waited for."""
+        source = iter(batches)
+        while True:
+            begin = time.monotonic()
+            batch = next(source, None)
+            if batch is None:
+                return
+            self.waited += time.monotonic() - begin
+            yield batch
 
     def end_epoch(self) -> None:
         """Move on to the first batch of the next epoch."""

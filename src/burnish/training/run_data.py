@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, Text, as_dataset
+from burnish.data.image.augmentation import ImageAugmentation, read_augmentation
+from burnish.data.image.labelled import LabelledImages
+from burnish.data.image.mixing import mixing
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
-from burnish.errors import InputError
+from burnish.errors import ConfigurationError, InputError
 from burnish.program import Program
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.inputs import check_batch
 
+MOST_PROCESSES = 4
 
-@dataclass(frozen=True)
+
+@dataclass
 class RunData:
     """Data sets that fit a program.
 
@@ -24,11 +30,16 @@ class RunData:
         train: to train on.
         evaluation: to evaluate on after each epoch; None where there is none.
         described: what the training data say of themselves, and the evaluation data are read by.
+        augment: random changes to batches of the training data.
+        changes: these and those of images, in words; None where there are none, or they are a function of the user's.
     """
 
     train: Dataset
     evaluation: Dataset | None
     described: DataDescription
+    augment: Augmentation | None = None
+    changes: str | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -38,31 +49,53 @@ class RunData:
         evaluation: DataSource | None,
         pixels: PixelsLike | None,
         text: Text | None = None,
+        augment: Augmentation | str | ImageAugmentation | None = None,
     ) -> RunData:
         """Open both sources, as ``Trainer`` takes them.
 
         Raises:
+            ConfigurationError: ``augment`` does not fit the data or the loss.
             DataError: data that cannot be read, or that do not fit the program.
             InputError: data for evaluation that the program does not take: refused now, and not after an epoch of training.
         """
         spec = DataSpec.by(program)
         train_set = as_dataset(train, spec, pixels=pixels, text=text)
         described = DataDescription.of(train_set)
+        train_set, of_batches, changes = _augmented(train_set, augment, spec)
         if evaluation is None:
-            return cls(train_set, None, described)
+            return cls(train_set, None, described, of_batches, changes)
         eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
         try:
             check_batch(program.signature["evaluate"], eval_set.batch(np.arange(1)), part=True)
         except InputError as error:
             raise InputError(f"eval_data: {error}") from error
-        return cls(train_set, eval_set, described)
+        return cls(train_set, eval_set, described, of_batches, changes)
 
     def training_loader(
-        self, program: Program, batch_size: int, seed: int, augment: Augmentation | None, rank: int, workers: int
+        self, program: Program, batch_size: int, seed: int, rank: int, workers: int, processes: int | None
     ) -> Loader:
-        """Return the batches of one worker; a last one that the program does not take is left out."""
+        """Return the batches of one worker; a last one that the program does not take is left out.
+
+        Args:
+            program: what they are for.
+            batch_size: samples in a batch of all workers.
+            seed: of their order and of random changes.
+            rank, workers: of the worker.
+            processes: that read ahead; None: some, where images are decoded in every epoch.
+        """
         drop_last = samples_left_out(program, len(self.train), batch_size) > 0
-        return Loader(self.train, batch_size, seed, drop_last=drop_last, augment=augment, rank=rank, workers=workers)
+        if processes is None:
+            processes = reading_processes(self.train)
+        return Loader(
+            self.train,
+            batch_size,
+            seed,
+            drop_last=drop_last,
+            augment=self.augment,
+            rank=rank,
+            workers=workers,
+            processes=processes,
+        )
 
     def evaluation_loader(self, batch_size: int) -> Loader | None:
         """Return the batches to evaluate on, in order."""
@@ -75,8 +108,45 @@ class RunData:
             notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         return notes
 
+    def new_remarks(self) -> list[str]:
+        """Return what became known of the data as they were read, and was not known at the last call."""
+        remarks = [remark for data in (self.train, self.evaluation) if (remark := getattr(data, "remark", None)) is not None]
+        new = [remark for remark in remarks if remark not in self.remarks]
+        self.remarks = tuple(remarks)
+        return new
+
     def course(self) -> dict[str, Any]:
         """Return what of the data a run must find again when it is resumed."""
         preprocessing, text = self.described.preprocessing, self.described.text
         course = {"samples": len(self.train), "pixels": None if preprocessing is None else preprocessing.text()}
+        if self.changes is not None:
+            course["augment"] = self.changes
         return course if text is None else {**course, "text": text.options()}
+
+
+def _augmented(
+    dataset: Dataset, augment: Augmentation | str | ImageAugmentation | None, spec: DataSpec
+) -> tuple[Dataset, Augmentation | None, str | None]:
+    """Return the data set that changes its images as asked, what changes its batches, and both in words.
+
+    Raises:
+        ConfigurationError: changes to images are asked for, and the data are none that are decoded here.
+    """
+    if augment is None or not isinstance(augment, str | ImageAugmentation):
+        return dataset, augment, None
+    asked = read_augmentation(augment)
+    if asked.changes_images:
+        if not isinstance(dataset, LabelledImages):
+            raise ConfigurationError(
+                f"augment: {asked.text()} are changes to image files as they are read, and the data are of type "
+                f"{type(dataset).__name__}: give a folder of images, or a function that changes batches"
+            )
+        dataset = dataset.augmented_by(asked)
+    return dataset, mixing(asked, spec) if asked.mixes else None, asked.text()
+
+
+def reading_processes(dataset: Dataset) -> int:
+    """Return how many processes are to read a data set ahead, where nobody says: none where images are decoded once and kept."""
+    if not isinstance(dataset, LabelledImages) or dataset.read_once:
+        return 0
+    return min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))

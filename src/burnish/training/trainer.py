@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data import Dataset, DataSource, Text
+from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
@@ -51,6 +52,7 @@ class TrainingResult:
         best: ``epoch`` (from 1), ``metric``, ``value`` of the best epoch, whose state ``checkpoints/best.safetensors`` holds.
         steps: steps since the run first started.
         seconds: time spent in training since the run first started.
+        waiting: the share of the time of its steps in which the run waited for data, 0 to 1.
         run_directory: where reports and checkpoints are.
         stopped: why a callback stopped the run before its last epoch; None where none did.
     """
@@ -61,6 +63,7 @@ class TrainingResult:
     steps: int
     seconds: float
     run_directory: Path
+    waiting: float = 0.0
     stopped: str | None = None
 
 
@@ -96,7 +99,10 @@ class Trainer:
             this nor ``lr`` for a program that was compiled with a schedule of ``burnish.optim.schedules``.
         monitor: the figure that a ``plateau`` schedule in the program is given after each epoch: the loss (None) or a metric, on
             the evaluation data, or on the training data where there are none.
-        augment: random changes to training batches, as ``Loader`` takes them.
+        augment: random changes in training: to images, as a text (``crop,flip,rand_augment:2:9,mixup:0.2``) or an
+            ``ImageAugmentation``; or to batches, a function as ``Loader`` takes it.
+        data_workers: how many processes read batches ahead of the steps; None: some, where images are decoded in every epoch.
+            The batches are the same whatever their number.
         pixels: what is done to the pixels of images and to arrays of bytes, where the data are no data set yet: as
             ``burnish.data.open_dataset`` takes it. Checkpoints and exported models say what it was.
         text: how texts become tokens, where the data are texts and no data set yet.
@@ -140,7 +146,8 @@ class Trainer:
         lr: float | None = None,
         schedule: str | Factor = "constant",
         monitor: str | None = None,
-        augment: Augmentation | None = None,
+        augment: Augmentation | str | ImageAugmentation | None = None,
+        data_workers: int | None = None,
         pixels: PixelsLike | None = None,
         text: Text | None = None,
         progress: bool | Progress = True,
@@ -153,12 +160,13 @@ class Trainer:
         # NumPy's numbers do not go into a checkpoint's record.
         epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
         DataParallel.check(parallel)
-        data = RunData.open(program, train_data, eval_data, pixels, text)
+        data = RunData.open(program, train_data, eval_data, pixels, text, augment)
         self.epochs, self.checkpoint_every, self.run_directory = epochs, checkpoint_every, Path(run_directory)
         if parallel is not None:
             parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
         self._group, self._steps_alone = (parallel and parallel.group) or ProcessGroup(0, 1), _steps_alone(parallel)
-        self.loader = data.training_loader(program, batch_size, seed, augment, self._group.rank, self._group.world_size)
+        part = self._group.rank, self._group.world_size
+        self._data, self.loader = data, data.training_loader(program, batch_size, seed, *part, data_workers)
         self.eval_loader, self._notes = data.evaluation_loader(batch_size), data.notes(program, batch_size)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = _watched(program, best_metric), _evaluated(program, parameters)
@@ -288,17 +296,25 @@ class Trainer:
                 self._callbacks.end(self, error)
             finally:
                 self._progress.close()
+                self.loader.close()
         position = self._position
         metrics = position.metrics or position.since_epoch.values()
         return TrainingResult(
-            metrics, self.run_folder.rows, position.best, position.step, position.seconds, self.run_directory, stopped
+            metrics,
+            self.run_folder.rows,
+            position.best,
+            position.step,
+            position.seconds,
+            self.run_directory,
+            position.waiting,
+            stopped,
         )
 
     def _run_epoch(self) -> None:
         position = self._position
         self._callbacks.call("on_epoch_begin", self, position.epoch + 1)
         begin = time.monotonic()
-        for batch in self.loader.epoch(position.epoch, position.batch):
+        for batch in position.awaited(self.loader.epoch(position.epoch, position.batch)):
             latest = position.metrics if position.unheeded else {}
             hyperparameters = self._rates.hyperparameters(position.step, self.steps, latest)
             if self.session.meets:
@@ -312,6 +328,7 @@ class Trainer:
             position.add_step(metrics, samples)
             now = time.monotonic()
             position.seconds += now - begin
+            position.stepping += now - begin
             begin = now
             self._progress.step(self._reached())
             if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
@@ -343,6 +360,8 @@ class Trainer:
             position.metrics = workers.on_first(self._group, position.since_epoch.values, "the figures of the epoch")
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
+        for remark in self._data.new_remarks():
+            self._progress.note(remark)
         self.run_folder.add_row(position, evaluation)
         training = position.since_epoch.values()
         position.end_epoch()

@@ -1,0 +1,189 @@
+"""Images with their classes, wherever they are from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from burnish.data.data_spec import DataSpec
+from burnish.data.image.augmentation import ImageAugmentation
+from burnish.data.image.decoding import Picture, UnreadableImage
+from burnish.data.image.mixing import is_probabilities
+from burnish.data.image.reader import ImageReader, some_of
+from burnish.errors import DataError
+from burnish.program import Entry
+
+CHANGES = 2
+"""Keeps the random numbers of changes to images apart from those of a ``Loader``."""
+
+
+class LabelledImages:
+    """Images with one class each, read when they are asked for.
+
+    An image that cannot be decoded is replaced by the next of its class that can, and counted: ``remark`` names it.
+
+    Args:
+        pictures: the files, in the order of the samples.
+        labels: the class of each, indices in ``classes``.
+        classes: the names of the classes.
+        spec: what the program takes: class indices, or a probability for each class, [batch, classes].
+        reader: reads the files (``reader_for``).
+        source: what to call the data in an error.
+        notes: what a person should know of the data, besides classes with few images.
+
+    Attributes:
+        classes: the names of the classes, in the order of their indices.
+        preprocessing: what is done to an image, with nothing left open.
+        augmentation: what ``augmented`` changes; None: nothing.
+        note: what a person should know of the data.
+
+    Raises:
+        DataError: more classes than the model has, or a loss that compares with something else.
+    """
+
+    def __init__(
+        self,
+        pictures: Sequence[Picture],
+        labels: Sequence[int],
+        classes: Sequence[str],
+        spec: DataSpec,
+        reader: ImageReader,
+        source: str,
+        notes: Sequence[str] = (),
+    ):
+        self._label, self._targets = label_of_images(spec, source)
+        self._reader, self.preprocessing = reader, reader.preprocessing
+        self.classes = tuple(classes)
+        check_class_count(self.classes, spec, source)
+        self._source, self._pictures = source, list(pictures)
+        self._classes_of = np.asarray(labels, dtype=np.int64)
+        self.augmentation: ImageAugmentation | None = None
+        self._unreadable: dict[int, str] = {}
+        self._reported: set[int] = set()
+        self._notes = tuple(notes)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    @property
+    def note(self) -> str | None:
+        """What a person should know of the data."""
+        notes = list(self._notes)
+        counts = np.bincount(self._classes_of, minlength=len(self.classes))
+        for count, what in ((0, "no image"), (1, "one image")):
+            few = [name for name, images in zip(self.classes, counts.tolist(), strict=False) if images == count]
+            if few:
+                notes.append(f"{what} of the class{'es' * (len(few) > 1)} {some_of(few)}")
+        return f"{self._source}: {'; '.join(notes)}" if notes else None
+
+    @property
+    def remark(self) -> str | None:
+        """What became known of the data as they were read: images that could not be."""
+        if not self._unreadable:
+            return None
+        names = some_of(self._unreadable[index] for index in sorted(self._unreadable))
+        return (
+            f"{self._source}: {len(self._unreadable):,} of {len(self):,} images cannot be read, and others of their classes take "
+            f"their places: {names}"
+        )
+
+    @property
+    def read_once(self) -> bool:
+        """Whether images are decoded once and kept: reading ahead is then of no use after the first epoch."""
+        crops = self.augmentation is not None and self.augmentation.crop is not None
+        return not crops and len(self) <= self._reader.cached_images
+
+    def augmented_by(self, augmentation: ImageAugmentation | None) -> LabelledImages:
+        """Return the same images, which ``augmented`` changes at random."""
+        changed = copy.copy(self)
+        changed.augmentation = augmentation if augmentation is not None and augmentation.changes_images else None
+        return changed
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return images as they are, and their class indices or probabilities.
+
+        Raises:
+            DataError: an image of more than 8 bits, or no image of a class can be read.
+        """
+        return self._batch([self._read(int(index)) for index in indices], indices)
+
+    def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
+        """Return images as an epoch of training has them; each is a function of seed, epoch and its index.
+
+        Raises:
+            DataError: as ``batch``.
+        """
+        if self.augmentation is None:
+            return self.batch(indices)
+        drawn = [self._read(int(index), np.random.default_rng((seed, CHANGES, epoch, int(index)))) for index in indices]
+        return self._batch(drawn, indices)
+
+    def take_findings(self) -> dict[str, str]:
+        """Return the images that were found unreadable since the last call, by index, for ``add_findings`` of another process."""
+        new = self._unreadable.keys() - self._reported
+        self._reported |= new
+        return {str(index): self._unreadable[index] for index in sorted(new)}
+
+    def add_findings(self, findings: Mapping[str, str]) -> None:
+        """Take over what another process found."""
+        self._unreadable |= {int(index): reason for index, reason in findings.items()}
+
+    def _batch(self, images: Sequence[np.ndarray], indices: np.ndarray) -> dict[str, np.ndarray]:
+        classes = self._classes_of[np.asarray(indices, np.int64)]
+        if self._targets is None:
+            labels = classes.astype(self._label.numpy_dtype)
+        else:
+            labels = np.zeros((len(classes), self._targets), self._label.numpy_dtype)
+            labels[np.arange(len(classes)), classes] = 1
+        return {self._reader.entry.name: self._reader.numbers(images), self._label.name: labels}
+
+    def _read(self, index: int, generator: np.random.Generator | None = None) -> np.ndarray:
+        """One image, or the next of its class that can be read."""
+        augmentation = self.augmentation if generator is not None else None
+        for candidate in self._same_class(index):
+            if candidate in self._unreadable:
+                continue
+            try:
+                return self._reader.read(self._pictures[candidate], augmentation, generator)
+            except UnreadableImage as error:
+                self._unreadable[candidate] = error.what
+        name = self.classes[int(self._classes_of[index])]
+        reason = self._unreadable[index]
+        raise DataError(f"{self._source}: no image of the class '{name}' can be read: {reason}; repair or remove these files")
+
+    def _same_class(self, index: int) -> Iterator[int]:
+        """Yield an image, and then the others of its class, in their order from there on."""
+        yield index
+        members = np.flatnonzero(self._classes_of == self._classes_of[index])
+        place = int(np.searchsorted(members, index))
+        yield from np.roll(members, -place)[1:].tolist()
+
+
+def label_of_images(spec: DataSpec, source: str) -> tuple[Entry, int | None]:
+    """Return the label input of images with a class each, and how many probabilities it takes; None where class indices.
+
+    Raises:
+        DataError: the loss compares with other values.
+    """
+    label = spec.only_label(source)
+    if is_probabilities(spec):
+        extent = label.extents[1]
+        if not isinstance(extent, int):
+            raise DataError(f"{source}: how many classes '{label.name}' has is open: take a model whose outputs are counted")
+        return label, extent
+    if label.dtype.is_floating_point():
+        raise DataError(f"{source}: images give classes, and the loss compares with numbers ('{label.name}')")
+    return label, None
+
+
+def check_class_count(classes: Sequence[str], spec: DataSpec, source: str) -> None:
+    """Raise DataError where data have more classes than the model."""
+    label, probabilities = label_of_images(spec, source)
+    most = probabilities if probabilities is not None else None if label.maximum is None else label.maximum + 1
+    if most is not None and len(classes) > most:
+        raise DataError(
+            f"{source}: {len(classes)} classes ({classes[0]} ... {classes[-1]}), and the model has {most}; take a model with as "
+            "many outputs as there are classes"
+        )
