@@ -8,6 +8,7 @@ from burnish.data.clicks import CriteoFile, synthetic_clicks
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
 from burnish.data.idx import read_idx
+from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.loader import Loader
 from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import Preprocessing
@@ -24,6 +25,7 @@ __all__ = [
     "DataSpec",
     "Dataset",
     "EpochDataset",
+    "ImageAugmentation",
     "Loader",
     "Preprocessing",
     "Text",

@@ -70,9 +70,7 @@ class ImageFolder(LabelledImages):
         if len(whole) < len(files):
             empty = [file for file, _ in files if not file.stat().st_size]
             notes.append(f"{len(empty):,} of {len(files):,} images are empty files and left out: {some_of(empty)}")
-        super().__init__(
-            [file for file, _ in whole], [label for _, label in whole], names, spec, reader, str(path), notes
-        )
+        super().__init__([file for file, _ in whole], [label for _, label in whole], names, spec, reader, str(path), notes)
 
 
 def _check_names(folders: Sequence[str], path: Path) -> list[str]:
@@ -88,7 +86,7 @@ def _check_names(folders: Sequence[str], path: Path) -> list[str]:
         plain = unicodedata.normalize("NFC", name).strip()
         if plain in seen:
             raise DataError(
-                f"{path}: the classes {seen[plain]!r} and {name!r} have the same name, but for spaces or the encoding of accents; "
+                f"{path}: the classes {seen[plain]!r} and {name!r} are one, but for spaces or how accents are encoded; "
                 "put their images into one folder"
             )
         seen[plain] = name

@@ -12,8 +12,8 @@ import numpy as np
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
-from burnish.data.image_folder import ImageFiles
 from burnish.data.image.reader import SUFFIXES
+from burnish.data.image_folder import ImageFiles
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing

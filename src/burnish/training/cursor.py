@@ -25,7 +25,7 @@ class Position:
         epoch: the epoch under way, from 0.
         batch: batches of it that are done.
         step, samples, seconds: done since the run first started.
-        stepping, waited: seconds of these in which steps were taken, with the waiting for their batches; and of that waiting alone.
+        stepping, waited: seconds of these that steps took, with the waiting for their batches; and that waiting alone.
         rate: learning rate of the last step; None before the first, and where there is none.
         unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
         since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
@@ -59,7 +59,9 @@ class Position:
         counts = {name: getattr(read, name) for name in ("epoch", "batch", "step", "samples", "unheeded")}
         wrong = [name for name, count in counts.items() if not is_whole(count) or count < 0]
         wrong += [
-            name for name in ("seconds", "stepping", "waited", "rate") if not _is_figure(getattr(read, name)) and (name, read.rate) != ("rate", None)
+            name
+            for name in ("seconds", "stepping", "waited", "rate")
+            if not _is_figure(getattr(read, name)) and (name, read.rate) != ("rate", None)
         ]
         wrong += [name for name, mean in means.items() if not (_are_figures(mean.samples) and _are_figures(mean.sums))]
         wrong += [name for name, mean in means.items() if name not in wrong and mean.samples.keys() != mean.sums.keys()]

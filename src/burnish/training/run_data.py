@@ -14,6 +14,7 @@ from burnish.data.image.labelled import LabelledImages
 from burnish.data.image.mixing import mixing
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
+from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, InputError
 from burnish.program import Program
 from burnish.training.epoch_length import samples_left_out
@@ -61,7 +62,7 @@ class RunData:
         spec = DataSpec.by(program)
         train_set = as_dataset(train, spec, pixels=pixels, text=text)
         described = DataDescription.of(train_set)
-        train_set, of_batches, changes = _augmented(train_set, augment, spec)
+        train_set, of_batches, changes = cls.augmented(train_set, augment, spec)
         if evaluation is None:
             return cls(train_set, None, described, of_batches, changes)
         eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
@@ -71,16 +72,35 @@ class RunData:
             raise InputError(f"eval_data: {error}") from error
         return cls(train_set, eval_set, described, of_batches, changes)
 
-    def training_loader(
-        self, program: Program, batch_size: int, seed: int, rank: int, workers: int, processes: int | None
-    ) -> Loader:
+    @staticmethod
+    def augmented(
+        dataset: Dataset, augment: Augmentation | str | ImageAugmentation | None, spec: DataSpec
+    ) -> tuple[Dataset, Augmentation | None, str | None]:
+        """Return the data set that changes its images as asked, what changes its batches, and both in words.
+
+        Raises:
+            ConfigurationError: changes to images are asked for, and the data are none that are decoded here.
+        """
+        if augment is None or not isinstance(augment, str | ImageAugmentation):
+            return dataset, augment, None
+        asked = read_augmentation(augment)
+        if asked.changes_images:
+            if not isinstance(dataset, LabelledImages):
+                raise ConfigurationError(
+                    f"augment: {asked.text()} are changes to image files as they are read, and the data are of type "
+                    f"{type(dataset).__name__}: give a folder of images, or a function that changes batches"
+                )
+            dataset = dataset.augmented_by(asked)
+        return dataset, mixing(asked, spec) if asked.mixes else None, asked.text()
+
+    def training_loader(self, program: Program, batch_size: int, seed: int, group: ProcessGroup, processes: int | None) -> Loader:
         """Return the batches of one worker; a last one that the program does not take is left out.
 
         Args:
             program: what they are for.
             batch_size: samples in a batch of all workers.
             seed: of their order and of random changes.
-            rank, workers: of the worker.
+            group: the workers, of which this is one.
             processes: that read ahead; None: some, where images are decoded in every epoch.
         """
         drop_last = samples_left_out(program, len(self.train), batch_size) > 0
@@ -92,8 +112,8 @@ class RunData:
             seed,
             drop_last=drop_last,
             augment=self.augment,
-            rank=rank,
-            workers=workers,
+            rank=group.rank,
+            workers=group.world_size,
             processes=processes,
         )
 
@@ -122,27 +142,6 @@ class RunData:
         if self.changes is not None:
             course["augment"] = self.changes
         return course if text is None else {**course, "text": text.options()}
-
-
-def _augmented(
-    dataset: Dataset, augment: Augmentation | str | ImageAugmentation | None, spec: DataSpec
-) -> tuple[Dataset, Augmentation | None, str | None]:
-    """Return the data set that changes its images as asked, what changes its batches, and both in words.
-
-    Raises:
-        ConfigurationError: changes to images are asked for, and the data are none that are decoded here.
-    """
-    if augment is None or not isinstance(augment, str | ImageAugmentation):
-        return dataset, augment, None
-    asked = read_augmentation(augment)
-    if asked.changes_images:
-        if not isinstance(dataset, LabelledImages):
-            raise ConfigurationError(
-                f"augment: {asked.text()} are changes to image files as they are read, and the data are of type "
-                f"{type(dataset).__name__}: give a folder of images, or a function that changes batches"
-            )
-        dataset = dataset.augmented_by(asked)
-    return dataset, mixing(asked, spec) if asked.mixes else None, asked.text()
 
 
 def reading_processes(dataset: Dataset) -> int:

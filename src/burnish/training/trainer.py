@@ -19,12 +19,9 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
+from burnish.errors import BurnishError, CallbackError, CheckpointError, NonFiniteLossError, WorkerError
 from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
-from burnish.program.state import averages
-from burnish.random import check_seed
-from burnish.settings import is_whole
 from burnish.training import workers
 from burnish.training.callbacks.base import Callback, EpochReport, StepReport
 from burnish.training.callbacks.dispatch import Callbacks, StoppedByCallback
@@ -36,6 +33,7 @@ from burnish.training.reports import Row
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
+from burnish.training.trainer_options import check_run, evaluated_parameters, watched_figure
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
@@ -155,21 +153,19 @@ class Trainer:
         tables: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
     ):
-        _check_whole(epochs=epochs, batch_size=batch_size, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
-        check_seed(seed)
+        counts = {"epochs": epochs, "batch_size": batch_size, "keep_checkpoints": keep_checkpoints}
+        check_run(seed, parallel, checkpoint_every=checkpoint_every, **counts)
         # NumPy's numbers do not go into a checkpoint's record.
         epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
-        DataParallel.check(parallel)
         data = RunData.open(program, train_data, eval_data, pixels, text, augment)
         self.epochs, self.checkpoint_every, self.run_directory = epochs, checkpoint_every, Path(run_directory)
         if parallel is not None:
             parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
         self._group, self._steps_alone = (parallel and parallel.group) or ProcessGroup(0, 1), _steps_alone(parallel)
-        part = self._group.rank, self._group.world_size
-        self._data, self.loader = data, data.training_loader(program, batch_size, seed, *part, data_workers)
+        self._data, self.loader = data, data.training_loader(program, batch_size, seed, self._group, data_workers)
         self.eval_loader, self._notes = data.evaluation_loader(batch_size), data.notes(program, batch_size)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
-        self._watched, self._parameters = _watched(program, best_metric), _evaluated(program, parameters)
+        self._watched, self._parameters = watched_figure(program, best_metric), evaluated_parameters(program, parameters)
         self._rates = Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
         self._callbacks = Callbacks(callbacks, self._group.rank == 0)
@@ -483,32 +479,3 @@ class Trainer:
 
 def _steps_alone(parallel: DataParallel | None) -> bool:
     return parallel is not None and bool(parallel.synchronize_every)
-
-
-def _check_whole(**numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and (not is_whole(number) or number < 1):
-            raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
-
-
-def _evaluated(program: Program, parameters: str | None) -> str | None:
-    """Return what is evaluated after each epoch; raise ConfigurationError for an average that the program does not keep."""
-    if parameters is not None:
-        averages(program.signature, parameters)
-    return parameters
-
-
-def _watched(program: Program, best_metric: str | None) -> str:
-    """Return the figure that decides which epoch is the best."""
-    signature = program.signature["step"]
-    names = [entry.name for entry in signature.outputs_of(Role.METRIC)] + [
-        entry.name for entry in signature.outputs_of(Role.LOSS)
-    ]
-    if best_metric is None:
-        return names[0]
-    if best_metric not in names:
-        raise ConfigurationError(
-            f"best_metric: the program reports no '{best_metric}'; it reports {', '.join(repr(name) for name in names)}. "
-            "Name one of these, or compile with metrics=[...]"
-        )
-    return best_metric

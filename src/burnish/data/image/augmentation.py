@@ -53,7 +53,9 @@ class ImageAugmentation(PlainSettings):
         if self.crop is not None:
             area = tuple(self.crop)
             if len(area) != 2 or not all(map(is_number, area)) or not 0 < area[0] <= area[1] <= 1:
-                raise ConfigurationError(f"augment: crop={self.crop!r}: give least and largest share of the area, such as (0.08, 1)")
+                raise ConfigurationError(
+                    f"augment: crop={self.crop!r}: give least and largest share of the area, such as (0.08, 1)"
+                )
             object.__setattr__(self, "crop", (float(area[0]), float(area[1])))
         if not is_number(self.flip) or not 0 <= self.flip <= 1:
             raise ConfigurationError(f"augment: flip={self.flip!r}: give how often, 0 to 1")

@@ -72,10 +72,8 @@ def decode(picture: Picture, preprocessing: Preprocessing, choose_box: ChooseBox
     """
     from PIL import Image, UnidentifiedImageError
 
-    source = picture if isinstance(picture, Path) else None
     try:
-        opened = picture.open() if source is None else open(source, "rb")  # type: ignore[union-attr]
-        with opened, Image.open(opened) as image:
+        with picture.open("rb") if isinstance(picture, Path) else picture.open() as file, Image.open(file) as image:
             if image.mode.startswith(WIDE_MODES):
                 raise DataError(
                     f"{picture}: its pixels have more than 8 bits (mode {image.mode}); convert it to 8 bits, or read it yourself "

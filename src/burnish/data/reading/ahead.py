@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -107,10 +109,8 @@ class _ReadingProcess:
 
     def end_input(self) -> None:
         """Let it end after what it is at."""
-        try:
+        with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]  # a pipe
-        except OSError:
-            pass
 
     def end(self) -> None:
         """Wait until it has ended, and kill it where it does not."""
@@ -141,7 +141,7 @@ class _Fetching:
         number = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: number in self._ready or (self._exhausted and number >= self._asked))
+                self._changed.wait_for(partial(self._is_settled, number))
                 if number not in self._ready:
                     return
                 answer = self._ready.pop(number)
@@ -151,6 +151,10 @@ class _Fetching:
             if isinstance(answer, BaseException):
                 raise answer
             yield answer
+
+    def _is_settled(self, number: int) -> bool:
+        """Whether a batch is there, or there is none of this number."""
+        return number in self._ready or (self._exhausted and number >= self._asked)
 
     def stop(self) -> None:
         """Let the threads take the answers under way, and end."""
@@ -188,8 +192,8 @@ class _Fetching:
         answer = process.answer(request)
         if answer is None:
             return DataError(
-                f"a process that reads data {process.ended()} at batch {number} of those asked for; what it printed stands above. "
-                "Where memory ran out, take fewer of them, or read in this process (data_workers=0, --data-workers 0)"
+                f"a process that reads data {process.ended()} at batch {number} of those asked for. What it printed stands "
+                "above; where memory ran out, take fewer of them, or read in this process (data_workers=0, --data-workers 0)"
             )
         header, batch = answer
         if "error" in header:
@@ -215,13 +219,10 @@ def _error(header: dict[str, Any]) -> BaseException:
 
 def _widen(process: subprocess.Popen[bytes]) -> None:
     """Make the pipe from a process hold a mebibyte, where the system can: it is then emptied in fewer turns."""
-    try:
+    with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 
-        assert process.stdout is not None
-        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
-    except (ImportError, AttributeError, OSError):
-        pass
+        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)  # type: ignore[union-attr]  # a pipe
 
 
 def _end_all(processes: Sequence[_ReadingProcess]) -> None:

@@ -1,7 +1,7 @@
 """What goes between the training process and a reading process: a JSON header, and arrays as bytes.
 
-Both ends belong to one run. The data set goes to a reading process pickled, once; nothing that comes back, and nothing that is read
-from a file, is unpickled.
+Both ends belong to one run. The data set goes to a reading process pickled, once. Nothing that comes back, and nothing that is
+read from a file, is unpickled.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""What a trainer is asked for, checked before anything is read."""
+
+from __future__ import annotations
+
+from burnish.distributed import DataParallel
+from burnish.errors import ConfigurationError
+from burnish.program import Program, Role
+from burnish.program.state import averages
+from burnish.random import check_seed
+from burnish.settings import is_whole
+
+
+def check_run(seed: int, parallel: DataParallel | None, **numbers: int | None) -> None:
+    """Raise ConfigurationError for a seed, workers, or numbers by name that a run cannot have."""
+    for name, number in numbers.items():
+        if number is not None and (not is_whole(number) or number < 1):
+            raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
+    check_seed(seed)
+    DataParallel.check(parallel)
+
+
+def evaluated_parameters(program: Program, parameters: str | None) -> str | None:
+    """Return what is evaluated after each epoch; raise ConfigurationError for an average that the program does not keep."""
+    if parameters is not None:
+        averages(program.signature, parameters)
+    return parameters
+
+
+def watched_figure(program: Program, best_metric: str | None) -> str:
+    """Return the figure that decides which epoch is the best."""
+    signature = program.signature["step"]
+    names = [entry.name for entry in signature.outputs_of(Role.METRIC)] + [
+        entry.name for entry in signature.outputs_of(Role.LOSS)
+    ]
+    if best_metric is None:
+        return names[0]
+    if best_metric not in names:
+        raise ConfigurationError(
+            f"best_metric: the program reports no '{best_metric}'; it reports {', '.join(repr(name) for name in names)}. "
+            "Name one of these, or compile with metrics=[...]"
+        )
+    return best_metric
