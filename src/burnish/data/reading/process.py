@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import traceback
 from typing import Any
 
@@ -45,4 +44,4 @@ def _answer(dataset: Dataset, request: Request) -> tuple[dict[str, Any], dict[st
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
