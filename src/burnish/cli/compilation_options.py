@@ -152,6 +152,15 @@ class Compilation(OptionGroup):
             "run's batch, else 1): computes as little again as fits, or says what is missing.",
         ),
     ] = None
+    cached_features: Annotated[
+        str | None,
+        typer.Option(
+            "--cached-features",
+            metavar="WHERE",
+            help="Compute what a frozen backbone makes of each sample once, and train from there: auto, right before what "
+            "trains, or the name of a value or node; several with commas between.",
+        ),
+    ] = None
     batch: BatchOption = None
     bind: BindOption = None
 
@@ -187,6 +196,7 @@ class Compilation(OptionGroup):
                 memory=read_memory(self.memory, batch_size),
                 hold_rows=read_held_rows(self.hold_rows or []),
                 sparse=self.sparse and ("auto" if self.sparse == ["auto"] else self.sparse),
+                cached_features=read_outputs(self.cached_features),
                 batch=read_batch(self.batch),
                 bind=read_bind(self.bind or []),
                 target=target,

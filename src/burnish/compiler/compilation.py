@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.compiler.batch_weight import WEIGHS_ALIKE, weight_of_batch
+from burnish.compiler.cached_features import Backbone
 from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.evaluation import Evaluation
 from burnish.compiler.executable import check_extents
@@ -50,8 +51,8 @@ from burnish.passes import (
 )
 from burnish.passes.precision import FULL, MixedPrecision
 from burnish.passes.recompute_request import Recompute, name_origins
-from burnish.program.program import GRAPH_NAMES, Program
-from burnish.program.signature import Entry, GraphSignature, Role, Signature
+from burnish.program.program import Program
+from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
 from burnish.program.weights import ROUNDED, Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
@@ -69,7 +70,7 @@ class Compilation:
         in_file: the model with the dtypes of its file.
         predictions: what the loss reads.
         loss, metrics: what the graphs report.
-        data: names of the inputs of the file.
+        data: names of the inputs of ``model``.
         layers: names of the batch normalization layers.
         policies: of these, in the same order.
         running_variance: which variance running statistics hold.
@@ -83,6 +84,7 @@ class Compilation:
         recompute: None keeps every activation that the backward reads.
         held_rows: rows that training leaves as they are, by weight.
         sparse: the parameters that are asked to keep gradients of the rows that a batch reads alone.
+        backbone: computes the features that ``model`` begins at; None where that begins at the inputs of the file.
         batch, bind: as the model was loaded.
         rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
         evaluation: the form in which a module is evaluated, where it is another.
@@ -112,6 +114,7 @@ class Compilation:
     recompute: Recompute | None = None
     held_rows: dict[str, list[int]] = field(default_factory=dict)
     sparse: SparseRequest = field(default_factory=SparseRequest)
+    backbone: Backbone | None = None
     batch: str | None = None
     bind: dict[str, Any] = field(default_factory=dict)
     rounded: dict[str, str] = field(default_factory=dict)
@@ -126,12 +129,12 @@ class Compilation:
         check_has_dtypes(self.in_file, self.target)
         semantic: dict[str, ir.Model] = {}
         signatures: dict[str, GraphSignature] = {}
-        for name in SEMANTIC_GRAPHS:
+        for name in (*SEMANTIC_GRAPHS, *([] if self.backbone is None else [FEATURES])):
             semantic[name], signatures[name] = finish(getattr(self, name)(), name, semantic_target(self.target))
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
         optimizer = holding(optimizer, self.held_rows)
         models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
-        signature = Signature({name: (signatures | update_signatures)[name] for name in GRAPH_NAMES})
+        signature = Signature.ordered(signatures | update_signatures)
         check_extents(signature, self.target)
         return Program(**models, signature=signature, weights=self.weights, options=self.options(), semantic=semantic)
 
@@ -152,6 +155,7 @@ class Compilation:
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
             **({"sparse": self.sparse.option} if self.sparse.option else {}),
             **({WEIGHS_ALIKE: self.weighs_alike} if self.weighs_alike else {}),
+            **({} if self.backbone is None else {"cached_features": list(self.backbone.features)}),
             **({"batch": self.batch} if self.batch else {}),
             **({"bind": self.bind} if self.bind else {}),
             "norm": self.norm,
@@ -174,16 +178,23 @@ class Compilation:
         draft = Draft((model or self.folded).clone())
         name_sources(draft.model.graph)
         draft.model.graph.outputs.clear()
-        roles = dict.fromkeys(self.data, Role.DATA)
-        roles |= {f"param/{name}": Role.PARAMETER for name in self.state.parameters}
+        roles = {f"param/{name}": Role.PARAMETER for name in self.state.parameters}
         roles |= {f"stat/{name}": Role.STATISTIC for name in self.state.statistics}
-        draft.inputs = [entry_of(value, roles[value.name or ""]) for value in draft.model.graph.inputs]
+        draft.inputs = [entry_of(value, roles.get(value.name or "", Role.DATA)) for value in draft.model.graph.inputs]
         return draft
 
     def predict(self) -> Draft:
-        in_file = (self.evaluation or self).in_file
-        draft = self.source(in_file)
-        names = [value.name or "" for value in in_file.graph.outputs]
+        return self._inference((self.evaluation or self).in_file)
+
+    def features(self) -> Draft:
+        """The graph that computes what ``model`` begins at."""
+        assert self.backbone is not None
+        return self._inference(fold_constants(self.backbone.model.clone()))
+
+    def _inference(self, model: ir.Model) -> Draft:
+        """A model in inference mode, with its own outputs."""
+        draft = self.source(model)
+        names = [value.name or "" for value in model.graph.outputs]
         values = draft.values()
         draft.model.graph.outputs.extend(values[name] for name in names)
         bind_inference(draft.model.graph)

@@ -12,8 +12,9 @@ import onnx_ir as ir
 from burnish import losses, metrics, optim
 from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.batch_weight import warn_of_accumulation
+from burnish.compiler.cached_features import Backbone, CachedFeatures, cut_backbone
 from burnish.compiler.compilation import OPTIONS, Compilation
-from burnish.compiler.distillation import prepare_teachers, with_projections
+from burnish.compiler.distillation import has_teacher, prepare_teachers, with_projections
 from burnish.compiler.doubts import find_doubts
 from burnish.compiler.draft import finish
 from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state_within
@@ -46,7 +47,7 @@ from burnish.norms import (
     resolve_policies,
 )
 from burnish.norms import get as get_policy
-from burnish.optim.groups import frozen_by_pattern
+from burnish.optim.groups import frozen_by_pattern, without_freezing
 from burnish.passes import (
     compute_in_float32,
     has_sixteen_bit_values,
@@ -85,6 +86,7 @@ def compile(
     memory: str | int | None = None,
     hold_rows: HoldRows = None,
     sparse: SparseOption = None,
+    cached_features: CachedFeatures = None,
     batch: str | None = None,
     bind: Bind = None,
     target: TargetLike = "onnxruntime",
@@ -130,6 +132,12 @@ def compile(
             0, where the weights come out the same (SGD without momentum, Adagrad, row-wise Adagrad; no weight decay). Names or
             patterns: these, also where the optimizer moves rows without a gradient (momentum, Adam, weight decay), which then
             miss that until a batch reads them.
+        cached_features: where a frozen backbone ends, whose results are computed once for each sample: the name of a value, or of
+            a node, whose first output is meant; several names; or ``auto``, right before what trains. ``step``, ``grad`` and
+            ``evaluate`` then take these values, by their names, in place of the inputs that they are computed from, and a graph
+            ``features`` computes them (``Session.features``); its weights are constants, in ``predict`` too, and no state. A
+            ``Trainer`` computes the features before the first epoch. Nothing before them may train, draw at random (Dropout),
+            or normalize by the batch.
         batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
         bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
@@ -159,39 +167,38 @@ def compile(
     module, source, trainable, norm = take_module(source, example_inputs, dynamic_shapes, trainable, norm)
     in_file, model = _opened(source, "burnish.compile", batch, bind)
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
-    layers, in_loops = batch_normalizations(model.graph), batch_normalizations_in_loops(model.graph)
-    asked_for = resolve_policies(norm, [*layers, *in_loops])
-    state = hold_frozen(with_projections(find_state(model, trainable), model.graph, objective), asked_for)
-    frozen = frozen_by_pattern(updater := optim.get(optimizer), state.trainable)
-    _warn_of_objective(predictions, objective, _doubts(in_file, {*state.trainable} - {*frozen}, norm, trainable))
-    policies = settle_policies(asked_for, state, frozen, in_loops)
+    state, frozen, asked_for, policies = _selected(model, norm, trainable, objective, updater := optim.get(optimizer))
+    _warn_of_objective(predictions, objective, _doubts(in_file, trained := {*state.trainable} - frozen, norm, trainable))
+    held_rows = find_held_rows(model, state, held_rows_of(module, state, hold_rows))
+    backbone = _backbone(model, cached_features, module, trained, policies, predictions, objective)
+    if backbone is not None:
+        model, state = backbone.rest, state_within(state, backbone.rest)
+        updater = without_freezing(updater, frozen.difference(state.parameters), state.parameters)
     compilation = Compilation(
         model=model,
         in_file=in_file,
+        backbone=backbone,
         predictions=predictions,
         loss=objective,
         metrics=_resolve_metrics(metrics, objective),
-        data=_names(model.graph.inputs),  # those of the file: what is lifted becomes inputs too
-        layers=layer_names(layers),
-        policies=tuple(policies[node] for node in layers),
+        data=_names(model.graph.inputs),  # before what is lifted becomes inputs too
+        **_norms(backbone, asked_for, policies),
         running_variance=_resolve_running_variance(running_variance, model),
         target=runtime,
         state=state,
-        held_rows=find_held_rows(model, state, held_rows_of(module, state, hold_rows)),
+        held_rows={name: rows for name, rows in held_rows.items() if name in state.parameters},
         sparse=SparseRequest.of(sparse, state.trainable),
         rounded=rounded_weights(in_file, state),  # before these become inputs
         weights=_lifted(in_file, model, state),
         optimizer=updater,
         precision=get_precision(precision),
         norm=_norm_option(norm),
-        auto_frozen=_auto_frozen(layers, asked_for, policies),
         batch=batch,
         bind=described_bindings(bind or {}),
-        evaluation=_evaluation(module, objective, outputs, state),
-        counted_batches={} if module is None else _counted_batches(module),
+        **({} if module is None else _of_module(module, objective, outputs, state)),
     )
     program = program_with(saving, compilation.program_that_computes_again)
-    _warn_of_result(compilation, compilation.untrained | (_held_by_the_file(in_file, bind) if trainable is None else {}))
+    _warn_of_result(compilation, _held_by_the_file(in_file, bind) if trainable is None else {})
     return program
 
 
@@ -253,6 +260,31 @@ def _opened(source: Source, purpose: str, batch: str | None = None, bind: Bind =
     return in_file, compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
 
 
+def _backbone(
+    model: ir.Model,
+    cached_features: CachedFeatures,
+    module: ExportedModule | None,
+    trained: Collection[str],
+    policies: Mapping[ir.Node, NormPolicy],
+    predictions: Iterable[Prediction],
+    objective: losses.Loss,
+) -> Backbone | None:
+    """Return a model cut where its features are cached; None where they are not."""
+    if cached_features is None:
+        return None
+    if module is not None and module.inference is not None:
+        raise ConfigurationError(
+            "cached_features: the module computes something else in evaluation, eval(), than in training: export it in "
+            "evaluation mode, and compile the file"
+        )
+    if has_teacher(objective):
+        raise ConfigurationError(
+            "cached_features: the teacher of the loss reads the inputs of the model, which the steps would not have: compute its "
+            "logits before (teacher_logits in the data, without a teacher), or leave cached_features out"
+        )
+    return cut_backbone(model, cached_features, trained, policies, [prediction.name for prediction in predictions])
+
+
 def _requested_loss(loss: losses.LossLike, output: str | None) -> losses.LossLike:
     """Return the loss, or the one that reads the output in which the model computes its own.
 
@@ -285,15 +317,40 @@ def _lifted(in_file: ir.Model, model: ir.Model, state: ModelState) -> Weights:
     return weights
 
 
-def _counted_batches(module: ExportedModule) -> dict[str, tuple[int, int]]:
-    return {name: (start, module.batches_per_call[name]) for name, start in module.counted_batches.items()}
+def _selected(
+    model: ir.Model, norm: Norm, trainable: Trainable, objective: losses.Loss, updater: optim.Optimizer
+) -> tuple[ModelState, frozenset[str], Mapping[ir.Node, NormPolicy], Mapping[ir.Node, NormPolicy]]:
+    """Return what becomes state, what of it the optimizer freezes, the policies that were asked for, and those of layers."""
+    layers, in_loops = batch_normalizations(model.graph), batch_normalizations_in_loops(model.graph)
+    asked_for = resolve_policies(norm, [*layers, *in_loops])
+    state = hold_frozen(with_projections(find_state(model, trainable), model.graph, objective), asked_for)
+    frozen = frozen_by_pattern(updater, state.trainable)
+    settled = settle_policies(asked_for, state, frozen, in_loops)
+    return state, frozen, asked_for, {node: settled[node] for node in layers}
+
+
+def _norms(
+    backbone: Backbone | None, asked_for: Mapping[ir.Node, NormPolicy], policies: Mapping[ir.Node, NormPolicy]
+) -> dict[str, Any]:
+    """Return what a compilation holds of the batch normalization layers of its model, which may be the rest of the whole."""
+    layers = [*policies] if backbone is None else [*compress(policies, backbone.layers)]
+    settled, auto_frozen = tuple(policies[node] for node in layers), _auto_frozen(layers, asked_for, policies)
+    return {"layers": layer_names(layers), "policies": settled, "auto_frozen": auto_frozen}
+
+
+def _of_module(
+    module: ExportedModule, objective: losses.Loss, outputs: str | Sequence[str] | None, state: ModelState
+) -> dict[str, Any]:
+    """Return what a compilation holds of a module beside its graph."""
+    counted = {name: (start, module.batches_per_call[name]) for name, start in module.counted_batches.items()}
+    return {"evaluation": _evaluation(module, objective, outputs, state), "counted_batches": counted}
 
 
 def _evaluation(
-    module: ExportedModule | None, objective: losses.Loss, outputs: str | Sequence[str] | None, state: ModelState
+    module: ExportedModule, objective: losses.Loss, outputs: str | Sequence[str] | None, state: ModelState
 ) -> Evaluation | None:
     """Return the form of a module in which it is evaluated, where that differs from the one in which it trains."""
-    if module is None or module.inference is None:
+    if module.inference is None:
         return None
     in_file, model = _opened(module.inference, "burnish.compile")
     predictions = evaluated_predictions(model, outputs, objective)
@@ -369,8 +426,14 @@ def _held_by_the_file(in_file: ir.Model, bind: Bind) -> dict[str, str]:
     return integer_weights(in_file.graph) | ({} if bind else left_out_weights(in_file.graph))
 
 
-def _warn_of_result(compilation: Compilation, weights: Mapping[str, str]) -> None:
-    """Warn of micro-batches that weigh alike, of tables with dense gradients, and of weights that no gradient reaches."""
+def _warn_of_result(compilation: Compilation, held: Mapping[str, str]) -> None:
+    """Warn of micro-batches that weigh alike, of tables with dense gradients, and of weights that no gradient reaches.
+
+    Args:
+        compilation: which knows of them since the graphs were built.
+        held: weights that no selection would train, with the reason.
+    """
+    weights = compilation.untrained | held
     warn_of_accumulation(compilation.optimizer, compilation.weighs_alike, stacklevel=4)
     if compilation.dense:
         warnings.warn(DenseGradientWarning(warning_of(compilation.dense)), stacklevel=4)

@@ -58,6 +58,13 @@ def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
     return replace(loss, prepared=Teacher(model=teacher, inputs=inputs), hints=hints)
 
 
+def has_teacher(loss: Loss) -> bool:
+    """Whether a loss computes a teacher beside the student, from the same inputs."""
+    if isinstance(loss, WeightedSum):
+        return any(has_teacher(summand.loss) for summand in loss.summands)
+    return isinstance(loss, Distillation) and loss.teacher is not None
+
+
 def with_projections(state: ModelState, graph: ir.Graph, loss: Loss) -> ModelState:
     """Return the state with the weights of projections, which train whatever else does: no output of the model reads them."""
     if isinstance(loss, WeightedSum):

@@ -20,7 +20,7 @@ from burnish.ops import semantic_operators
 from burnish.optim import Optimizer
 from burnish.passes import recompute_activations
 from burnish.passes.recompute_request import Recompute
-from burnish.program.signature import GraphSignature, Role
+from burnish.program.signature import FEATURES, GraphSignature, Role
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
 
@@ -37,13 +37,13 @@ def lowered_graphs(
     target: Target,
     recompute: Recompute | None = None,
 ) -> tuple[dict[str, Any], dict[str, GraphSignature]]:
-    """Return the six graphs of a program, lowered, or what makes them, and the signatures of those that update the state.
+    """Return the graphs of a program, lowered, or what makes them, and the signatures of those that update the state.
 
     An engine with kernels of its own never reads the largest, ``grad`` and ``step`` in standard operators: they are made when
     they are asked for. Where activations are computed again, which is chosen in the lowered graph of the step, all are made here.
 
     Args:
-        semantic: the graphs of ``SEMANTIC_GRAPHS``, not lowered; left as they are.
+        semantic: the graphs of ``SEMANTIC_GRAPHS``, and ``features`` where there is one, not lowered; left as they are.
         grad: the signature of the graph of the gradients.
         optimizer: what updates the parameters.
         target: what they are lowered to.
@@ -56,15 +56,16 @@ def lowered_graphs(
         return model
 
     forward = {name: lowered(name) for name in ("predict", "evaluate")}
+    others = {FEATURES: lowered(FEATURES)} if FEATURES in semantic else {}
     if recompute is not None:
         graph = lowered("grad")
         updates, _ = update_graphs(graph, grad, forward.values(), optimizer, target, ("step",))
         compute_again(graph, grad, recompute, updates["step"])
         updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
-        return {**forward, **updates, "grad": graph}, signatures
+        return {**forward, **others, **updates, "grad": graph}, signatures
     gradients = functools.cache(functools.partial(lowered, "grad"))
     updates, signatures = updating_graphs(semantic["grad"], gradients, grad, tuple(forward.values()), optimizer, target)
-    return {**forward, **updates, "grad": gradients}, signatures
+    return {**forward, **others, **updates, "grad": gradients}, signatures
 
 
 def updating_graphs(

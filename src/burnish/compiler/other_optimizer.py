@@ -12,7 +12,7 @@ from burnish.compiler.frozen_layers import layers_left_moving
 from burnish.compiler.lowered_graphs import updating_graphs
 from burnish.compiler.sparse_tables import check_optimizer
 from burnish.errors import ObjectiveWarning
-from burnish.program import GRAPH_NAMES, Program, Role, Signature
+from burnish.program import Program, Role, Signature
 
 
 def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.Optimizer) -> Program:
@@ -40,6 +40,6 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
         program.completed(resolved),
         program.target,
     )
-    ordered = {name: signatures.get(name) or program.signature[name] for name in GRAPH_NAMES}
+    ordered = Signature.ordered({**program.signature.graphs, **signatures})
     options = {**program.options, "optimizer": resolved.options()}
-    return program.changed(**models, signature=Signature(ordered), options=options)
+    return program.changed(**models, signature=ordered, options=options)

@@ -52,7 +52,7 @@ class DataSpec:
         signature = program.signature["step"]
         labels = signature.inputs_of(Role.LABEL)
         described = DataDescription.read({**program.metadata, **(metadata or {})})
-        return cls(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:], described)
+        return cls(program.signature.samples, labels[0] if labels else None, labels[1:], described)
 
     def preprocessing_for(
         self, entry: Entry, pixels: PixelsLike | None = None, size: tuple[int, int] | None = None

@@ -20,11 +20,12 @@ from burnish.formats.model_file import save_model
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.importer import external_tensors, own_tensors
 from burnish.program import Program
-from burnish.program.signature import GRAPH_NAMES, Role, Signature
+from burnish.program.signature import FEATURES, GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state
 
 FORMAT = "burnish program"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest; a program says the oldest that has all that it needs: 2 where it has the graph ``features``, else 1."""
 MANIFEST = "program.json"
 SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
@@ -72,7 +73,8 @@ def _write_files(program: Program, directory: Path) -> None:
         save_model(model, directory / f"{name}.onnx")
     for name, model in program.semantic.items():
         save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
-    write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(FORMAT_VERSION)})
+    version = 1 if program.features is None else 2
+    write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(version)})
     files = {}
     for path in sorted(directory.iterdir()):
         flush_to_disk(path)
@@ -80,7 +82,7 @@ def _write_files(program: Program, directory: Path) -> None:
     hashes = graph_hashes(program)
     manifest = {
         "format": FORMAT,
-        "version": FORMAT_VERSION,
+        "version": version,
         "signature": program.signature.to_dict(),
         "options": program.options,
         # What a checkpoint says that it belongs to, for clients that cannot compute it.
@@ -188,7 +190,7 @@ def _read_signature(directory: Path, manifest: dict[str, Any]) -> Signature:
         signature = Signature.from_dict(manifest["signature"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(directory, f"the signature in {MANIFEST} cannot be read: {error!r}") from error
-    if set(signature) != set(GRAPH_NAMES):
+    if set(signature) - {FEATURES} != set(GRAPH_NAMES):
         raise _damaged(directory, f"the signature in {MANIFEST} has graphs {sorted(signature)}, expected {sorted(GRAPH_NAMES)}")
     return signature
 

@@ -50,6 +50,10 @@ def to_training_model(
     program: Program, state: Mapping[str, np.ndarray] | None = None, properties: Mapping[str, str] | None = None
 ) -> onnx.ModelProto:
     """Write a program and its state as one model; see ``Program.to_onnx``."""
+    if program.features is not None:
+        raise CheckpointError(
+            "One ONNX file cannot hold a program with cached features: save it in a folder (a path without .onnx)"
+        )
     if state is None:
         state = program.initial_state()
     check_state(program.signature.state, state, CheckpointError, "The state", "Pass the state of a session of this program")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -305,6 +305,25 @@ def frozen_by_pattern(optimizer: object, names: Iterable[str]) -> frozenset[str]
     """Return those of the names that a pattern of groups, anywhere inside the optimizer, freezes."""
     inside = [layer for layer in layers_of(optimizer) if isinstance(layer, Groups)]
     return frozenset(name for name in names if any(layer.freezes(name) for layer in inside))
+
+
+def without_freezing(optimizer: Any, names: Collection[str], left: Collection[str]) -> Any:
+    """Return an optimizer that does not freeze these parameters, which a program does not have, and freezes others as before.
+
+    Args:
+        optimizer: which may have groups, anywhere inside.
+        names: of parameters that are not there.
+        left: of those that are.
+    """
+    if isinstance(optimizer, Groups):
+        patterns = tuple(
+            (pattern, overrides)
+            for pattern, overrides in optimizer.patterns
+            if overrides != FROZEN or matching(pattern, tuple(left)) or not matching(pattern, tuple(names))
+        )
+        return replace(optimizer, patterns=patterns)
+    inside = getattr(optimizer, "optimizer", None)
+    return optimizer if inside is None else replace(optimizer, optimizer=without_freezing(inside, names, left))
 
 
 def layerwise_decay(optimizer: Optimizer, factor: float, layers: Sequence[str] | None = None) -> Groups:

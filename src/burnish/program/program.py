@@ -22,7 +22,7 @@ from burnish.optim.held_rows import hold_rows
 from burnish.passes import precision
 from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
-from burnish.program.signature import GRAPH_NAMES, Signature
+from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
 from burnish.program.state import LazyArrays
 from burnish.program.weights import Weights
 from burnish.provided import provided
@@ -58,19 +58,23 @@ class _Graphs(Mapping[str, ir.Model]):
         self._program = program
 
     def __getitem__(self, name: str) -> ir.Model:
-        if name not in GRAPH_NAMES:
+        if name not in self._names:
             raise KeyError(name)
         model: ir.Model = getattr(self._program, name)
         return model
 
     def __contains__(self, name: object) -> bool:
-        return name in GRAPH_NAMES
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(GRAPH_NAMES)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(GRAPH_NAMES)
+        return len(self._names)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return GRAPH_NAMES if self._program.features is None else (*GRAPH_NAMES, FEATURES)
 
 
 @dataclass(repr=False)
@@ -85,6 +89,8 @@ class Program:
         evaluate: (data, label, param/*, stat/*) -> loss and metrics, and for each ``sum:<name>`` and ``count:<name>``,
             from which a data set's figures are added up exactly.
         predict: (data, param/*, stat/*) -> the outputs of the model, under their own names.
+        features: (data) -> what the frozen part of the model computes, which ``step``, ``grad`` and ``evaluate`` then take for
+            data; None for a program that was compiled without ``cached_features``.
         signature: every input and output of every graph.
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``); see ``release_weights``.
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
@@ -104,6 +110,7 @@ class Program:
     weights: Mapping[str, np.ndarray]
     options: dict[str, Any] = field(default_factory=dict)
     semantic: Mapping[str, ir.Model] = field(default_factory=dict, repr=False)
+    features: ir.Model | None = field(default=None, repr=False)
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
@@ -117,7 +124,7 @@ class Program:
 
     @property
     def graphs(self) -> Mapping[str, ir.Model]:
-        """The six graphs by name, each lowered when it is first read."""
+        """The six graphs by name, and ``features`` where there is one, each lowered when it is first read."""
         return _Graphs(self)
 
     def when_read(self, name: str) -> Callable[[], ir.Model]:
@@ -141,7 +148,7 @@ class Program:
 
         Args:
             batch: what the first dimension of the inputs stands for where it is symbolic.
-            graph: ``step``, or another of the six graphs.
+            graph: ``step``, or another of the graphs.
             extents: what other symbolic dimensions stand for, by name; 1 where one is not given.
 
         Returns:
@@ -150,8 +157,8 @@ class Program:
         Raises:
             ConfigurationError: no such graph, or a batch that is no whole number of at least one.
         """
-        if graph not in GRAPH_NAMES:
-            raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, GRAPH_NAMES))}")
+        if graph not in self.graphs:
+            raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, self.graphs))}")
         if not is_whole(batch) or batch < 1:
             raise ConfigurationError(f"batch={batch!r}: give a whole number of at least one")
         return planned_peak(self.graphs[graph], batch, extents)

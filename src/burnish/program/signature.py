@@ -20,6 +20,8 @@ from burnish.norms.requirements import ExtentRule
 from burnish.settings import is_number, is_whole
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
+FEATURES = "features"
+"""The graph that a program with cached features has beside the six."""
 
 
 class Role(StrEnum):
@@ -136,15 +138,33 @@ class GraphSignature:
 
 @dataclass(frozen=True)
 class Signature:
-    """Signatures of a program's graphs (``init step grad apply evaluate predict``)."""
+    """Signatures of a program's graphs: ``init step grad apply evaluate predict``, and ``features`` where they are cached."""
 
     graphs: dict[str, GraphSignature]
+
+    @classmethod
+    def ordered(cls, graphs: Mapping[str, GraphSignature]) -> Signature:
+        """The signature of a program with these graphs, in whatever order."""
+        return cls({name: graphs[name] for name in (*GRAPH_NAMES, FEATURES) if name in graphs or name in GRAPH_NAMES})
 
     def __getitem__(self, graph: str) -> GraphSignature:
         return self.graphs[graph]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.graphs)
+
+    @property
+    def samples(self) -> tuple[Entry, ...]:
+        """What a data set fills: the inputs of ``step``, with those that features are computed from in place of the features."""
+        if FEATURES not in self.graphs:
+            return self.graphs["step"].inputs_of(Role.DATA)
+        features = self.graphs[FEATURES]
+        computed = {entry.name for entry in features.outputs}
+        entries = {entry.name: entry for entry in features.inputs_of(Role.DATA)}
+        for entry in self.graphs["step"].inputs_of(Role.DATA):
+            if entry.name not in computed:
+                entries.setdefault(entry.name, entry)
+        return tuple(entries.values())
 
     @property
     def state(self) -> tuple[Entry, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,15 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, InputError
 from burnish.program import Program
 from burnish.training.epoch_length import samples_left_out
+from burnish.training.features import FeatureDataset, Features
 from burnish.training.inputs import check_batch
 
 MOST_PROCESSES = 4
+FEW_IMAGES = 1000
+"""Up to so many, one process has decoded them before others have begun."""
+COMPUTED_ONCE = (
+    ", and the features of this program are computed once, by one process: leave that out, or compile without cached_features"
+)
 
 
 @dataclass
@@ -62,15 +70,19 @@ class RunData:
         spec = DataSpec.by(program)
         train_set = as_dataset(train, spec, pixels=pixels, text=text)
         described = DataDescription.of(train_set)
+        if program.features is not None and augment is not None:
+            raise ConfigurationError(f"augment changes the samples in each epoch{COMPUTED_ONCE}")
         train_set, of_batches, changes = cls.augmented(train_set, augment, spec)
         if evaluation is None:
-            return cls(train_set, None, described, of_batches, changes)
+            return cls(_begun(program, train_set, "train"), None, described, of_batches, changes)
         eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
-        try:
-            check_batch(program.signature["evaluate"], eval_set.batch(np.arange(1)), part=True)
-        except InputError as error:
-            raise InputError(f"eval_data: {error}") from error
-        return cls(train_set, eval_set, described, of_batches, changes)
+        if program.features is None:
+            try:
+                check_batch(program.signature["evaluate"], eval_set.batch(np.arange(1)), part=True)
+            except InputError as error:
+                raise InputError(f"eval_data: {error}") from error
+        sets = _begun(program, train_set, "train"), _begun(program, eval_set, "evaluation")
+        return cls(*sets, described, of_batches, changes)
 
     @staticmethod
     def augmented(
@@ -102,7 +114,12 @@ class RunData:
             seed: of their order and of random changes.
             group: the workers, of which this is one.
             processes: that read ahead; None: some, where images are decoded in every epoch.
+
+        Raises:
+            ConfigurationError: several workers, for a program whose features are computed once.
         """
+        if program.features is not None and group.world_size > 1:
+            raise ConfigurationError(f"several workers train{COMPUTED_ONCE}")
         drop_last = samples_left_out(program, len(self.train), batch_size) > 0
         if processes is None:
             processes = reading_processes(self.train)
@@ -120,6 +137,16 @@ class RunData:
     def evaluation_loader(self, batch_size: int) -> Loader | None:
         """Return the batches to evaluate on, in order."""
         return None if self.evaluation is None else Loader(self.evaluation, batch_size, shuffle=False)
+
+    def fill(self, features: Features, batch_size: int, folder: Path) -> Iterator[str]:
+        """Compute the features of data sets that begin at them, where they are not there; give a line for each.
+
+        Args:
+            features, batch_size, folder: as ``FeatureDataset.fill`` takes them.
+        """
+        for data in (self.train, self.evaluation):
+            if isinstance(data, FeatureDataset) and not data.is_filled:
+                yield data.fill(features, batch_size, folder, reading_processes(data.source, is_once=True))
 
     def notes(self, program: Program, batch_size: int) -> list[str]:
         """Return what a person wants to know of the data."""
@@ -144,8 +171,18 @@ class RunData:
         return course if text is None else {**course, "text": text.options()}
 
 
-def reading_processes(dataset: Dataset) -> int:
-    """Return how many processes are to read a data set ahead, where nobody says: none where images are decoded once and kept."""
-    if not isinstance(dataset, LabelledImages) or dataset.read_once:
+def _begun(program: Program, dataset: Dataset, name: str) -> Dataset:
+    """A data set as the steps of a program take it."""
+    return dataset if program.features is None else FeatureDataset(dataset, name)
+
+
+def reading_processes(dataset: Dataset, is_once: bool = False) -> int:
+    """Return how many processes are to read a data set ahead, where nobody says: none where images are decoded once and kept.
+
+    Args:
+        dataset: what is read.
+        is_once: it is read a single time.
+    """
+    if not isinstance(dataset, LabelledImages) or (dataset.read_once and not (is_once and len(dataset) > FEW_IMAGES)):
         return 0
     return min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))

@@ -38,6 +38,7 @@ from burnish.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from burnish.training.features import Features
 from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import warn_of_probabilities
@@ -69,6 +70,7 @@ class Session:
     Attributes:
         metadata: entries for the ``metadata_props`` of exported models, beside those of the source: what was done to pixels, and
             what the classes are called, where a ``Trainer`` trains (``burnish.data.DataDescription``). Checkpoints keep them.
+        features: called with a batch of a program with cached features, returns them by name (``Features``).
 
     Raises:
         ConfigurationError: ``state`` does not fit the program, ``seed`` is no integer, or the workers differ in what they train.
@@ -113,6 +115,7 @@ class Session:
         self._step_batch = BatchCheck(step, part=parallel is not None)
         self._step_hyperparameters = HyperparameterCheck(step)
         self._reported = tuple(entry.name for entry in step.outputs_of(*STEP_REPORT, Role.RATE))
+        self.features = Features(program, self.engine, device, threads)
         self._evaluated_batch = BatchCheck(program.signature["evaluate"])
         self._predicted_batch = BatchCheck(program.signature["predict"], ignored=labels)
         self._runner: ProgramRunner | None
@@ -219,9 +222,7 @@ class Session:
             InputError: a batch does not fit, there are none, or nothing in them counts.
         """
         if not isinstance(batches, Iterable):
-            raise InputError(
-                f"The data to evaluate is {batches!r}: give a list or another iterable of batches, as evaluate takes them"
-            )
+            raise InputError(f"The data to evaluate is {batches!r}: give an iterable of batches, as evaluate takes them")
         totals = Totals()
         done = 0
         for batch in batches:
@@ -376,6 +377,7 @@ class Session:
         if (writer := journals.writer_of(self._runner)) is not None:
             self._closed_tables = ClosedTables(writer.row_changes, self._closed_state)
         self._runner = None
+        self.features.close()
         if self._tables is not None:
             self._tables.close()
 

@@ -17,7 +17,7 @@ from burnish.errors import CheckpointError, ConfigurationError, InputError
 from burnish.formats.folder import MANIFEST
 from burnish.formats.metadata import TRAINING, read_objective
 from burnish.importer import read_proto
-from burnish.program import GraphSignature, Program, Role
+from burnish.program import Entry, GraphSignature, Program, Role
 from burnish.program.inference import Inference
 from burnish.program.state import averages
 from burnish.training.inputs import BatchCheck
@@ -43,6 +43,7 @@ class TrainedModel:
         name: str,
         *,
         signature: Mapping[str, GraphSignature],
+        samples: tuple[Entry, ...],
         options: Mapping[str, Any],
         metadata: Mapping[str, str],
         predict_graph: ir.Model,
@@ -53,7 +54,7 @@ class TrainedModel:
         self.described = DataDescription.read(metadata, name)
         self.options = options
         self.predict_graph = predict_graph
-        self._signature = signature
+        self._signature, self._samples = signature, samples
         self._predict, self._evaluate_totals = predict, evaluate_totals
 
     @property
@@ -71,7 +72,7 @@ class TrainedModel:
         self._evaluation()
         signature = self._signature["evaluate"]
         labels = signature.inputs_of(Role.LABEL)
-        return DataSpec(signature.inputs_of(Role.DATA), labels[0] if labels else None, labels[1:], self.described)
+        return DataSpec(self._samples, labels[0] if labels else None, labels[1:], self.described)
 
     def predict(self, data: Dataset, batch_size: int = 32) -> dict[str, np.ndarray]:
         """Return the model's outputs over all samples of a data set, in their order, by name.
@@ -206,14 +207,19 @@ def _of_session(name: str, session: Session, average: bool | None) -> TrainedMod
     program, parameters = session.program, AVERAGE if average else None
     if parameters is not None:
         averages(program.signature, parameters)  # refuses what the program keeps none of
+
+    def with_features(batch: Batch) -> Batch:
+        return session.features.batch(batch) if session.features.names else batch
+
     return TrainedModel(
         f"{name}, the average of its weights" if average else name,
         signature={name: program.signature[name] for name in ("predict", "evaluate")},
+        samples=program.signature.samples,
         options=program.options,
         metadata={**program.metadata, **session.metadata},
         predict_graph=program.predict,
         predict=lambda batch: session.predict(batch, parameters),
-        evaluate_totals=lambda batch: session.evaluate_totals(batch, parameters),
+        evaluate_totals=lambda batch: session.evaluate_totals(with_features(batch), parameters),
     )
 
 
@@ -233,6 +239,7 @@ def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_eval
     return TrainedModel(
         f"the model '{path}'",
         signature=inference.signature,
+        samples=inference.signature["predict"].inputs_of(Role.DATA),
         options=options,
         metadata=inference.metadata,
         predict_graph=inference.predict,

@@ -269,6 +269,10 @@ class Trainer:
         error: BaseException | None = None
         stopped: str | None = None
         try:
+            for note in (
+                () if self.finished else self._data.fill(self.session.features, self.loader.batch_size, self.run_directory)
+            ):
+                self._progress.note(note)
             with self._ctrl_c:
                 self._callbacks.call("on_run_begin", self)
                 self._stop_vote.begin(self._wish())

@@ -1,0 +1,219 @@
+"""A frozen backbone, cut off: what it computes of a sample is computed once, and training begins there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from burnish.compiler.draft import shape_of
+from burnish.errors import ConfigurationError
+from burnish.graph import describe_node
+from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.uses import is_used, read_by
+from burnish.modes import batch_normalizations
+from burnish.norms import Frozen, NormPolicy, layer_name
+from burnish.passes import remove_unused
+from burnish.sample_axes import Analysis, sample_inputs
+from burnish.sample_axes.extents import Factor, Kind
+from burnish.settings import suggestion
+
+CachedFeatures = str | Sequence[str] | None
+"""None; ``auto``, the values right before what trains; or names of values, or of nodes, whose first output is meant."""
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A model in two parts.
+
+    Attributes:
+        model: computes the features from the inputs, with weights of its own.
+        rest: computes the predictions from the features, and from what else of the inputs it reads.
+        features: the names of the values between the two.
+        layers: which of the batch normalization layers of the whole are in the rest, in their order.
+    """
+
+    model: ir.Model
+    rest: ir.Model
+    features: tuple[str, ...]
+    layers: tuple[bool, ...]
+
+
+def cut_backbone(
+    model: ir.Model,
+    cached_features: str | Sequence[str],
+    trained: Collection[str],
+    policies: Mapping[ir.Node, NormPolicy],
+    predictions: Sequence[str],
+) -> Backbone:
+    """Cut a model where what trains begins.
+
+    Args:
+        model: a canonical model; left as it is.
+        cached_features: ``auto``, or where.
+        trained: the initializers that train.
+        policies: of the batch normalization layers; ``auto`` is settled.
+        predictions: the values that the loss reads.
+
+    Raises:
+        ConfigurationError: there is no such value; something before it trains, or draws at random; the predictions do not depend
+            on it; or it does not hold one entry for each sample.
+    """
+    moving = _moving(model.graph, trained, policies)
+    analysis = Analysis(model.graph, [value.name or "" for value in model.graph.inputs])
+    if cached_features == AUTO:
+        features = _before(model.graph, moving, analysis)
+    else:
+        features = _named(model.graph, cached_features)
+        _check_still(features, moving)
+        for value in features:
+            _check_samples(value, analysis)
+    backbone, rest = model.clone(), model.clone()
+    names = tuple(value.name or "" for value in features)
+    layers = _rest_of(rest, names, predictions, _samples_of(model.graph))
+    _keep(backbone, names)
+    return Backbone(backbone, rest, names, layers)
+
+
+def _moving(graph: ir.Graph, trained: Collection[str], policies: Mapping[ir.Node, NormPolicy]) -> dict[ir.Node, str]:
+    """Return each node whose results differ from step to step for the same sample, with what makes them differ."""
+    wanted = {graph.initializers[name]: f"'{name}' trains" for name in trained if name in graph.initializers}
+    layers = {node: policy for node, policy in policies.items() if not isinstance(policy, Frozen)}
+    moving: dict[ir.Node, str] = {}
+    for node in graph:
+        inside = [node, *(within for body in _bodies(node) for within in body.all_nodes())]
+        drawing = next((within for within in inside if within.op_type in RANDOM_OPERATORS and within.domain == ""), None)
+        layer = next((within for within in inside if within in layers), None)
+        if drawing is not None:
+            moving[node] = f"{describe_node(drawing)} draws at random"
+        elif layer is not None:
+            moving[node] = f"the batch normalization '{layer_name(layer)}' takes statistics of the batch ('{layers[layer]}')"
+        for value in read_by(node):
+            producer = value.producer()
+            reason = wanted.get(value) or (moving.get(producer) if producer is not None else None)
+            if reason is not None and node not in moving:
+                moving[node] = reason
+    return moving
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    return [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
+
+
+def _before(graph: ir.Graph, moving: Collection[ir.Node], analysis: Analysis) -> list[ir.Value]:
+    """Return the values with an entry for each sample that moving nodes read, and that none of them computes."""
+    read = [value for node in graph if node in moving for value in read_by(node)]
+    computed = [value for value in dict.fromkeys(read) if (node := value.producer()) is not None and node not in moving]
+    features = [value for value in computed if _problem(value, analysis) is None]
+    if not features:
+        raise ConfigurationError(
+            "cached_features: nothing that a sample alone decides stands before what trains: freeze the layers that are to be "
+            "computed once (trainable=[...], or 'frozen' in burnish.optim.groups), or leave cached_features out"
+        )
+    return features
+
+
+def _named(graph: ir.Graph, cached_features: str | Sequence[str]) -> list[ir.Value]:
+    names = [cached_features] if isinstance(cached_features, str) else list(cached_features)
+    values = {output.name or "": output for node in graph for output in node.outputs}
+    nodes = {node.name or "": node for node in graph}
+    if not names:
+        raise ConfigurationError("cached_features=[]: give the name of a value or node at least, or 'auto'")
+    chosen: dict[ir.Value, None] = {}
+    for name in names:
+        value = values.get(name) or (nodes[name].outputs[0] if name in nodes else None)
+        if value is None:
+            raise ConfigurationError(
+                f"cached_features: the model computes no value '{name}', nor has it a node of this name"
+                f"{suggestion(name, [*values, *nodes])}: name one, or say 'auto'"
+            )
+        chosen[value] = None
+    return [*chosen]
+
+
+def _check_still(features: Iterable[ir.Value], moving: Mapping[ir.Node, str]) -> None:
+    """Raise ConfigurationError where a feature of the same sample would differ from step to step."""
+    for value in features:
+        node = value.producer()
+        if node is not None and node in moving:
+            raise ConfigurationError(
+                f"cached_features: '{value.name}' would not stay as it is: {moving[node]}, and stands before it. Freeze what "
+                "stands before it, name a value further to the front, or say 'auto'"
+            )
+
+
+def _problem(value: ir.Value, analysis: Analysis) -> str | None:
+    """Why a value does not hold one entry for each sample; None where it does."""
+    layout = analysis.layout(value)
+    if layout.is_constant:
+        return "is the same for every batch"
+    if layout.axes is None or value.dtype is None:
+        return f"has a shape that is not known{f' ({layout.reason})' if layout.reason else ''}"
+    first = layout.axes[0] if layout.axes else ()
+    if len(first) != 1 or not isinstance(first[0], Factor) or first[0].kind is not Kind.SAMPLES:
+        return "does not have the samples, and nothing else, along its first axis"
+    if any(isinstance(factor, Factor) and factor.kind is not Kind.FIXED for axis in layout.axes[1:] for factor in axis):
+        return "has samples along a further axis"
+    return None
+
+
+def _check_samples(value: ir.Value, analysis: Analysis) -> None:
+    problem = _problem(value, analysis)
+    if problem is not None:
+        raise ConfigurationError(
+            f"cached_features: '{value.name}' {problem}, so that it cannot be kept sample by sample: name another value, or "
+            "say 'auto'"
+        )
+
+
+def _samples_of(graph: ir.Graph) -> int | str | None:
+    """The extent of the batch."""
+    extents = {value.name or "": shape_of(value) or () for value in graph.inputs}
+    return extents[sample_inputs(extents)[0]][0]
+
+
+def _rest_of(
+    rest: ir.Model,
+    features: Collection[str],
+    predictions: Sequence[str],
+    samples: int | str | None,
+) -> tuple[bool, ...]:
+    """Let a model, in place, begin at the features; return which of its batch normalization layers are left."""
+    graph = rest.graph
+    layers = batch_normalizations(graph)
+    by_name = {output.name or "": output for node in graph for output in node.outputs}
+    for name in features:
+        value = by_name[name]
+        extents = [*(value.shape or ())]
+        given = ir.Value(name=name, type=value.type, shape=ir.Shape([samples, *extents[1:]]))
+        value.replace_all_uses_with(given, replace_graph_outputs=True)
+        value.name = f"{name}:computed"
+        graph.inputs.append(given)
+        by_name[name] = given
+    graph.outputs.clear()
+    graph.outputs.extend(dict.fromkeys(by_name[name] for name in predictions))
+    remove_unused(rest)
+    unread = [name for name in features if not by_name[name].uses()]
+    if unread or any(value.is_graph_input() for value in graph.outputs):
+        name = unread[0] if unread else next(iter(features))
+        raise ConfigurationError(
+            f"cached_features: what the loss reads does not depend on '{name}', or is that itself: name a value between the "
+            "inputs and the layers that train, or say 'auto'"
+        )
+    inputs = [value for value in graph.inputs if is_used(value)]
+    graph.inputs.clear()
+    graph.inputs.extend(inputs)
+    left = {*batch_normalizations(graph)}
+    return tuple(node in left for node in layers)
+
+
+def _keep(backbone: ir.Model, features: Collection[str]) -> None:
+    """Let a model, in place, return the features alone."""
+    graph = backbone.graph
+    by_name = {output.name or "": output for node in graph for output in node.outputs}
+    graph.outputs.clear()
+    graph.outputs.extend(by_name[name] for name in features)
+    remove_unused(backbone)
