@@ -198,8 +198,8 @@ def test_a_truncated_manifest_is_named(saved):
 
 
 def test_a_newer_format_is_named(saved):
-    edit_manifest(saved, lambda manifest: manifest.update(version=2))
-    refused(saved, r"was saved in format version 2, and this burnish reads up to 1: update burnish")
+    edit_manifest(saved, lambda manifest: manifest.update(version=3))
+    refused(saved, r"was saved in format version 3, and this burnish reads up to 2: update burnish")
 
 
 @pytest.mark.parametrize(

@@ -433,7 +433,7 @@ def _warn_of_result(compilation: Compilation, held: Mapping[str, str]) -> None:
         compilation: which knows of them since the graphs were built.
         held: weights that no selection would train, with the reason.
     """
-    weights = compilation.untrained | held
+    weights = {**compilation.untrained, **held}
     warn_of_accumulation(compilation.optimizer, compilation.weighs_alike, stacklevel=4)
     if compilation.dense:
         warnings.warn(DenseGradientWarning(warning_of(compilation.dense)), stacklevel=4)
