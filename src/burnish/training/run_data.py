@@ -121,7 +121,7 @@ class RunData:
         if program.features is not None and group.world_size > 1:
             raise ConfigurationError(f"several workers train{COMPUTED_ONCE}")
         drop_last = samples_left_out(program, len(self.train), batch_size) > 0
-        if processes is None:
+        if processes is None or program.features is not None:
             processes = reading_processes(self.train)
         return Loader(
             self.train,
