@@ -41,9 +41,9 @@ def node() -> str:
 
 
 @pytest.mark.slow
-def test_the_client_computes_in_node_what_python_does(node: str) -> None:
+def test_the_client_computes_in_node_what_python_does(node: str, tmp_path: Path) -> None:
     files = sorted(str(path.relative_to(CLIENT)) for path in (CLIENT / "test" / "node").glob("*.test.mjs"))
-    finished = run(node, "--test", "--test-concurrency=1", *files, PYTHON=sys.executable)
+    finished = run(node, "--test", "--test-concurrency=1", *files, PYTHON=sys.executable, BURNISH_CLIENT_FIXTURES=str(tmp_path))
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 

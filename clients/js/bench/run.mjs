@@ -3,15 +3,13 @@
 //   cd clients/js/bench && npm ci --ignore-scripts && cd .. && PYTHON=../../.venv/bin/python node bench/run.mjs
 //
 // Contenders take turns for some rounds; each one's best round counts. One thread everywhere.
-import { mkdtempSync, readFileSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 import { loadProgram, Session } from "../dist/index.js";
 import { browse, chromium, serve } from "../test/browser/page.mjs";
-import { arraysOf, python } from "../test/fixtures.mjs";
+import { arraysOf, python, temporaryFolder } from "../test/fixtures.mjs";
 import { timeSession } from "./session.mjs";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
@@ -20,7 +18,7 @@ const STEPS = { perceptron: 60, convolutional: 20 };
 const SLOW = { perceptron: 15, convolutional: 2 };
 const TENSORFLOW_WASM = join(HERE, "node_modules", "@tensorflow", "tfjs-backend-wasm", "dist");
 
-const folder = mkdtempSync(join(tmpdir(), "burnish-bench-"));
+const folder = temporaryFolder();
 python(join(HERE, "programs.py"), "write", folder, ...Object.keys(STEPS));
 // TensorFlow.js asks for a bundler in Node too.
 const banner = { js: 'import { createRequire } from "node:module"; import { dirname } from "node:path"; import { fileURLToPath } from "node:url"; const require = createRequire(import.meta.url), __filename = fileURLToPath(import.meta.url), __dirname = dirname(__filename);' };

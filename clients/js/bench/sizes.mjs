@@ -2,14 +2,13 @@
 //
 //   PYTHON=../../.venv/bin/python node bench/sizes.mjs
 import { spawnSync } from "node:child_process";
-import { mkdtempSync, readdirSync, readFileSync, statSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readdirSync, readFileSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 import { loadProgram, Session } from "../dist/index.js";
 import { browse, chromium, serve } from "../test/browser/page.mjs";
-import { arraysOf, python } from "../test/fixtures.mjs";
+import { arraysOf, python, temporaryFolder } from "../test/fixtures.mjs";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 const NETWORKS = ["digits", "mobilenet-frozen", "text"];
@@ -61,7 +60,7 @@ async function measureInChromium(address, network) {
 if (process.argv[2]) {
   console.log(JSON.stringify(await measure(process.argv[2])));
 } else {
-  const folder = mkdtempSync(join(tmpdir(), "burnish-sizes-"));
+  const folder = temporaryFolder();
   python(join(HERE, "programs.py"), "write", folder, ...NETWORKS);
   const server = await serve({ dist: join(HERE, "..", "dist"), programs: folder });
   const kib = (bytes) => `${Math.round(bytes / 1024).toLocaleString("en")} KiB`;

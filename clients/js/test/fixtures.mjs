@@ -1,6 +1,6 @@
 // What Python computes of small networks, made once per run by tests/clients/client_programs.py.
 import { spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, readFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { delimiter, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -24,11 +24,18 @@ export function python(...parameters) {
 
 export const clientPrograms = (...parameters) => python(SCRIPT, ...parameters);
 
+/** A folder for temporary files, which goes when the process ends. */
+export function temporaryFolder() {
+  const path = mkdtempSync(join(tmpdir(), "burnish-js-"));
+  process.on("exit", () => rmSync(path, { recursive: true, force: true }));
+  return path;
+}
+
 let folder = process.env.BURNISH_CLIENT_FIXTURES;
 
 /** The folder of a network: its program, batches, and what Python computed. */
 export function folderOf(network) {
-  folder ??= mkdtempSync(join(tmpdir(), "burnish-clients-"));
+  folder ??= temporaryFolder();
   const path = join(folder, network);
   if (!existsSync(join(path, "expected.json"))) clientPrograms("write", folder, network);
   return path;

@@ -3,7 +3,7 @@ import { dirname, join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { clientPrograms, expectedOf, folderOf, HALF, NETWORKS } from "../fixtures.mjs";
+import { clientPrograms, expectedOf, folderOf, HALF, NETWORKS, temporaryFolder } from "../fixtures.mjs";
 import { browse, chromium, serve, WEBGPU } from "./page.mjs";
 
 const DIST = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "dist");
@@ -113,8 +113,8 @@ describe("WebAssembly in Chromium", { skip: missing }, () => {
       return { losses, checkpoint: [...(await other.checkpoint())] };
     }, HALF);
     assertClose(losses, "residual", HALF);
-    const { mkdtempSync, writeFileSync } = await import("node:fs");
-    const path = join(mkdtempSync("/tmp/burnish-js-"), "chromium.safetensors");
+    const { writeFileSync } = await import("node:fs");
+    const path = join(temporaryFolder(), "chromium.safetensors");
     writeFileSync(path, Uint8Array.from(checkpoint));
     const figures = JSON.parse(clientPrograms("resume", folderOf("residual"), path, String(HALF + 10), String(HALF + 20)));
     assertClose(figures.map(({ loss }) => loss), "residual", HALF + 10);

@@ -1,19 +1,18 @@
 // The page of examples/browser, used as a visitor uses it. Screenshots go to the folder that BURNISH_SCREENSHOTS names.
 import assert from "node:assert/strict";
-import { existsSync, mkdtempSync, readdirSync, readFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 
 import * as ort from "onnxruntime-node";
 
-import { python, REPOSITORY } from "../fixtures.mjs";
+import { python, REPOSITORY, temporaryFolder } from "../fixtures.mjs";
 import { browse, chromium, serve } from "./page.mjs";
 
 const missing = chromium() ? false : "Chromium is not here: apt-get install chromium, or set CHROMIUM to its path";
 
 describe("the page that trains digits", { skip: missing }, () => {
-  const folder = mkdtempSync(join(tmpdir(), "burnish-page-"));
+  const folder = temporaryFolder();
   let server, browser, page, errors;
 
   const text = (id) => page.$eval(`#${id}`, (element) => element.textContent);

@@ -1,6 +1,5 @@
 import assert from "node:assert/strict";
 import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { before, describe, test } from "node:test";
 
@@ -8,10 +7,10 @@ import {
   BurnishError, CheckpointError, ConfigurationError, EngineError, InputError, loadProgram, ModelError, NonFiniteLossError, Program, readCheckpoint, Session,
 } from "../../dist/index.js";
 import { writeSafetensors } from "../../dist/safetensors.js";
-import { batchesOf, folderOf } from "../fixtures.mjs";
+import { batchesOf, folderOf, temporaryFolder } from "../fixtures.mjs";
 
 let program, session, batch;
-const folder = mkdtempSync(join(tmpdir(), "burnish-js-"));
+const folder = temporaryFolder();
 
 before(async () => {
   program = await loadProgram(join(folderOf("dropout"), "program"));

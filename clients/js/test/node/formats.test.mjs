@@ -12,7 +12,7 @@ import { bfloat16Bits, emptyTensor, float16Bits, numberOfBfloat16, numberOfFloat
 import { combined, exactSum, roundedOnce, totalOf } from "../../dist/totals.js";
 import { readTensor, tensorMessage } from "../../dist/onnx.js";
 import { loadProgram, Session } from "../../dist/index.js";
-import { folderOf, python } from "../fixtures.mjs";
+import { folderOf, python, temporaryFolder } from "../fixtures.mjs";
 
 test("SHA-256 and CRC-32", async () => {
   for (const length of [0, 1, 55, 56, 63, 64, 65, 1000]) {
@@ -93,8 +93,8 @@ test("weights of a large model lie beside it", async () => {
   const { model, data } = await session.exportModel({ dataName: "weights.data", oneFileLimit: 1000 });
   assert.equal(data.name, "weights.data");
   const check = "import sys, onnx, numpy as np, tempfile, pathlib; d=pathlib.Path(sys.argv[1]); onnx.checker.check_model(d/'m.onnx'); m=onnx.load(d/'m.onnx'); print(sum(float(np.abs(onnx.numpy_helper.to_array(t)).sum()) for t in m.graph.initializer))";
-  const { mkdtempSync, writeFileSync } = await import("node:fs");
-  const folder = mkdtempSync("/tmp/burnish-js-");
+  const { writeFileSync } = await import("node:fs");
+  const folder = temporaryFolder();
   writeFileSync(`${folder}/m.onnx`, model);
   writeFileSync(`${folder}/weights.data`, data.bytes);
   const whole = await exportModel(program, await session.state());

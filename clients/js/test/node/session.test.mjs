@@ -1,18 +1,17 @@
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, test } from "node:test";
 
 import * as ort from "onnxruntime-node";
 
 import { loadProgram, readCheckpoint, saveModel, Session } from "../../dist/index.js";
-import { arraysOf, batchesOf, clientPrograms, expectedOf, folderOf, HALF, NETWORKS, REPOSITORY, STEPS } from "../fixtures.mjs";
+import { arraysOf, batchesOf, clientPrograms, expectedOf, folderOf, HALF, NETWORKS, REPOSITORY, STEPS, temporaryFolder } from "../fixtures.mjs";
 
 const VERSION = createRequire(import.meta.url)("onnxruntime-node/package.json").version;
-const folder = mkdtempSync(join(tmpdir(), "burnish-js-"));
+const folder = temporaryFolder();
 
 /** Bitwise where Python has the same ONNX Runtime; other versions of it round differently. */
 function assertSame(actual, expected, version, what) {
@@ -161,7 +160,7 @@ test("the first program of the documentation runs", () => {
   mkdirSync(scripts, { recursive: true });
   const path = join(scripts, "first-program.mjs");
   writeFileSync(path, snippet);
-  const place = mkdtempSync(join(tmpdir(), "burnish-js-"));
+  const place = temporaryFolder();
   cpSync(join(folderOf("residual"), "program"), join(place, "program"), { recursive: true });
   const { status, stdout, stderr } = spawnSync(process.execPath, [path], { cwd: place, encoding: "utf8" });
   assert.equal(status, 0, stderr);
