@@ -75,11 +75,6 @@ export class Runtime {
     return new Runtime(ort, backend, options);
   }
 
-  /** Whether a run writes its results into tensors that it is given. onnxruntime-web copies them out of its memory instead. */
-  get writesIntoOutputs(): boolean {
-    return this.backend === "cpu";
-  }
-
   /** Whether values of a dtype stay on a device with memory of its own. Counters and keys, which the host reads, do not. */
   staysOnDevice(dtype: DType): boolean {
     return this.backend === "webgpu" && (dtype === "float32" || dtype === "float16");

@@ -11,7 +11,7 @@ import { Runtime, type Backend, type RuntimeOptions } from "./runtime.js";
 import { entriesOf, isState, type Entry, type GraphName } from "./signature.js";
 import { checkState } from "./state.js";
 import { store } from "./store.js";
-import { copyOf, emptyTensor, isFinite, numberAt, scalar, type Tensor } from "./tensor.js";
+import { copyOf, isFinite, numberAt, scalar, type Tensor } from "./tensor.js";
 import { combined, exactSum, totalOf, type Totals } from "./totals.js";
 
 export interface SessionOptions extends RuntimeOptions {
@@ -45,8 +45,6 @@ export class Session extends EventTarget {
   /** Entries for the `metadata_props` of exported models; checkpoints keep them. */
   metadata: Record<string, string> = {};
   private current = new Map<string, OrtTensor>();
-  /** Buffers that the next step writes into, where the runtime writes into what it is given. */
-  private following = new Map<string, OrtTensor>();
   private readonly graphs = new Map<GraphName, Promise<InferenceSession>>();
   private readonly updates: ReadonlyMap<string, string>;
   private turn: Promise<unknown> = Promise.resolve();
@@ -110,9 +108,7 @@ export class Session extends EventTarget {
             "compile with a schedule of more steps, or with past_end='hold' to go on at its last rate",
         );
       }
-      const fetches: Record<string, OrtTensor | null> = {};
-      for (const { name, updates } of signature.outputs) fetches[name] = (updates && this.following.get(updates)) || null;
-      const outputs = await this.run("step", feeds, fetches);
+      const outputs = await this.run("step", feeds);
       const results = await this.results(signature.outputs.filter(({ updates }) => updates === undefined), outputs);
       await this.checkLoss(results, outputs);
       this.moveOn(outputs);
@@ -308,9 +304,7 @@ export class Session extends EventTarget {
     for (const tensor of this.current.values()) dispose(tensor);
     if (this.backend === "webgpu") await this.graph("step"); // its device is there once a graph is open
     for (const name of this.program.state.keys()) {
-      const tensor = state.get(name)!;
-      this.current.set(name, this.runtime.toDevice(copyOf(tensor)));
-      if (this.updates.has(name) && this.runtime.writesIntoOutputs) this.following.set(name, this.runtime.toOrt(emptyTensor(tensor.dtype, tensor.shape)));
+      this.current.set(name, this.runtime.toDevice(copyOf(state.get(name)!)));
     }
   }
 
@@ -341,12 +335,10 @@ export class Session extends EventTarget {
     return feeds;
   }
 
-  private async run(
-    name: GraphName, feeds: Record<string, OrtTensor>, fetches?: Record<string, OrtTensor | null>,
-  ): Promise<Record<string, OrtTensor>> {
+  private async run(name: GraphName, feeds: Record<string, OrtTensor>): Promise<Record<string, OrtTensor>> {
     const session = await this.graph(name);
     try {
-      return (await (fetches ? session.run(feeds, fetches) : session.run(feeds))) as Record<string, OrtTensor>;
+      return (await session.run(feeds)) as Record<string, OrtTensor>;
     } catch (error) {
       throw this.runtime.failure(name, "cannot be run", error);
     }
@@ -371,7 +363,7 @@ export class Session extends EventTarget {
     for (const { name } of entriesOf(this.program.signature.step.outputs, "loss")) {
       const loss = numberAt(results.get(name)!, 0);
       if (Number.isFinite(loss)) continue;
-      if (!this.runtime.writesIntoOutputs) for (const output of this.updates.values()) dispose(outputs[output]!);
+      for (const output of this.updates.values()) dispose(outputs[output]!);
       const state = await this.copies();
       const damaged = [...state].find(([, tensor]) => !isFinite(tensor))?.[0];
       throw new NonFiniteLossError(
@@ -384,14 +376,9 @@ export class Session extends EventTarget {
     }
   }
 
-  /** Make the results of a step the state: what it read is what the next one writes into. */
+  /** Make the results of a step the state. */
   private moveOn(outputs: Record<string, OrtTensor>): void {
-    for (const [name, output] of this.updates) {
-      const earlier = this.current.get(name)!;
-      this.current.set(name, outputs[output]!);
-      if (this.runtime.writesIntoOutputs) this.following.set(name, earlier);
-      else dispose(earlier);
-    }
+    for (const [name, output] of this.updates) this.replace(name, outputs[output]!);
   }
 
   private replace(name: string, value: OrtTensor): void {
