@@ -170,8 +170,8 @@ def rewritten(path, state=None, **header):
 def test_a_newer_format_is_named(session, tmp_path):
     path = tmp_path / "last.safetensors"
     session.save_checkpoint(path)
-    rewritten(path, version="3")
-    refused(session, path, r"is of checkpoint format 3, and this burnish reads up to 2: update burnish")
+    rewritten(path, version="4")
+    refused(session, path, r"is of checkpoint format 4, and this burnish reads up to 3: update burnish")
 
 
 @pytest.mark.parametrize("header", [{"version": "x"}, {"step": "x"}, {"extra": "{"}, {"graphs": "[1]"}, {"extra": "3"}])

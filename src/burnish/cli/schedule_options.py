@@ -192,6 +192,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
                 engine=checkpoint.engine,
                 extra=checkpoint.extra,
                 metadata=checkpoint.metadata,
+                base=checkpoint.base,
             )
     program.save(folder / "program")
     record.unlink()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
+from burnish.analysis.adapters import read_adapters
 from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.batch_weight import warn_of_accumulation
 from burnish.compiler.cached_features import Backbone, CachedFeatures, cut_backbone
@@ -103,7 +104,8 @@ def compile(
             outputs, or else are labels.
         optimizer: a name out of ``burnish.optim.OPTIMIZERS``, with settings behind a colon (``rmsprop:centered=true``), or an
             object of ``burnish.optim``.
-        trainable: None trains every weight; else names, shell-style patterns, or a predicate over (name, array).
+        trainable: None trains every weight, of a model with adapters (``burnish.surgery.lora``) these alone; else names,
+            shell-style patterns, or a predicate over (name, array).
         norm: policy of batch normalization layers, or {pattern: policy}: ``auto`` (``train``, but ``frozen`` where none of the
             layer's parameters trains), ``train``, ``frozen`` (scale and bias train), ``frozen:all`` (they do not either),
             ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
@@ -165,7 +167,7 @@ def compile(
     """
     runtime, saving = target_of(target), memory_saving(memory, recompute)
     module, source, trainable, norm = take_module(source, example_inputs, dynamic_shapes, trainable, norm)
-    in_file, model = _opened(source, "burnish.compile", batch, bind)
+    in_file, model, trainable = _opened_to_train(source, batch, bind, trainable)
     objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
     state, frozen, asked_for, policies = _selected(model, norm, trainable, objective, updater := optim.get(optimizer))
     _warn_of_objective(predictions, objective, _doubts(in_file, trained := {*state.trainable} - frozen, norm, trainable))
@@ -283,6 +285,13 @@ def _backbone(
             "logits before (teacher_logits in the data, without a teacher), or leave cached_features out"
         )
     return cut_backbone(model, cached_features, trained, policies, [prediction.name for prediction in predictions])
+
+
+def _opened_to_train(source: Source, batch: str | None, bind: Bind, trainable: Trainable) -> tuple[ir.Model, ir.Model, Trainable]:
+    """Return both, and what trains: of a model with adapters these alone, where nothing else is said."""
+    in_file, model = _opened(source, "burnish.compile", batch, bind)
+    adapters = read_adapters(model.metadata_props).trained or None
+    return in_file, model, adapters if trainable is None else trainable
 
 
 def _requested_loss(loss: losses.LossLike, output: str | None) -> losses.LossLike:

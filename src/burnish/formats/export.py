@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from burnish.analysis.adapters import read_adapters
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import file_path, replacing
 from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
 from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
 from burnish.importer.classical import restore_zip_maps
-from burnish.passes import fold_batch_normalization, fold_weight_normalization, remove_unused
+from burnish.passes import fold_batch_normalization, fold_weight_normalization, merge_adapters, remove_unused
 from burnish.program import Program
 from burnish.program.state import LazyArrays, check_state, chosen
 from burnish.program.weights import ROUNDED
@@ -33,6 +34,7 @@ def export_inference(
     fold_norm: bool = True,
     metadata: Mapping[str, str] | None = None,
     round_weights: bool = True,
+    merge: bool = True,
 ) -> ir.Model:
     """Return the model that predicts what the program does in this state.
 
@@ -46,6 +48,7 @@ def export_inference(
         metadata: entries for ``metadata_props``, beside the source's and in place of those of the same key.
         round_weights: give weights the dtypes of the source's file, by rounding to nearest. Else they stay float32 where the
             state has them so, and the model casts them.
+        merge: compute each weight that has an adapter once; else adapters stay as they are, and the model's metadata lists them.
 
     Returns:
         A model with the source's inputs and outputs, and its weights and statistics as initializers under their own names.
@@ -66,7 +69,9 @@ def export_inference(
     if round_weights:
         for name, dtype in program.options.get(ROUNDED, {}).items():
             _round(graph.initializers[name], ir.DataType[dtype.upper()])
-    if fold_norm:
+    if merge:
+        merge_adapters(model)
+    if fold_norm and not read_adapters(model.metadata_props):  # what is folded into a weight would miss its adapter
         fold_weight_normalization(model)
         fold_batch_normalization(model)
     return remove_unused(model)

@@ -57,7 +57,7 @@ def to_training_model(
     if state is None:
         state = program.initial_state()
     check_state(program.signature.state, state, CheckpointError, "The state", "Pass the state of a session of this program")
-    inference = export_inference(program, state, fold_norm=False, metadata=properties, round_weights=False)
+    inference = export_inference(program, state, fold_norm=False, metadata=properties, round_weights=False, merge=False)
     _check_size(program, state, inference)
     opset = max(model.opset_imports[""] for model in program.graphs.values())
     graphs = {name: _graph_proto(model, opset) for name, model in program.graphs.items() if name != "predict"}

@@ -13,6 +13,7 @@ from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_constants import fold_constants
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.hoist_gather import hoist_gather
+from burnish.passes.merge_adapters import merge_adapters
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.recognize_attention import recognize_attention
@@ -40,6 +41,7 @@ __all__ = [
     "hoist_gather",
     "hold_group_normalization_constants",
     "lower_what_has_no_gradient",
+    "merge_adapters",
     "merge_casts",
     "mix_precision",
     "recognize_attention",

@@ -1,10 +1,11 @@
 """Changes to a model: heads replaced, models cut and joined; normalization layers converted, inserted and recalibrated; weights
-normalized; tables resized.
+normalized; tables resized; adapters put beside layers.
 
 Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
 ``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.
 """
 
+from burnish.surgery.adapters import load_peft, lora, merge_adapters, save_peft
 from burnish.surgery.convert import convert
 from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold
@@ -19,10 +20,14 @@ __all__ = [
     "convert",
     "find_head",
     "insert",
+    "load_peft",
+    "lora",
+    "merge_adapters",
     "recalibrate",
     "rename",
     "replace_head",
     "resize_table",
+    "save_peft",
     "truncate",
     "unfold",
     "weight_normalize",

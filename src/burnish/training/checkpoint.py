@@ -3,6 +3,8 @@
 The file's text header holds the format version, the identity of the program, the step, the engine, a checksum of the arrays and
 what the caller adds (the position in the data). Nothing is unpickled.
 
+A checkpoint of adapters (``burnish.surgery.lora``) has format 3: what no step changes is left out, and the header has its hash.
+
 A checkpoint with a journal has format 2: its file holds what every step changes, and names a base and the records of changed rows
 in the folder ``journal`` beside it (``burnish.training.journal``).
 """
@@ -26,16 +28,21 @@ from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
 from burnish.formats.state_file import StateFile, write_state_file
 from burnish.program import Program
-from burnish.program.state import check_state, kind_of, state_differences
+from burnish.program.carry_over import CarriedState, carry_over
+from burnish.program.state import check_state, chosen, kind_of, state_differences
+from burnish.training.adapter_base import AdapterBase, OnBase
 
 FORMAT = "burnish checkpoint"
-FORMAT_VERSION = 2
-WHOLE, WITH_JOURNAL = 1, 2
-"""The versions that are written: a state in one file, which the first burnish reads too, and one that goes on from a base."""
+FORMAT_VERSION = 3
+WHOLE, WITH_JOURNAL, OF_ADAPTERS = 1, 2, 3
+"""The versions that are written: a state in one file, which the first burnish reads too; one that goes on from a base of a
+journal; and one of adapters, without the weights beside them."""
 EXAMPLE = "last.safetensors"
 CHECKSUM = "checksum"
 JOURNAL = "journal"
 """The entry of the header with the place in a journal, and the folder of journals beside checkpoints."""
+BASE = "base"
+"""The entry of the header with the hash of what adapters stand beside."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Checkpoint:
         extra: what the caller added: JSON-compatible values.
         metadata: entries for the ``metadata_props`` of an exported model.
         journal: up to where in which journal it goes; None for a state in one file.
+        base: the hash of what adapters stand beside, which is not in the file; None for a whole state.
     """
 
     state: Mapping[str, np.ndarray]
@@ -72,6 +80,7 @@ class Checkpoint:
     extra: dict[str, Any]
     metadata: dict[str, str] = field(default_factory=dict)
     journal: JournalPlace | None = None
+    base: str | None = None
 
 
 def write_checkpoint(
@@ -85,6 +94,7 @@ def write_checkpoint(
     metadata: Mapping[str, str] | None = None,
     check: Callable[[str, np.ndarray], None] | None = None,
     journal: JournalPlace | None = None,
+    base: str | None = None,
 ) -> None:
     """Write a checkpoint, whole or not at all; an earlier file of this name is replaced only by a whole one.
 
@@ -98,6 +108,7 @@ def write_checkpoint(
         metadata: entries for the ``metadata_props`` of an exported model.
         check: as ``write_state_file`` takes it.
         journal: where the rest of the state is; ``state`` is then what is not there.
+        base: the hash of the rest of the state, which nothing changes; ``state`` is then without it.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -117,7 +128,7 @@ def write_checkpoint(
         raise CheckpointError(f"The folder of '{path}' cannot be made: {error}. Choose a folder you can write to") from error
     header = {
         "format": FORMAT,
-        "version": str(WHOLE if journal is None else WITH_JOURNAL),
+        "version": str(OF_ADAPTERS if base is not None else WHOLE if journal is None else WITH_JOURNAL),
         "step": str(step),
         "program": identity.program,
         "graphs": json.dumps(identity.graphs),
@@ -125,6 +136,7 @@ def write_checkpoint(
         "extra": extra_text,
         **({"metadata": json.dumps(dict(metadata))} if metadata else {}),
         **({} if journal is None else {JOURNAL: journal.as_json()}),
+        **({} if base is None else {BASE: base}),
     }
     try:
         write_state_file(path, state, header, checksum=CHECKSUM, check=check)
@@ -234,7 +246,8 @@ def _described(path: Path, file: StateFile, checked: bool = True) -> Checkpoint:
         metadata = {str(key): str(value) for key, value in json.loads(header.get("metadata", "{}")).items()}
         extra = dict(json.loads(header["extra"]))
         journal = JournalPlace.from_json(header[JOURNAL]) if version == WITH_JOURNAL else None
-        return Checkpoint(file, int(header["step"]), identity, header["engine"], extra, metadata, journal)
+        base = header[BASE] if version == OF_ADAPTERS else None
+        return Checkpoint(file, int(header["step"]), identity, header["engine"], extra, metadata, journal, base)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"
@@ -266,6 +279,61 @@ def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program,
             "over its state alone: session.load_state(burnish.training.read_checkpoint(path).state)"
         )
     check_state(program.signature.state, checkpoint.state, CheckpointError, subject, "It is damaged: use an earlier checkpoint")
+
+
+def with_base(
+    path: str | Path, checkpoint: Checkpoint, base: AdapterBase, present: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
+    """Return the state of a checkpoint with the base that it leaves out; a whole one as it is.
+
+    Args:
+        path: of the checkpoint.
+        checkpoint: as it was opened.
+        base: of the program whose state it is to be.
+        present: the state that has the base.
+
+    Raises:
+        CheckpointError: the base is another one, or the program has no adapters.
+    """
+    if checkpoint.base is None:
+        return checkpoint.state
+    own = base.hash(present)
+    if own is None:
+        raise CheckpointError(
+            f"The checkpoint '{path}' holds adapters alone, and the program has none: compile the model that it was made "
+            "with, with its adapters (burnish.surgery.lora)"
+        )
+    if own != checkpoint.base:
+        raise CheckpointError(
+            f"The checkpoint '{path}' holds adapters of another model: the weights beside them had the SHA-256 "
+            f"{checkpoint.base[:16]}..., and those of this program have {own[:16]}.... Compile the file that they were trained "
+            "on; or take the adapters over to this one all the same: session.restore(path, strict=False)"
+        )
+    return OnBase(checkpoint.state, chosen(present, base.names))
+
+
+def carried_from(path: str | Path, checkpoint: Checkpoint, program: Program, present: Mapping[str, np.ndarray]) -> CarriedState:
+    """Take over what a program has too of the state of a checkpoint of another one.
+
+    Args:
+        path: of the checkpoint.
+        checkpoint: as it was read.
+        program: whose state it is to be.
+        present: the state of the program, which stays where nothing is taken over.
+
+    Raises:
+        CheckpointError: it has no parameter that the program has.
+    """
+    state = checkpoint.state
+    if checkpoint.base is not None:  # the weights beside its adapters are those that are there
+        state = {**chosen(present, AdapterBase(program).names), **state}
+    carried = carry_over(program.init, program.signature, program.options, present, state)
+    if not any(name.startswith("param/") and name in checkpoint.state for name in carried.carried):
+        raise CheckpointError(
+            f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
+            "dtype. Compile the model that it was made with"
+        )
+    return carried
 
 
 def _other_rows(checkpoint: Checkpoint, program: Program) -> list[tuple[str, int, int]]:

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -22,20 +23,23 @@ from burnish.distributed.runners.spread_tables import SpreadTablesRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver
 from burnish.engines.row_writes import RowWriter
-from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, InputError
-from burnish.formats.export import export_inference, save_inference
+from burnish.errors import CarryOverWarning, ConfigurationError, EngineError
+from burnish.formats.adapter_files import check_form, save_with_adapters
+from burnish.formats.export import export_inference
 from burnish.graph import garbage_kept
 from burnish.metrics import total_of
 from burnish.program import Program, Role
-from burnish.program.carry_over import carry_over
 from burnish.program.state import EntriesOnRequest, averages
 from burnish.training import journal as journals
+from burnish.training.adapter_base import AdapterBase
 from burnish.training.checkpoint import (
     ProgramIdentity,
+    carried_from,
     check_checkpoint,
     finite_check,
     open_checkpoint,
     read_checkpoint,
+    with_base,
     write_checkpoint,
 )
 from burnish.training.features import Features
@@ -43,7 +47,7 @@ from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import warn_of_probabilities
 from burnish.training.tables import SessionTables
-from burnish.training.totals import Totals, figures, only_totals
+from burnish.training.totals import figures, only_totals, totals_over
 from burnish.training.turns import one_at_a_time
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
@@ -128,6 +132,7 @@ class Session:
         self._closed_state: dict[str, np.ndarray] = {}
         self._closed_tables: RowWriter | None = None
         self._journal: Journal | None = None
+        self._base = AdapterBase(program)
         self._has_part = False
         self.metadata: dict[str, str] = {}
         self._objective_is_checked = False
@@ -221,18 +226,7 @@ class Session:
         Raises:
             InputError: a batch does not fit, there are none, or nothing in them counts.
         """
-        if not isinstance(batches, Iterable):
-            raise InputError(f"The data to evaluate is {batches!r}: give an iterable of batches, as evaluate takes them")
-        totals = Totals()
-        done = 0
-        for batch in batches:
-            totals.add(self.evaluate_totals(batch, parameters))
-            done += 1
-            if progress is not None:
-                progress(done)
-        if not done:
-            raise InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up")
-        return self.combine_totals(totals.added())
+        return self.combine_totals(totals_over(batches, lambda batch: self.evaluate_totals(batch, parameters), progress))
 
     @one_at_a_time
     def predict(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
@@ -308,7 +302,8 @@ class Session:
                 if self._tables is not None and self._runner is not None:
                     self._tables.follow(self._journal.place)
             else:
-                write_checkpoint(path, state, check=check, **described)
+                described["base"] = self._base.hash(state)
+                write_checkpoint(path, self._base.left_out_of(state), check=check, **described)
 
     @one_at_a_time
     def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
@@ -328,18 +323,14 @@ class Session:
                 program; or it has no parameter that this program has. The state is as it was.
         """
         if strict:
-            with open_checkpoint(path, None if self._tables is None else self._tables.agrees_with) as opened:
-                check_checkpoint(path, opened, self.program, self._identity)
-                self._load(opened.state, Journal.at(Path(path), opened.journal))
+            known = None if self._tables is None else self._tables.agrees_with
+            with open_checkpoint(path, known) as opened, self._state_on_request() if opened.base else nullcontext({}) as present:
+                state = with_base(path, opened, self._base, present)
+                check_checkpoint(path, replace(opened, state=state), self.program, self._identity)
+                self._load(state, Journal.at(Path(path), opened.journal))
             self.metadata = {**self.metadata, **opened.metadata}
             return opened.extra
-        checkpoint = read_checkpoint(path)
-        carried = carry_over(self.program.init, self.program.signature, self.program.options, self.state(), checkpoint.state)
-        if not any(name.startswith("param/") for name in carried.carried):
-            raise CheckpointError(
-                f"The checkpoint '{path}' is of another model: it has no parameter that this program has, in name, shape and "
-                "dtype. Compile the model that it was made with"
-            )
+        carried = carried_from(path, checkpoint := read_checkpoint(path), self.program, self.state())
         self._load(carried.state)
         if notes := carried.notes():
             warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
@@ -347,7 +338,7 @@ class Session:
 
     @garbage_kept()
     @one_at_a_time
-    def export(self, path: str | Path, fold_norm: bool = True, parameters: str | None = None) -> Path:
+    def export(self, path: str | Path, fold_norm: bool = True, parameters: str | None = None, adapters: str = "merged") -> Path:
         """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
 
         Args:
@@ -355,16 +346,21 @@ class Session:
             fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before it or
                 the one after it, where that is exact up to rounding.
             parameters: ``average`` writes the average that the optimizer keeps, in place of the parameters.
+            adapters: of a program with adapters, ``merged`` into the weights; ``kept`` beside them; ``apart``, in an
+                ``.onnx_adapter`` beside the model, for ONNX Runtime; as required ``inputs`` of the model, with their values in a
+                ``.safetensors`` beside it; or ``peft``, without the model: a folder that PEFT reads (``docs/adapters.md``).
 
         Returns:
             The path.
 
         Raises:
             CheckpointError: the file cannot be written.
-            ConfigurationError: the optimizer keeps no average.
+            ConfigurationError: the optimizer keeps no average; or ``adapters`` is none of these, or the program has none.
         """
+        check_form(adapters, self.program.metadata)
         with self._state_on_request(*self._instead(parameters)) as state:
-            return save_inference(export_inference(self.program, state, fold_norm, self.metadata), path)
+            model = export_inference(self.program, state, fold_norm, self.metadata, merge=adapters == "merged")
+            return save_with_adapters(model, path, adapters)
 
     @one_at_a_time
     def close(self) -> None:
@@ -459,6 +455,7 @@ class Session:
         """Replace the state by one that was checked; ``journal`` is where its next checkpoint with a journal may go on."""
         runner = self._require_runner(settled=False)
         self._journal = None
+        self._base.forget()
         if self._tables is None:
             runner.load_state(state)
         else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,37 @@ class Totals:
             for name, arrays in self.sums.items()
         }
         return {**self.counts, **sums}
+
+
+def totals_over(
+    batches: Iterable[Mapping[str, Any]],
+    evaluate: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the added totals of many batches.
+
+    Args:
+        batches: of any sizes.
+        evaluate: returns the totals of one.
+        progress: called after each batch with the number of batches done.
+
+    Raises:
+        InputError: there are no batches.
+    """
+    if not isinstance(batches, Iterable):
+        raise InputError(
+            f"The data to evaluate is {batches!r}: give a list or another iterable of batches, as evaluate takes them"
+        )
+    totals = Totals()
+    done = 0
+    for batch in batches:
+        totals.add(evaluate(batch))
+        done += 1
+        if progress is not None:
+            progress(done)
+    if not done:
+        raise InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up")
+    return totals.added()
 
 
 def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,138 @@
+"""What a model says of the adapters in it: small weights that train beside weights that stay as they are.
+
+``burnish.surgery.lora`` writes it into the model's metadata, and everything after reads it there: what trains, what a checkpoint
+holds, what an export merges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import onnx_ir as ir
+
+from burnish.errors import ModelError
+
+ADAPTERS = "burnish.adapters"
+"""The entry of ``metadata_props`` that lists the adapters, as JSON."""
+VERSION = 1
+VARIANTS = ("lora", "dora", "ia3")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of one node.
+
+    Attributes:
+        layer: the layer that it adapts, called as the module that its weight belongs to.
+        operator: ``MatMul``, ``Gemm``, ``Conv`` or ``Gather``.
+        variant: ``lora``, ``dora`` or ``ia3``.
+        weight: the name of the initializer that holds the weight, or the integers of it.
+        product: the name of the output of the node.
+        base_output: that of what the adapter changes: the product, or the sum of product and bias.
+        output: that of what stands in its place.
+        parameters: part -> initializer: ``A`` and ``B``, for dora also ``magnitude``; ``scale`` for ia3. A is [inputs, rank], for
+            Conv [rank, inputs / groups, *kernel]; B is [rank, outputs], for Conv [outputs, rank / groups, 1, ...]; magnitude is
+            [outputs]; scale is [outputs], or [inputs] with ``feedforward``.
+        rank, alpha, rslora: B counts ``alpha / rank`` times, or ``alpha / √rank`` with rslora.
+        dropout: the share of inputs that training drops before A.
+        feedforward: whether an ia3 scales what the node reads.
+        spatial: how many axes the kernel of a Conv has; else 0.
+    """
+
+    layer: str
+    operator: str
+    variant: str
+    weight: str
+    product: str
+    base_output: str
+    output: str
+    parameters: Mapping[str, str]
+    rank: int = 0
+    alpha: float = 0.0
+    rslora: bool = False
+    dropout: float = 0.0
+    feedforward: bool = False
+    spatial: int = 0
+
+    @property
+    def scaling(self) -> float:
+        """What B is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank) if self.rank else 1.0
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of a model.
+
+    Attributes:
+        adapters: in the order of the graph.
+        also_trained: initializers that are none of an adapter's and train by default too, such as those of a new head.
+    """
+
+    adapters: tuple[Adapter, ...] = ()
+    also_trained: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.adapters)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The initializers of the adapters, each once: nodes that read one weight may share them."""
+        return tuple(dict.fromkeys(name for adapter in self.adapters for name in adapter.parameters.values()))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """What trains by default."""
+        return tuple(dict.fromkeys((*self.parameters, *self.also_trained)))
+
+    def write(self, model: ir.Model) -> None:
+        """Let a model say, in place, which adapters are in it; nothing where there are none."""
+        if self.adapters:
+            listed = [asdict(adapter) for adapter in self.adapters]
+            entry = {"version": VERSION, "adapters": listed, "also_trained": list(self.also_trained)}
+            model.metadata_props[ADAPTERS] = json.dumps(entry, sort_keys=True)
+        else:
+            model.metadata_props.pop(ADAPTERS, None)
+
+
+def read_adapters(metadata: Mapping[str, str]) -> Adapters:
+    """Return the adapters that a model's metadata lists; none where it lists none.
+
+    Raises:
+        ModelError: the entry is not what was written, or of a newer version.
+    """
+    if ADAPTERS not in metadata:
+        return Adapters()
+    try:
+        entry = json.loads(metadata[ADAPTERS])
+        version = int(entry["version"])
+        if version <= VERSION:
+            adapters = Adapters(tuple(Adapter(**dict(listed)) for listed in entry["adapters"]), tuple(entry["also_trained"]))
+            for adapter in adapters.adapters:
+                _check(adapter)
+            if not all(isinstance(name, str) for name in adapters.also_trained):
+                raise TypeError("also_trained is no list of names")
+            return adapters
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"the model's metadata '{ADAPTERS}' cannot be read ({error!r}): make the model again with burnish.surgery.lora, or "
+            "remove that entry, and its adapters are weights as others are"
+        ) from error
+    raise ModelError(
+        f"the model's adapters are noted in version {version}, and this burnish reads up to {VERSION}: update burnish"
+    )
+
+
+def _check(adapter: Adapter) -> None:
+    """Raise ValueError or TypeError for an entry of other kinds than were written."""
+    kinds = {"str": str, "int": int, "float": (int, float), "bool": bool, "Mapping[str, str]": dict}
+    for field in fields(adapter):
+        if not isinstance(getattr(adapter, field.name), kinds[str(field.type)]):  # type: ignore[arg-type]
+            raise TypeError(f"{field.name} is {getattr(adapter, field.name)!r}")
+    expected = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}
+    if adapter.variant not in VARIANTS or set(adapter.parameters) != expected[adapter.variant]:
+        raise ValueError(f"variant {adapter.variant!r} with the parameters {sorted(adapter.parameters)}")
+    if adapter.rank < (adapter.variant != "ia3") or not all(isinstance(name, str) for name in adapter.parameters.values()):
+        raise ValueError(f"rank {adapter.rank}")

@@ -1,0 +1,153 @@
+"""Models with adapters, and the files that adapters have apart from them: for ONNX Runtime, for JavaScript, for PEFT."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.analysis.adapters import Adapter, Adapters, read_adapters
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.export import save_inference
+from burnish.formats.file_writing import file_path, replacing
+from burnish.formats.peft import write_peft
+from burnish.formats.state_file import write_state_file
+from burnish.graph import constant_array
+from burnish.graph.edits import replace_uses
+from burnish.graph.uses import remove_unread
+from burnish.passes.merge_adapters import lengths_beside
+from burnish.settings import suggestion
+
+FORMS = ("merged", "kept", "apart", "inputs", "peft")
+"""What an export may do with adapters; ``Session.export`` says what each is."""
+ONNX_ADAPTER = ".onnx_adapter"
+"""The suffix of ONNX Runtime's files of adapters."""
+
+
+def check_form(form: str, metadata: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a form of adapters that there is not, or one of a model that has none."""
+    if form not in FORMS:
+        raise ConfigurationError(f"adapters={form!r}{suggestion(str(form), FORMS)}: choose among {', '.join(map(repr, FORMS))}")
+    if form != "merged" and not read_adapters(metadata):
+        raise ConfigurationError(
+            f"adapters='{form}': the model has no adapters: put some beside its layers (burnish.surgery.lora), or leave this out"
+        )
+
+
+def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str, names: Mapping[str, str] | None = None) -> Path:
+    """Write a model whose adapters are initializers, in one of the forms; ``merged`` are already, and there are none left.
+
+    Args:
+        model: the model; changed.
+        path: the ``.onnx`` file; of ``peft`` the folder.
+        form: ``kept`` writes it as it is. ``apart`` makes adapters optional inputs, which an ``.onnx_adapter`` beside the file
+            gives to ONNX Runtime (``RunOptions.add_active_adapter``); without one the model computes what it did without
+            adapters. ``inputs`` makes them required inputs, with their values in a ``.safetensors`` beside the file. ``peft``
+            writes them for PEFT, without the model.
+        names: of ``peft``, as ``write_peft`` takes them.
+
+    Returns:
+        The path.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+        ConfigurationError: of ``peft``, what ``write_peft`` raises.
+    """
+    if form in ("merged", "kept"):
+        return save_inference(model, path)
+    if form == "peft":
+        return write_peft(model, Path(path), names or {})
+    path = file_path(path, "tuned.onnx")
+    arrays = as_inputs(model, is_optional=form == "apart")
+    saved = save_inference(model, path)
+    if form == "apart":
+        write_onnx_adapter(arrays, path.with_suffix(ONNX_ADAPTER))
+    else:
+        write_state_file(path.with_suffix(".safetensors"), arrays, {"format": "pt"})
+    return saved
+
+
+def as_inputs(model: ir.Model, is_optional: bool) -> dict[str, np.ndarray]:
+    """Make the adapters of a model inputs, in place, of any rank; return their values.
+
+    The scaling goes into B, so that adapters of other ranks and alphas fit the same model.
+
+    Args:
+        model: with adapters as initializers.
+        is_optional: an input has a default, of rank 1, with which the model computes what it does without adapters; else it is
+            required.
+    """
+    adapters, graph = read_adapters(model.metadata_props), model.graph
+    arrays: dict[str, np.ndarray] = {}
+    for adapter in adapters.adapters:
+        for part, name in adapter.parameters.items():
+            if name in arrays:
+                continue
+            value = graph.initializers[name]
+            array = constant_array(value)
+            assert array is not None
+            arrays[name] = array
+            if part == "B" and adapter.scaling != 1:
+                arrays[name] = (array.astype(np.float64) * adapter.scaling).astype(array.dtype)
+                _drop_scaling(graph, value)
+            if part in "AB":
+                _open_rank(adapter, value, part)
+    for name, array in arrays.items():
+        value = graph.initializers[name]
+        adapter, part = next((one, part) for one in adapters.adapters for part, own in one.parameters.items() if own == name)
+        if is_optional:
+            value.const_value = ir.Tensor(_neutral(model, adapter, part, array), name=name)
+        else:
+            graph.initializers.pop(name)
+            value.const_value = None
+        graph.inputs.append(value)
+    Adapters().write(model)
+    return arrays
+
+
+def write_onnx_adapter(arrays: Mapping[str, np.ndarray], path: Path) -> Path:
+    """Write arrays as a file of adapters that ONNX Runtime reads, whole or not at all.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    import onnxruntime
+
+    adapter = onnxruntime.AdapterFormat()
+    adapter.set_parameters({name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    with replacing(path) as partial:
+        try:
+            adapter.export_adapter(str(partial))
+        except RuntimeError as error:
+            raise CheckpointError(f"'{path}' cannot be written: {error}. Choose a file you can write to") from error
+    return path
+
+
+def _drop_scaling(graph: ir.Graph, b: ir.Value) -> None:
+    """Let what reads a scaled B read B itself."""
+    for node, _ in tuple(b.uses()):
+        if node.domain == "" and node.op_type == "Mul":
+            replace_uses(node.outputs[0], b)
+            remove_unread(graph, node)
+
+
+def _open_rank(adapter: Adapter, value: ir.Value, part: str) -> None:
+    """Leave the rank of A or B open, and that of what is computed with A."""
+    axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
+    shape = value.shape
+    assert shape is not None
+    value.shape = ir.Shape([None if place == axis else extent for place, extent in enumerate(shape.dims)])
+    for node in value.consumers() if part == "A" else ():
+        for output in node.outputs:
+            output.shape = None
+
+
+def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) -> np.ndarray:
+    """What leaves a model as it is without its adapter."""
+    if part in "AB":
+        axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
+        return np.zeros([1 if place == axis else extent for place, extent in enumerate(array.shape)], array.dtype)
+    return np.ones(array.shape, array.dtype) if part == "scale" else lengths_beside(model, adapter).astype(array.dtype)

@@ -1,0 +1,273 @@
+"""Adapters as Hugging Face's PEFT keeps them: ``adapter_model.safetensors`` and ``adapter_config.json`` in a folder.
+
+Source of names and layouts: ``peft`` 0.21, ``tuners/lora`` and ``tuners/ia3``, ``utils/save_and_load.py``. Files of pickled
+weights (``adapter_model.bin``) are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.analysis.adapters import Adapter, read_adapters
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.file_writing import replacing
+from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.graph import constant_array
+
+WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."
+PARTS = {
+    "lora_A.weight": "A",
+    "lora_B.weight": "B",
+    "lora_embedding_A": "A",
+    "lora_embedding_B": "B",
+    "lora_magnitude_vector": "magnitude",
+    "ia3_l": "scale",
+}
+"""What comes after the name of a module -> the part of an adapter."""
+LARGEST_CONFIGURATION = 1 << 20
+MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+"""The path of a module in PyTorch."""
+
+
+@dataclass(frozen=True)
+class PeftAdapters:
+    """What a folder of PEFT holds.
+
+    Attributes:
+        variant: ``lora``, ``dora`` or ``ia3``.
+        modules: the arrays of each adapted module, part -> array in PEFT's layout.
+        others: parameters that were trained beside the adapters, by their names in the model.
+        dropout, rslora: as ``burnish.surgery.lora`` takes them.
+        feedforward: the modules whose inputs an ia3 scales.
+        configuration: ``adapter_config.json``.
+        tables: the modules that are embeddings.
+    """
+
+    variant: str
+    modules: Mapping[str, Mapping[str, np.ndarray]]
+    others: Mapping[str, np.ndarray]
+    dropout: float
+    rslora: bool
+    feedforward: tuple[str, ...]
+    configuration: Mapping[str, Any]
+    tables: frozenset[str] = frozenset()
+
+    def alpha(self, module: str) -> float:
+        """Return the alpha of a module."""
+        patterns = self.configuration.get("alpha_pattern") or {}
+        own = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+        return float(next(own, self.configuration["lora_alpha"]))
+
+
+def write_peft(model: ir.Model, folder: Path, names: Mapping[str, str]) -> Path:
+    """Write the adapters of a model into a folder that ``peft.PeftModel.from_pretrained`` reads.
+
+    Args:
+        model: with adapters as initializers, and its metadata naming them.
+        folder: made where it is not there; files of these names in it are replaced.
+        names: layer -> PyTorch module, where the layer is called otherwise; also for initializers that were trained beside the
+            adapters, by their names.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigurationError: adapters that PEFT cannot have, or a layer whose name is no module's.
+        CheckpointError: a file cannot be written.
+    """
+    adapters = read_adapters(model.metadata_props)
+    arrays: dict[str, np.ndarray] = {}
+    modules: dict[str, Adapter] = {}
+    for adapter in adapters.adapters:
+        module = names.get(adapter.layer, adapter.layer)
+        _check_writable(adapter, module, model)
+        modules[module] = adapter
+        for part, name in adapter.parameters.items():
+            array = constant_array(model.graph.initializers[name])
+            assert array is not None
+            arrays[f"{PREFIX}{module}.{_suffix(adapter, part)}"] = in_layout_of_peft(adapter, part, array)
+    for name in adapters.also_trained:
+        array = constant_array(model.graph.initializers[name])
+        assert array is not None
+        arrays[f"{PREFIX}{names.get(name, name)}"] = array
+    saved = sorted({names.get(name, name).rpartition(".")[0] for name in adapters.also_trained})
+    configuration = _configuration(modules, saved)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_state_file(folder / WEIGHTS, arrays, {"format": "pt"})
+        with replacing(folder / CONFIGURATION) as partial:
+            partial.write_text(json.dumps(configuration, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"'{folder}' cannot be written: {error}. Choose a folder you can write to") from error
+    return folder
+
+
+def read_peft(folder: str | Path) -> PeftAdapters:
+    """Read a folder of PEFT.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+        ConfigurationError: adapters of another kind than LoRA, DoRA and (IA)³, or with parts that burnish does not have.
+    """
+    folder = Path(folder)
+    configuration = _read_configuration(folder / CONFIGURATION)
+    if not (folder / WEIGHTS).is_file() and (folder / "adapter_model.bin").is_file():
+        raise CheckpointError(
+            f"'{folder}' has its weights in 'adapter_model.bin', which is pickled and not read: save them in PEFT with "
+            "safe_serialization=True"
+        )
+    arrays, _ = read_state_file(folder / WEIGHTS, "file of PEFT")
+    kind = configuration.get("peft_type")
+    if kind not in ("LORA", "IA3"):
+        raise ConfigurationError(f"'{folder}' holds adapters of the kind {kind!r}, and burnish has LORA, with DoRA, and IA3")
+    modules: dict[str, dict[str, np.ndarray]] = {}
+    others: dict[str, np.ndarray] = {}
+    tables: set[str] = set()
+    for key, array in arrays.items():
+        name = key.removeprefix(PREFIX)
+        suffix = next((suffix for suffix in PARTS if name.endswith(f".{suffix}")), None)
+        if suffix is not None:
+            module = name[: -len(suffix) - 1]
+            modules.setdefault(module, {})[PARTS[suffix]] = array
+            if "embedding" in suffix:
+                tables.add(module)
+        elif "lora_" in name or "ia3_" in name:
+            raise ConfigurationError(f"'{folder}': '{key}' is a part of an adapter that burnish does not have: train without it")
+        else:
+            others[name] = array
+    try:
+        variant = "ia3" if kind == "IA3" else "dora" if configuration.get("use_dora") else "lora"
+        float(configuration["lora_alpha"] if kind == "LORA" else 0)
+        feedforward = configuration.get("feedforward_modules") or ()
+        names = (feedforward,) if isinstance(feedforward, str) else tuple(map(str, feedforward))
+        dropout, rslora = float(configuration.get("lora_dropout") or 0), bool(configuration.get("use_rslora"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder / CONFIGURATION, error) from error
+    wanted = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}[variant]
+    for module, parts in modules.items():
+        if set(parts) != wanted:
+            raise CheckpointError(
+                f"'{folder / WEIGHTS}' has {', '.join(sorted(parts))} of the module '{module}', and a {variant} has "
+                f"{', '.join(sorted(wanted))}: save the adapter again"
+            )
+    feeding = _matching(modules, names)
+    return PeftAdapters(variant, modules, others, dropout, rslora, feeding, configuration, frozenset(tables))
+
+
+def in_layout_of_peft(adapter: Adapter, part: str, array: np.ndarray) -> np.ndarray:
+    """Return a parameter in PEFT's layout."""
+    if adapter.operator == "Conv":
+        return array.reshape(1, -1, *(1 for _ in range(adapter.spatial))) if part in ("magnitude", "scale") else array
+    if part == "scale":
+        return array.reshape(1, -1) if adapter.feedforward else array.reshape(-1, 1)
+    return np.ascontiguousarray(array.T) if part in "AB" else array
+
+
+def from_layout_of_peft(operator: str, part: str, array: np.ndarray) -> np.ndarray:
+    """Return a parameter of a node of an operator in burnish's layout."""
+    if part in ("magnitude", "scale"):
+        return array.reshape(-1)
+    return array if operator == "Conv" else np.ascontiguousarray(array.T)
+
+
+def _suffix(adapter: Adapter, part: str) -> str:
+    """What comes after the name of a module."""
+    of_table = adapter.operator == "Gather"
+    return next(
+        suffix for suffix, own in PARTS.items() if own == part and (part not in "AB" or ("embedding" in suffix) == of_table)
+    )
+
+
+def _check_writable(adapter: Adapter, module: str, model: ir.Model) -> None:
+    """Raise ConfigurationError where PEFT has no such adapter, or no module of this name."""
+    if not MODULE.fullmatch(module):
+        raise ConfigurationError(
+            f"peft: the layer '{module}' has no name of a PyTorch module: say which it is, names={{'{module}': 'encoder.query'}}"
+        )
+    if adapter.operator == "Gather" and adapter.variant == "ia3":
+        raise ConfigurationError(f"peft: PEFT has no ia3 of an embedding, as '{module}' is: leave it out of the patterns")
+    product = next(value for node in model.graph for value in node.outputs if value.name == adapter.product)
+    node = product.producer()
+    if node is None or adapter.operator != "Conv":
+        return
+    grouped, dilated = (node.attributes.get(name) for name in ("group", "dilations"))
+    if adapter.variant != "ia3" and grouped is not None and grouped.as_int() != 1:
+        raise ConfigurationError(
+            f"peft: '{module}' is a convolution in groups, of which each has an A of its own here, and all have one in PEFT: "
+            "leave it out of the patterns"
+        )
+    if adapter.variant != "ia3" and dilated is not None and set(dilated.as_ints()) != {1}:
+        raise ConfigurationError(f"peft: '{module}' is a dilated convolution, for which PEFT has no adapter: leave it out")
+
+
+def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str]) -> dict[str, Any]:
+    """Return ``adapter_config.json`` of adapters."""
+    variants = {adapter.variant for adapter in modules.values()}
+    shared = {(adapter.dropout, adapter.rslora) for adapter in modules.values()}
+    if len(variants) > 1 or len(shared) > 1:
+        raise ConfigurationError(
+            "peft: one folder holds adapters of one variant, dropout and rslora, and the model has several: write them from "
+            "models with one each"
+        )
+    common = {
+        "target_modules": sorted(modules),
+        "modules_to_save": list(saved) or None,
+        "inference_mode": True,
+        "task_type": None,
+    }
+    common |= {"base_model_name_or_path": None, "revision": None}
+    if variants == {"ia3"}:
+        feedforward = sorted(module for module, adapter in modules.items() if adapter.feedforward)
+        return {**common, "peft_type": "IA3", "feedforward_modules": feedforward, "fan_in_fan_out": False}
+    ranks = Counter(adapter.rank for adapter in modules.values())
+    alphas = Counter(adapter.alpha for adapter in modules.values())
+    rank, alpha = ranks.most_common(1)[0][0], alphas.most_common(1)[0][0]
+    first = next(iter(modules.values()))
+    return {
+        **common,
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "rank_pattern": {module: adapter.rank for module, adapter in modules.items() if adapter.rank != rank},
+        "alpha_pattern": {module: _whole(adapter.alpha) for module, adapter in modules.items() if adapter.alpha != alpha},
+        "lora_dropout": first.dropout,
+        "use_rslora": first.rslora,
+        "use_dora": variants == {"dora"},
+        "bias": "none",
+        "fan_in_fan_out": False,
+    }
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number == int(number) else number
+
+
+def _read_configuration(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST_CONFIGURATION:
+            raise ValueError(f"it is larger than {LARGEST_CONFIGURATION:,} bytes")
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"There is no '{path}': give a folder that save_pretrained of PEFT, or burnish, wrote") from error
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"'{path}' cannot be read ({error!r}): save the adapter again")
+
+
+def _matching(modules: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules that are of one of the names, or end in one, as PEFT matches them."""
+    wanted = tuple(names)
+    return tuple(module for module in modules if any(module == name or module.endswith(f".{name}") for name in wanted))

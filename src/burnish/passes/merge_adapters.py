@@ -1,0 +1,266 @@
+"""Adapters and the weights beside them become single weights: what a plain runtime computes fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.analysis.adapters import Adapter, Adapters, read_adapters
+from burnish.errors import CheckpointError, ModelError
+from burnish.graph import Names, add_initializer, attribute_value, constant_array, remove_unread_value
+from burnish.graph.edits import replace_uses
+from burnish.graph.evaluation import constant_result
+from burnish.graph.uses import producer_of, remove_unread
+
+
+def merge_adapters(model: ir.Model) -> ir.Model:
+    """Compute each weight that has an adapter once, in place, and take the adapter away.
+
+    The result is computed in float64 and rounded once to the dtype of the weight. It has the name and the layout of the weight,
+    which it replaces, unless something else reads that too, or it is dequantized from integers: it is then
+    ``<layer>.merged_weight``, in floating point.
+
+    Args:
+        model: with all adapters as initializers; one without adapters stays as it is.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ModelError: the nodes of an adapter are not there as ``burnish.surgery.lora`` put them.
+    """
+    adapters = read_adapters(model.metadata_props)
+    if not adapters:
+        return model
+    merging = _Merging(model, adapters.adapters)
+    for adapter in adapters.adapters:
+        merging.merge(adapter)
+    merging.place(adapters)
+    Adapters().write(model)
+    return model
+
+
+def weight_operand(adapter: Adapter) -> int:
+    """Return the place of the weight among the inputs of an adapter's node."""
+    return 0 if adapter.operator == "Gather" else 1
+
+
+def output_axis(node: ir.Node) -> int:
+    """Return the axis of the weight of a node that counts its outputs."""
+    return 0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_value(node, "transB", 0)) else 1
+
+
+def product_of(adapter: Adapter, arrays: Mapping[str, np.ndarray], node: ir.Node, shape: Sequence[int]) -> np.ndarray:
+    """Return ``s A B`` in the layout of a node's weight, in float64.
+
+    Args:
+        adapter: ``lora`` or ``dora``.
+        arrays: its parameters, by part.
+        node: its node.
+        shape: of the weight.
+    """
+    a, b = (arrays[part].astype(np.float64) for part in "AB")
+    if adapter.operator != "Conv":
+        delta = a @ b
+        return adapter.scaling * (delta.T if output_axis(node) == 0 else delta)
+    groups = int(attribute_value(node, "group", 1))
+    by_group = zip(np.split(a.reshape(len(a), -1), groups), np.split(b.reshape(len(b), -1), groups), strict=True)
+    return adapter.scaling * np.concatenate([outputs @ inputs for inputs, outputs in by_group]).reshape(shape)
+
+
+def lengths_beside(model: ir.Model, adapter: Adapter) -> np.ndarray:
+    """Return the lengths of the weight beside an adapter, one for each output, in float64: what a magnitude begins with.
+
+    Raises:
+        ModelError: its node is not there as ``burnish.surgery.lora`` put it.
+    """
+    outputs = (output for node in model.graph for output in node.outputs)
+    product = next((output for output in outputs if output.name == adapter.product), None)
+    node = None if product is None else product.producer()
+    operand = None if node is None or node.op_type != adapter.operator else node.inputs[weight_operand(adapter)]
+    weight = None if operand is None else constant_result(operand, model.opset_imports[""])
+    if node is None or weight is None:
+        raise _changed(adapter, adapter.product)
+    factor = attribute_value(node, "alpha", 1.0) if adapter.operator == "Gemm" else 1.0
+    return _lengths(weight.astype(np.float64) * factor, output_axis(node))
+
+
+class _Merging:
+    """One walk over the adapters of a model."""
+
+    def __init__(self, model: ir.Model, adapters: Sequence[Adapter]):
+        self._graph, self._opset = model.graph, model.opset_imports[""]
+        self._names = Names.of(model.graph)
+        self._values = {value.name: value for node in model.graph for value in node.outputs}
+        self._nodes: dict[str, set[ir.Node]] = {}
+        for adapter in adapters:
+            self._nodes.setdefault(adapter.layer, set()).add(self._node(adapter))
+        self._merged: dict[tuple[str, ir.Value], np.ndarray] = {}
+        self._replaced: list[ir.Node | None] = []
+
+    def merge(self, adapter: Adapter) -> None:
+        node = self._node(adapter)
+        arrays = {part: self._parameter(adapter, name) for part, name in adapter.parameters.items()}
+        operand = self._weight(adapter)
+        if (adapter.layer, operand) not in self._merged:
+            self._merged[adapter.layer, operand] = self._merged_weight(adapter, node, operand, arrays)
+        if adapter.variant == "ia3":
+            self._merge_scale(adapter, node, arrays["scale"])
+        if adapter.output != adapter.base_output:
+            base, output = self._computed(adapter, adapter.base_output), self._computed(adapter, adapter.output)
+            self._replaced.append(output.producer())
+            replace_uses(output, base)
+            output.name, base.name = None, adapter.output
+
+    def place(self, adapters: Adapters) -> None:
+        """Remove the nodes of adapters and what was stored for them alone, and put merged weights where weights were."""
+        remove_unread(self._graph, *self._replaced)
+        for name in adapters.parameters:
+            if name in self._graph.initializers:
+                remove_unread_value(self._graph, self._graph.initializers[name])
+        placed: dict[str, set[ir.Value]] = {}
+        for adapter in adapters.adapters:
+            operand = self._weight(adapter)
+            if operand not in placed.setdefault(adapter.layer, set()):
+                placed[adapter.layer].add(self._placed(adapter, operand, self._merged[adapter.layer, operand]))
+
+    def _merged_weight(self, adapter: Adapter, node: ir.Node, operand: ir.Value, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        weight = constant_result(operand, self._opset)
+        if weight is None:
+            raise _changed(adapter, adapter.weight)
+        merged = _merged(adapter, arrays, weight.astype(np.float64), node).astype(weight.dtype)
+        if not np.isfinite(merged.astype(np.float64)).all():
+            raise CheckpointError(
+                f"the weight '{adapter.weight}' and its adapter come to NaN or infinite values in {weight.dtype}: train with a "
+                "smaller learning rate"
+            )
+        return merged
+
+    def _placed(self, adapter: Adapter, operand: ir.Value, merged: np.ndarray) -> ir.Value:
+        """Put a merged weight where the layer's nodes read it; return what they read then."""
+        source = self._graph.initializers.get(adapter.weight)
+        order = None if source is None else _order_from(operand, source)
+        nodes = self._nodes[adapter.layer]
+        if source is not None and order is not None and _terminal_readers(source) <= nodes:
+            source.const_value = ir.Tensor(np.ascontiguousarray(merged.transpose(order)), name=source.name)
+            return operand
+        name = self._names.take(f"{adapter.layer}.merged_weight")
+        value = add_initializer(self._graph, name, np.ascontiguousarray(merged))
+        for reader, place in tuple(operand.uses()):
+            if reader in nodes:
+                reader.replace_input_with(place, value)
+        remove_unread(self._graph, operand.producer())
+        if operand.is_initializer():
+            remove_unread_value(self._graph, operand)
+        return value
+
+    def _weight(self, adapter: Adapter) -> ir.Value:
+        operand = self._node(adapter).inputs[weight_operand(adapter)]
+        if operand is None:
+            raise _changed(adapter, adapter.weight)
+        return operand
+
+    def _merge_scale(self, adapter: Adapter, node: ir.Node, scale: np.ndarray) -> None:
+        """Take the scale off the input of a layer, or put it into its bias."""
+        if adapter.feedforward:
+            product = producer_of(node.inputs[0], "Mul")
+            if product is None:
+                raise _changed(adapter, adapter.parameters["scale"])
+            node.replace_input_with(0, product.inputs[0])
+            self._replaced.append(product)
+            return
+        base = self._computed(adapter, adapter.base_output).producer()
+        for place, bias in enumerate(() if base is None else base.inputs):
+            is_bias = adapter.operator != "Gather" and (base is not node or place == 2)
+            array = constant_array(bias) if is_bias else None
+            if base is not None and bias is not None and array is not None:
+                scaled = (array.astype(np.float64) * scale.astype(np.float64)).astype(array.dtype)
+                if bias.is_initializer() and len(bias.uses()) == 1 and scaled.shape == array.shape:
+                    bias.const_value = ir.Tensor(scaled, name=bias.name)
+                else:
+                    name = self._names.take(f"{adapter.layer}.merged_bias")
+                    base.replace_input_with(place, add_initializer(self._graph, name, scaled))
+
+    def _parameter(self, adapter: Adapter, name: str) -> np.ndarray:
+        array = constant_array(self._graph.initializers.get(name))
+        if array is None:
+            raise _changed(adapter, name)
+        return array
+
+    def _computed(self, adapter: Adapter, name: str) -> ir.Value:
+        if name not in self._values:
+            raise _changed(adapter, name)
+        return self._values[name]
+
+    def _node(self, adapter: Adapter) -> ir.Node:
+        node = self._computed(adapter, adapter.product).producer()
+        if node is None or node.op_type != adapter.operator:
+            raise _changed(adapter, adapter.product)
+        return node
+
+
+def _merged(adapter: Adapter, arrays: Mapping[str, np.ndarray], weight: np.ndarray, node: ir.Node) -> np.ndarray:
+    """The weight that computes what a weight [float64] and its adapter do."""
+    axis = output_axis(node)
+    if adapter.variant == "ia3":
+        return weight * _along(arrays["scale"], node, weight, axis, adapter.feedforward)
+    factor = attribute_value(node, "alpha", 1.0) if adapter.operator == "Gemm" else 1.0
+    whole = weight * factor + product_of(adapter, arrays, node, weight.shape)
+    if adapter.variant == "dora":
+        factors = arrays["magnitude"].astype(np.float64) / _lengths(whole, axis)
+        whole = whole * _along(factors, node, weight, axis, False)
+    return whole / factor
+
+
+def _lengths(weight: np.ndarray, axis: int) -> np.ndarray:
+    return np.sqrt(np.sum(weight * weight, axis=tuple(other for other in range(weight.ndim) if other != axis)))
+
+
+def _along(scale: np.ndarray, node: ir.Node, weight: np.ndarray, axis: int, of_inputs: bool) -> np.ndarray:
+    """A vector over outputs or inputs in a shape that broadcasts to a weight; a Conv's outputs read the inputs of their group."""
+    if of_inputs and node.op_type == "Conv":
+        groups = int(attribute_value(node, "group", 1))
+        by_output = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
+        return by_output.reshape(*by_output.shape, *(1 for _ in weight.shape[2:]))
+    place = 1 - axis if of_inputs else axis
+    return scale.reshape([-1 if other == place else 1 for other in range(weight.ndim)])
+
+
+def _order_from(operand: ir.Value, source: ir.Value) -> list[int] | None:
+    """The order of axes that makes of what a node reads the initializer that it was transposed from; None where it was not."""
+    rank = len(source.shape or ())
+    order, value = list(range(rank)), operand
+    while value is not source:
+        producer = producer_of(value, "Transpose", "Identity")
+        if producer is None or producer.inputs[0] is None:
+            return None
+        if producer.op_type == "Transpose":
+            perm = attribute_value(producer, "perm", list(reversed(range(rank))))
+            order = [order[int(place)] for place in np.argsort(perm)]
+        value = producer.inputs[0]
+    return order
+
+
+def _terminal_readers(source: ir.Value) -> set[ir.Node | None]:
+    """The nodes that read a value, through transpositions; None among them where the graph returns it."""
+    readers: set[ir.Node | None] = set()
+    pending = [source]
+    while pending:
+        value = pending.pop()
+        if value.is_graph_output():
+            readers.add(None)
+        for reader, _ in value.uses():
+            if reader.domain == "" and reader.op_type in ("Transpose", "Identity"):
+                pending.append(reader.outputs[0])
+            else:
+                readers.add(reader)
+    return readers
+
+
+def _changed(adapter: Adapter, name: str) -> ModelError:
+    return ModelError(
+        f"the adapter of the layer '{adapter.layer}' is not as burnish.surgery.lora put it: '{name}' is not there, or is another "
+        "value. Put adapters beside the model anew, after it was changed"
+    )

@@ -1,0 +1,304 @@
+"""Adapters put beside the layers of a model: LoRA, DoRA and (IA)³."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.analysis.adapters import VARIANTS, Adapter, Adapters, read_adapters
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Names, add_initializer, describe_node
+from burnish.importer import InitializerKind, Source, classify_initializers, load
+from burnish.random import check_seed
+from burnish.settings import is_number, is_whole, matches_pattern, suggestion
+from burnish.surgery.adapters.emission import emit, scaled_axis
+from burnish.surgery.adapters.layers import Layer, added_bias, select
+
+
+def lora(
+    source: Source,
+    patterns: str | Sequence[str],
+    rank: int = 8,
+    alpha: float | None = None,
+    variant: str = "lora",
+    *,
+    dropout: float = 0.0,
+    rslora: bool = False,
+    feedforward: str | Sequence[str] = (),
+    also_trained: str | Sequence[str] = (),
+    seed: int = 0,
+) -> ir.Model:
+    """Return a model with adapters beside some of its layers; ``burnish.compile`` then trains these alone.
+
+    With a weight W of n outputs and m inputs, s = ``alpha / rank``:
+
+    - ``lora`` (Hu et al. 2021): x W + s (x A) B, with A [m, rank] and B [rank, n].
+    - ``dora`` (Liu et al. 2024): the same with the columns of W + s A B brought to lengths of their own, ``magnitude`` [n]. Their
+      present lengths count as constants in the backward pass (section 4.3).
+    - ``ia3`` (Liu et al. 2022): what the layer gives, its bias included, times ``scale`` [n]; what it reads times ``scale`` [m]
+      where ``feedforward`` matches.
+
+    Layers are ``MatMul``, ``Gemm``, ``Conv`` and ``Gather`` (an embedding) whose weight is an initializer, or integers that the
+    model dequantizes (``DequantizeLinear``, ``MatMulNBits``), as in QLoRA. The model computes what it did before until a step was
+    taken: A is uniform in ``±1/√m``, for Conv m with the kernel, as PyTorch's ``kaiming_uniform_(a=√5)``, and B is zero; of an
+    embedding A is zero and B standard normal; magnitudes are the lengths, scales one.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        patterns: names or shell-style patterns of layers (``encoder.0.query`` for ``encoder.0.query.weight``), of nodes or of
+            initializers.
+        rank: of A and B; not read for ``ia3``.
+        alpha: None is ``rank``, a scaling of 1.
+        variant: ``lora``, ``dora`` or ``ia3``.
+        dropout: the share of the inputs of A that training drops; not for embeddings, which have none.
+        rslora: divide alpha by √rank and not by rank (Kalajdzievski 2023).
+        feedforward: patterns of those layers whose inputs an ``ia3`` scales.
+        also_trained: names or patterns of initializers that train beside the adapters, such as those of a new head. They are
+            kept with the adapters wherever these are.
+        seed: of A, and of B of embeddings.
+
+    Returns:
+        A canonical model, whose metadata names the adapters. ``docs/adapters.md`` says what becomes of them.
+
+    Raises:
+        ConfigurationError: a pattern matches nothing, or what cannot be adapted; an option that does not fit; or a layer that has
+            an adapter.
+        ModelError: the source is not a valid ONNX model.
+    """
+    options = _options(rank, alpha, variant, dropout, rslora, feedforward)
+    check_seed(seed)
+    model = load(source)
+    layers = select(model.graph, patterns, "patterns")
+    scaled = set()
+    if feedforward:
+        scaled = {layer.node for layer in select(model.graph, feedforward, "feedforward")}
+        _check_within(scaled, layers)
+    others = _initializers(model, also_trained, {layer.source.name or "" for layer in layers})
+    return adapted(model, {layer: {**options, "feedforward": layer.node in scaled} for layer in layers}, others, seed)
+
+
+def adapted(
+    model: ir.Model, layers: Mapping[Layer, Mapping[str, object]], also_trained: Sequence[str] = (), seed: int = 0
+) -> ir.Model:
+    """Put adapters beside layers of a canonical model, in place.
+
+    Args:
+        model: the model.
+        layers: with ``rank``, ``alpha``, ``variant``, ``dropout``, ``rslora`` and ``feedforward`` of each.
+        also_trained: initializers that train beside them.
+        seed: of what is drawn.
+
+    Raises:
+        ConfigurationError: a layer has an adapter, or cannot have this one.
+    """
+    present = read_adapters(model.metadata_props)
+    products = {adapter.product for adapter in present.adapters}
+    for layer in layers:
+        output = layer.node.outputs[0].name
+        if output in products or layer.source.name in present.parameters:
+            raise ConfigurationError(
+                f"lora: the layer '{layer.name}' has an adapter, or belongs to one: put adapters beside the model without them, "
+                "or merge them first (burnish.surgery.merge_adapters)"
+            )
+    names, generator = Names.of(model.graph), np.random.default_rng(seed)
+    drawn: dict[str, dict[str, ir.Value]] = {}
+    placed = [_placed(model, names, generator, layer, options, drawn) for layer, options in layers.items()]
+    Adapters((*present.adapters, *placed), (*present.also_trained, *also_trained)).write(model)
+    return model
+
+
+def _options(
+    rank: int, alpha: float | None, variant: str, dropout: float, rslora: bool, feedforward: str | Sequence[str]
+) -> dict[str, object]:
+    if variant not in VARIANTS:
+        raise ConfigurationError(
+            f"lora: variant={variant!r}{suggestion(str(variant), VARIANTS)}: choose among {', '.join(map(repr, VARIANTS))}"
+        )
+    if not is_whole(rank) or rank < 1:
+        raise ConfigurationError(f"lora: rank={rank!r}: give a whole number of 1 or more")
+    alpha = rank if alpha is None else alpha
+    if not is_number(alpha) or alpha <= 0:
+        raise ConfigurationError(f"lora: alpha={alpha!r}: give a number above 0; alpha / rank is what A B is multiplied by")
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise ConfigurationError(f"lora: dropout={dropout!r}: give the share that is dropped, from 0 to below 1")
+    if not isinstance(rslora, bool):
+        raise ConfigurationError(f"lora: rslora={rslora!r}: give True or False")
+    if variant != "ia3" and feedforward:
+        raise ConfigurationError(f"lora: feedforward is for variant='ia3'; a '{variant}' reads and adds: leave it out")
+    if variant == "ia3":
+        if dropout or rslora:
+            raise ConfigurationError("lora: variant='ia3' has no rank: leave dropout and rslora out")
+        return {"rank": 0, "alpha": 0.0, "variant": variant, "dropout": 0.0, "rslora": False}
+    return {"rank": int(rank), "alpha": float(alpha), "variant": variant, "dropout": float(dropout), "rslora": rslora}
+
+
+def _initializers(model: ir.Model, patterns: str | Sequence[str], adapted_weights: Collection[str]) -> tuple[str, ...]:
+    """Return the weights that patterns match."""
+    kinds = classify_initializers(model)
+    weights = [name for name, kind in kinds.items() if kind in (InitializerKind.WEIGHT, InitializerKind.BUFFER)]
+    chosen: dict[str, None] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matching = [name for name in weights if matches_pattern(name, pattern)]
+        if not matching:
+            raise ConfigurationError(f"lora: also_trained: '{pattern}' matches no weight{suggestion(pattern, weights)}")
+        if both := next((name for name in matching if name in adapted_weights), None):
+            raise ConfigurationError(
+                f"lora: also_trained: '{pattern}' matches '{both}', which an adapter stands beside and which stays as it is: "
+                "leave its layer out of the patterns, or it out of also_trained"
+            )
+        chosen |= dict.fromkeys(matching)
+    return tuple(chosen)
+
+
+def _check_within(nodes: set[ir.Node], layers: Sequence[Layer]) -> None:
+    missing = nodes.difference(layer.node for layer in layers)
+    if missing:
+        raise ConfigurationError(
+            f"lora: feedforward matches {describe_node(next(iter(missing)))}, which patterns does not: let patterns match it too"
+        )
+
+
+def _placed(
+    model: ir.Model,
+    names: Names,
+    generator: np.random.Generator,
+    layer: Layer,
+    options: Mapping[str, object],
+    drawn: dict[str, dict[str, ir.Value]],
+) -> Adapter:
+    """Put an adapter beside a layer; nodes that share a layer's name share its parameters."""
+    graph, node, variant = model.graph, layer.node, str(options["variant"])
+    _check_fits(layer, options)
+    parameters = drawn.get(layer.name)
+    if parameters is None:
+        arrays = initial_arrays(layer, options, generator, model.opset_imports[""])
+        called = {part: _parameter_name(layer, part) for part in arrays}
+        parameters = {part: add_initializer(graph, names.take(called[part]), array) for part, array in arrays.items()}
+        drawn[layer.name] = parameters
+    bias = added_bias(node) if variant == "ia3" and not options["feedforward"] else None
+    base = node if bias is None else bias[0]
+    base_output = base.outputs[0]
+    adapter = Adapter(
+        layer=layer.name,
+        operator=node.op_type,
+        weight=layer.source.name or "",
+        product=node.outputs[0].name or "",
+        base_output=base_output.name or "",
+        output=base_output.name or "",
+        parameters={part: value.name or "" for part, value in parameters.items()},
+        spatial=len(layer.kernel),
+        **options,  # type: ignore[arg-type]
+    )
+    readers = tuple(base_output.uses())
+    nodes = list(graph)
+    place = nodes.index(base) + 1
+    builder = Builder(graph, before=nodes[place] if place < len(nodes) else None)
+    if adapter.feedforward:
+        return _with_scaled_input(graph, names, adapter, layer, parameters["scale"])
+    result = emit(builder, adapter, layer, base_output, {part: builder.tensor(value) for part, value in parameters.items()})
+    result.value.type, result.value.shape = base_output.type, base_output.shape
+    return _standing_in(graph, names, adapter, base_output, result.value, readers)
+
+
+def _standing_in(
+    graph: ir.Graph,
+    names: Names,
+    adapter: Adapter,
+    base_output: ir.Value,
+    result: ir.Value,
+    readers: Sequence[tuple[ir.Node, int]],
+) -> Adapter:
+    """Let a value stand where the output of a layer stood, and have its name."""
+    name = base_output.name or ""
+    for reader, index in readers:
+        reader.replace_input_with(index, result)
+    for index, output in enumerate(graph.outputs):
+        if output is base_output:
+            graph.outputs[index] = result
+    result.name = None
+    base_output.name = names.take(f"{name}:base")
+    result.name = name
+    product = base_output.name if adapter.product == name else adapter.product
+    return Adapter(**{**vars(adapter), "product": product, "base_output": base_output.name, "output": name})
+
+
+def _with_scaled_input(graph: ir.Graph, names: Names, adapter: Adapter, layer: Layer, scale: ir.Value) -> Adapter:
+    """Let a node read its input times a scale; its output stays what it is."""
+    builder, node = Builder(graph, before=layer.node), layer.node
+    read = node.inputs[0]
+    assert read is not None
+    along = scaled_axis(builder, builder.tensor(scale), layer, of_inputs=True)
+    product = builder.tensor(read) * along
+    product.value.name = names.take(f"{adapter.layer}.scaled_input")
+    node.replace_input_with(0, product.value)
+    return adapter
+
+
+def _check_fits(layer: Layer, options: Mapping[str, object]) -> None:
+    rank, variant = int(str(options["rank"])), options["variant"]
+    if layer.groups > 1 and rank % layer.groups:
+        raise ConfigurationError(
+            f"lora: rank={rank} does not fit {describe_node(layer.node)}, '{layer.name}', which has {layer.groups} groups, each "
+            "of which needs as large a part of the rank: give a multiple of them, or leave the layer out of the patterns"
+        )
+    if layer.groups > 1 and variant == "dora":
+        raise ConfigurationError(
+            f"lora: variant='dora' is not for {describe_node(layer.node)}, '{layer.name}', which has {layer.groups} groups: "
+            "choose 'lora', or leave the layer out of the patterns"
+        )
+    if layer.node.op_type == "Gather" and options["feedforward"]:
+        raise ConfigurationError(
+            f"lora: feedforward matches {describe_node(layer.node)}, which reads indices: leave it out of feedforward"
+        )
+    if layer.node.op_type == "MatMul" and layer.node.inputs[0] is not None and layer.node.inputs[0].shape is None:
+        raise ConfigurationError(
+            f"lora: {describe_node(layer.node)} reads a value whose shape is not known: declare it in the model's value_info"
+        )
+
+
+def initial_arrays(
+    layer: Layer, options: Mapping[str, object], generator: np.random.Generator, opset: int
+) -> dict[str, np.ndarray]:
+    """Return what the parameters of an adapter begin with, part -> array, in the dtype of the layer's weight."""
+    dtype, rank = layer.dtype.numpy(), int(str(options["rank"]))
+    if options["variant"] == "ia3":
+        return {"scale": np.ones(layer.inputs if options["feedforward"] else layer.outputs, dtype)}
+    a_shape, b_shape = parameter_shapes(layer, rank)
+    if layer.node.op_type == "Gather":
+        arrays = {"A": np.zeros(a_shape), "B": generator.standard_normal(b_shape)}
+    else:
+        limit = 1 / math.sqrt(math.prod(a_shape) / rank)
+        arrays = {"A": generator.uniform(-limit, limit, a_shape), "B": np.zeros(b_shape)}
+    if options["variant"] == "dora":
+        weight = layer.array(opset).astype(np.float64)
+        axes = tuple(axis for axis in range(weight.ndim) if axis != layer.output_axis)
+        arrays["magnitude"] = np.sqrt(np.sum(weight * weight, axis=axes))
+        if not arrays["magnitude"].all():
+            raise ConfigurationError(
+                f"lora: output {int(np.argmin(arrays['magnitude']))} of the layer '{layer.name}' has weights of zero, and no "
+                "direction: choose variant='lora', or leave the layer out of the patterns"
+            )
+    return {part: array.astype(dtype) for part, array in arrays.items()}
+
+
+def parameter_shapes(layer: Layer, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of A and B."""
+    if layer.node.op_type == "Conv":
+        kernel = layer.kernel
+        return (rank, layer.inputs // layer.groups, *kernel), (layer.outputs, rank // layer.groups, *(1 for _ in kernel))
+    return (layer.inputs, rank), (rank, layer.outputs)
+
+
+def _parameter_name(layer: Layer, part: str) -> str:
+    """What an initializer is called: as the parameter of PEFT's module."""
+    of_table = layer.node.op_type == "Gather"
+    names = {
+        "A": "lora_embedding_A" if of_table else "lora_A.weight",
+        "B": "lora_embedding_B" if of_table else "lora_B.weight",
+        "magnitude": "lora_magnitude_vector",
+        "scale": "ia3_l",
+    }
+    return f"{layer.name}.{names[part]}"
