@@ -324,7 +324,7 @@ class Session:
         """
         if strict:
             known = None if self._tables is None else self._tables.agrees_with
-            with open_checkpoint(path, known) as opened, self._state_on_request() if opened.base else nullcontext({}) as present:
+            with open_checkpoint(path, known) as opened, self._beside(opened.base) as present:
                 state = with_base(path, opened, self._base, present)
                 check_checkpoint(path, replace(opened, state=state), self.program, self._identity)
                 self._load(state, Journal.at(Path(path), opened.journal))
@@ -433,6 +433,9 @@ class Session:
     @cached_property
     def _identity(self) -> ProgramIdentity:
         return ProgramIdentity.of(self.program)
+
+    def _beside(self, base: str | None) -> AbstractContextManager[Mapping[str, np.ndarray]]:
+        return nullcontext({}) if base is None else self._state_on_request()
 
     def _require_runner(self, settled: bool = True) -> ProgramRunner:
         """The runner, or EngineError where the session is closed; ``settled`` with its tables filled."""
