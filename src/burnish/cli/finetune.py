@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,6 +18,7 @@ from burnish.cli.data_options import check_data_options
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
+from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
 from burnish.cli.train_options import Course, Data, Results, run_folder
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
     from burnish.training import TrainingResult
 
 EPOCHS = 5
-CHOICES, START = "finetune.json", "start.onnx"
-"""What was chosen, and the model with its new head, in the folder of the run."""
+CHOICES, START, STAGES = "finetune.json", "start.onnx", "stages"
+"""In the folder of the run: what was chosen, the model with its new head, and the folders of all stages but the last."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,35 @@ class Tuning(OptionGroup):
             "these as it is.",
         ),
     ] = None
+    unfreeze: Annotated[
+        str | None,
+        typer.Option(
+            "--unfreeze",
+            metavar="WHEN",
+            help="gradual: the head alone first, and a third of the layers before it after each epoch. Or the epochs after which "
+            "a further part trains, such as 1,3: as many parts as there are numbers.",
+        ),
+    ] = None
+    cached_features: Annotated[
+        bool,
+        typer.Option(
+            "--cached-features/--no-cached-features",
+            help="Compute what stands before the layers that train once for each sample, where that can be done.",
+        ),
+    ] = True
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; by default found by some trial steps.")] = None
+    layer_decay: Annotated[
+        float | None,
+        typer.Option(
+            "--layer-decay", metavar="FACTOR", help="Multiply the rate by this from each layer to the one before it, such as 0.9."
+        ),
+    ] = None
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Of the learning rate: cosine, after a short rise, constant, linear or another.")
+    ] = "cosine"
+    patience: Annotated[int | None, typer.Option("--patience", min=1, help="Stop after so many epochs without a lower loss.")] = (
+        None
+    )
     outputs: Annotated[
         str | None, typer.Option("--outputs", metavar="NAME", help="The output with the classes, where there are several.")
     ] = None
@@ -73,8 +104,10 @@ def finetune(
     results = replace(results, folder=folder)
     if "epochs" not in course.named:
         course = replace(course, epochs=EPOCHS)
+    check_schedule(tuning.schedule, 0, tuning.lr)
     from burnish.cli.training_run import TrainingRun
     from burnish.distributed.connection.process_group import ProcessGroup
+    from burnish.training.callbacks import EarlyStopping
 
     command, alone = context.meta["burnish.arguments"], ProcessGroup(0, 1)
 
@@ -85,10 +118,31 @@ def finetune(
         else:
             check_free(own, results.overwrite)
             choices = _choose(model, own, data, pixels, texts, tuning, course)
-        compilation = for_language(_compilation(choices), texts)
-        configuration = configuration_of(context, seed=course.seed, epochs=course.epochs, lr=choices["lr"])
-        options = (data, pixels, texts, compilation, course, results)
-        return TrainingRun(own / START, *options, command, configuration, None, alone).train()
+        chosen = {"seed": course.seed, "epochs": course.epochs, "lr": choices["lr"], "batch_size": choices["batch_size"]}
+        configuration = configuration_of(context, **chosen)
+        course = replace(course, batch_size=choices["batch_size"])
+        result, earlier = None, None
+        for number, stage in enumerate(choices["stages"]):
+            is_last = number == len(choices["stages"]) - 1
+            place = own if is_last else own / STAGES / str(number + 1)
+            compilation = for_language(_compilation(choices, stage), texts)
+            result = TrainingRun(
+                own / START,
+                data,
+                pixels,
+                texts,
+                compilation,
+                _course(course, choices, number, earlier),
+                _results(results, place, is_last),
+                command,
+                configuration,
+                None,
+                alone,
+                [EarlyStopping(tuning.patience)] if is_last and tuning.patience is not None else [],
+                is_tuning=True,
+            ).train()
+            earlier = place
+        return result
 
     train_with_seeds(repetition.seeds, course, results, folder, run)
 
@@ -108,9 +162,8 @@ def _choose(
     model: Path, folder: Path, data: Data, pixels: Pixels, texts: TextOptions, tuning: Tuning, course: Course
 ) -> dict[str, Any]:
     """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
-    from burnish.compiler.compile import compile
     from burnish.formats.model_file import save_model
-    from burnish.training.finetuning import UNKNOWN_RATE, find_rate, repeated, transfer
+    from burnish.training.finetuning import plan, transfer
 
     console = output()
     prepared, dataset = transfer(
@@ -126,38 +179,62 @@ def _choose(
     )
     for note in prepared.notes:
         console.print(note)
-    rate = tuning.lr
-    if rate is None:
-        program = compile(
-            prepared.model,
-            loss="cross_entropy",
-            optimizer=prepared.optimizer(UNKNOWN_RATE),
-            outputs=prepared.head.output,
-            batch=prepared.batch,
-        )
-        trials = repeated(dataset, course.batch_size, course.seed)
-        rate = find_rate(program, trials, engine=course.engine, device=course.device, threads=course.threads)
-        console.print(
-            f"lr: {rate:g}, a third of the rate from which on trial steps lowered the loss no further; --lr sets another"
-        )
+    planned = plan(
+        prepared,
+        dataset,
+        epochs=course.epochs,
+        batch_size=course.batch_size if "batch_size" in course.named else None,
+        lr=tuning.lr,
+        schedule=tuning.schedule,
+        unfreeze=_read_unfreeze(tuning.unfreeze),
+        layer_decay=tuning.layer_decay,
+        cached_features=tuning.cached_features and data.augment is None,
+        seed=course.seed,
+        engine=course.engine,
+        device=course.device,
+        threads=course.threads,
+    )
+    for note in planned.notes:
+        console.print(note)
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / STAGES, ignore_errors=True)
     save_model(prepared.model, folder / START)
     choices = {
         "model": str(model),
-        "lr": rate,
+        "samples": len(dataset),
+        "lr": planned.lr,
+        "layer_decay": planned.layer_decay,
+        "schedule": planned.schedule,
+        "batch_size": planned.batch_size,
         "outputs": prepared.head.output,
         "batch": prepared.batch,
-        "groups": prepared.groups(),
+        "stages": [
+            {"epochs": stage.epochs, "cached": stage.cached, "groups": prepared.groups(stage.frozen)} for stage in planned.stages
+        ],
     }
     (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
     return choices
+
+
+def _read_unfreeze(text: str | None) -> str | list[int] | None:
+    """Return epochs with commas between as numbers, and a word as it is."""
+    if text is None or not all(part.strip().isdigit() for part in text.split(",")):
+        return text
+    return [int(part) for part in text.split(",")]
 
 
 def _read(folder: Path) -> dict[str, Any]:
     """What was chosen when the run in a folder began."""
     try:
         choices = dict(json.loads((folder / CHOICES).read_text(encoding="utf-8")))
-        choices["lr"], choices["groups"] = float(choices["lr"]), dict(choices["groups"])
+        choices["lr"], choices["batch_size"], choices["samples"] = (
+            float(choices["lr"]),
+            int(choices["batch_size"]),
+            int(choices["samples"]),
+        )
+        choices["stages"] = [
+            {**stage, "epochs": int(stage["epochs"]), "groups": dict(stage["groups"])} for stage in choices["stages"]
+        ]
         return choices
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -165,10 +242,48 @@ def _read(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _compilation(choices: dict[str, Any]) -> Compilation:
-    """The options of ``burnish train`` that the choices come to."""
-    groups = choices["groups"]
+def _course(course: Course, choices: Mapping[str, Any], number: int, earlier: Path | None) -> Course:
+    """The course of a stage: its part of the epochs, from the state of the one before, in an order of its own."""
+    epochs = [stage["epochs"] for stage in choices["stages"]]
+    is_last = number == len(epochs) - 1
+    return replace(
+        course,
+        epochs=max(course.epochs - sum(epochs[:-1]), 1) if is_last else epochs[number],
+        seed=course.seed + number,
+        start_from=earlier,
+    )
+
+
+def _results(results: Results, place: Path, is_last: bool) -> Results:
+    """Where a stage leaves what it comes to, and whether it goes on with what is there."""
+    from burnish.training.checkpoint_folder import CheckpointFolder
+
+    resumes = results.resume and CheckpointFolder(place / "checkpoints").exists
+    return replace(
+        results,
+        folder=place,
+        resume=resumes,
+        overwrite=results.overwrite or (results.resume and not resumes),
+        export=results.export if is_last else None,
+        fold=results.fold and is_last,
+    )
+
+
+def _compilation(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Compilation:
+    """The options of ``burnish train`` that the choices for a stage come to."""
+    from burnish.training.finetuning.planning import warmup_steps
+
+    groups, steps = stage["groups"], stage["epochs"] * -(-choices["samples"] // choices["batch_size"])
     scaled = [f"{name}=lr_scale={settings['lr_scale']}" for name, settings in groups.items() if settings != "frozen"]
     frozen = [name for name, settings in groups.items() if settings == "frozen"]
-    optimizer = OptimizerOptions(lr=choices["lr"], group=scaled or None, freeze=frozen or None)
-    return Compilation(optimizer=optimizer, outputs=choices["outputs"], batch=choices["batch"], metrics=["accuracy"])
+    return Compilation(
+        optimizer=OptimizerOptions(
+            lr=choices["lr"], group=scaled or None, freeze=frozen or None, layer_decay=choices["layer_decay"]
+        ),
+        schedule=choices["schedule"],
+        warmup=warmup_steps(steps, choices["schedule"]),
+        outputs=choices["outputs"],
+        batch=choices["batch"],
+        metrics=["accuracy"],
+        cached_features="auto" if stage["cached"] else None,
+    )

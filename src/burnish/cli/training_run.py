@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,17 @@ from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.program import Program
+from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.epoch_length import batches_per_epoch
+from burnish.training.finetuning import folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.saved_runs import RECORD, read_record
 from burnish.training.trainer import Trainer, TrainingResult
 from burnish.training.workers import on_all, on_first
+
+TUNED = "tuned.onnx"
 
 
 @dataclass
@@ -45,6 +50,8 @@ class TrainingRun:
         command: the arguments of the command line, to print and to keep.
         configuration: the file that repeats the run, to keep.
         parallel, group: the workers, as ``join_workers`` returns them.
+        callbacks: of the trainer.
+        is_tuning: the best epoch is exported where there are evaluation data, and the figures with it.
 
     Raises:
         ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
@@ -62,6 +69,8 @@ class TrainingRun:
     configuration: str
     parallel: DataParallel | None
     group: ProcessGroup
+    callbacks: Sequence[Callback] = ()
+    is_tuning: bool = False
 
     def __post_init__(self) -> None:
         self.folder = run_folder(self.model, self.results)
@@ -109,7 +118,11 @@ class TrainingRun:
         if self.group.rank:
             trainer.session.take_part()
             return None
-        tuned, fold, parameters = self.results.export or self.folder / "tuned.onnx", self.results.fold, kept_average(program)
+        if self.is_tuning:
+            figures = take_best(trainer, result, eval_set is not None)
+            trainer.session.metadata |= metrics_entry(figures)
+            self._say(f"{TUNED}: the state after epoch {figures['epoch']}{', the best' if eval_set is not None else ''}")
+        tuned, fold, parameters = self.results.export or self.folder / TUNED, self.results.fold, kept_average(program)
         trainer.session.export(tuned, fold_norm=fold, parameters=parameters)
         if result.best is not None and eval_set is not None:
             best = result.best
@@ -144,7 +157,8 @@ class TrainingRun:
     def _prepare(self, earlier: Mapping[str, str]) -> tuple[Program, Dataset, Dataset | None]:
         """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them."""
         begin = time.monotonic()
-        program = self.compilation.program(self.model, self.course.batch_size)
+        with folding_said() if self.is_tuning else nullcontext():
+            program = self.compilation.program(self.model, self.course.batch_size)
         done = "loaded" if is_program(self.model) else "compiled"
         self._say(f"{self.model}: {done} in {time.monotonic() - begin:.1f} s; {what_trains(program)}")
         if self.compilation.recompute:
@@ -211,6 +225,7 @@ class TrainingRun:
             state=self._initial_state(program),
             augment=self.data.augment,
             data_workers=self.data.data_workers,
+            callbacks=self.callbacks,
         )
 
     def _initial_state(self, program: Program) -> Mapping[str, np.ndarray] | None:
@@ -248,7 +263,7 @@ class TrainingRun:
     def _record(self, program: Program, described: DataDescription, course: Mapping[str, Any]) -> None:
         """Write into the folder the program, and what the run was started with."""
         # Of the run that is overwritten: they would pass for this run's.
-        for left in ("tuned.onnx", TAKEOVER, TOKENIZER):
+        for left in (TUNED, TAKEOVER, TOKENIZER):
             (self.folder / left).unlink(missing_ok=True)
         program.save(self.folder / "program")
         if self.texts.tokenizer is not None:

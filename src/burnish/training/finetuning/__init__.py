@@ -1,0 +1,25 @@
+"""What is decided before and while a file that somebody else has trained learns other data, and the call that does all of it.
+
+``transfer`` makes the model ready, ``planning`` chooses stages, batch, rate and schedule, ``tune`` trains.
+"""
+
+from burnish.training.finetuning.planning import Plan, Stage, plan
+from burnish.training.finetuning.rates import UNKNOWN_RATE, find_rate, repeated
+from burnish.training.finetuning.transfer import Transfer, folding_said, transfer
+from burnish.training.finetuning.tune import Finetuned, finetune, metrics_entry, take_best
+
+__all__ = [
+    "UNKNOWN_RATE",
+    "Finetuned",
+    "Plan",
+    "Stage",
+    "Transfer",
+    "find_rate",
+    "finetune",
+    "folding_said",
+    "metrics_entry",
+    "plan",
+    "repeated",
+    "take_best",
+    "transfer",
+]

@@ -1,0 +1,230 @@
+"""The plan of a fine-tuning run: its stages, what is computed once, the batch, the learning rate and its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from burnish.compiler.compile import compile
+from burnish.data import Dataset
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.optim import schedules
+from burnish.optim.base import Rate
+from burnish.program import Program, Role
+from burnish.settings import is_whole
+from burnish.training.finetuning.batches import chosen_batch
+from burnish.training.finetuning.rates import UNKNOWN_RATE, begun, find_rate, repeated
+from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
+
+GRADUAL = "gradual"
+PARTS = 3
+"""Parts that the layers before the head are cut into, for gradual unfreezing."""
+WARMUP = 0.05
+"""The part of a stage's steps in which the learning rate rises."""
+CONSTANT, COSINE = "constant", "cosine"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run in which the same weights train.
+
+    Attributes:
+        frozen: the initializers that stay as they are.
+        epochs: how long it goes on.
+        cached: whether what stands before the layers that train is computed once.
+    """
+
+    frozen: tuple[str, ...]
+    epochs: int
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        transfer: the model.
+        stages: one after the other, each from the state of the one before.
+        batch_size: samples of a step.
+        lr: the highest learning rate.
+        schedule: ``cosine``, ``constant`` or another name of ``burnish.optim.schedules`` that needs no more than the steps.
+        layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
+        notes: what was decided, and why, a line each.
+    """
+
+    transfer: Transfer
+    stages: tuple[Stage, ...]
+    batch_size: int
+    lr: float
+    schedule: str
+    layer_decay: float | None
+    notes: tuple[str, ...]
+
+    def program(self, stage: Stage, samples: int) -> Program:
+        """Return the program of a stage over so many samples; it computes the rate, where that changes."""
+        steps = self.steps(stage, samples)
+        rate = scheduled(self.lr, self.schedule, warmup_steps(steps, self.schedule), steps)
+        with folding_said():
+            return compiled(self.transfer, stage, rate, self.layer_decay)
+
+    def steps(self, stage: Stage, samples: int) -> int:
+        """Return how many steps a stage has."""
+        return stage.epochs * -(-samples // self.batch_size)
+
+
+def plan(
+    transfer: Transfer,
+    dataset: Dataset,
+    *,
+    epochs: int,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    schedule: str = COSINE,
+    unfreeze: str | Sequence[int] | None = None,
+    layer_decay: float | None = None,
+    cached_features: bool = True,
+    seed: int = 0,
+    **run: Any,
+) -> Plan:
+    """Decide how a model is tuned; trial steps are taken where no rate is given.
+
+    Args:
+        transfer, dataset: as ``transfer`` returns them.
+        epochs: of all stages together.
+        batch_size: None: as many as fit into memory, 32 at most.
+        lr: None: found on the last stage (``find_rate``).
+        schedule: as ``Plan`` has it.
+        unfreeze: None trains all that is not frozen from the start. ``gradual`` begins with the head alone, and lets a third of
+            the layers before it follow after each epoch; or the epochs, ascending, after each of which a further part follows: as
+            many parts as there are numbers.
+        layer_decay: as ``Plan`` has it.
+        cached_features: compute what stands before the layers that train once, where that can be done.
+        seed: of the trial steps' order.
+        run: as ``Session`` takes them: ``engine``, ``device``, ``threads``.
+
+    Raises:
+        ConfigurationError: ``unfreeze`` does not fit the epochs or the model, or a number is out of range.
+    """
+    notes: list[str] = []
+    stages = _stages(transfer, epochs, unfreeze)
+    if len(stages) > 1:
+        layers = len(transfer.layers)
+        parts = ", then ".join(f"{stage.epochs} with {layers - _still(transfer, stage)}" for stage in stages[1:])
+        notes.append(
+            f"stages: the head alone for {stages[0].epochs} of {epochs} epochs, then {parts} of {layers} layers before it"
+        )
+    stages = tuple(_with_cache(transfer, stage, cached_features, notes) for stage in stages)
+    last = stages[-1]
+    if batch_size is None or lr is None:
+        with quietly():
+            program = compiled(transfer, last, UNKNOWN_RATE, layer_decay)
+        if batch_size is None:
+            batch_size, why = chosen_batch(program, dataset.batch(np.arange(1)), len(dataset))
+            notes.append(why)
+        if lr is None:
+            batches = repeated(dataset, batch_size, seed)
+            if last.cached:
+                batches = begun(program, batches, -(-len(dataset) // batch_size), **run)
+            lr = find_rate(program, batches, **run)
+            notes.append(f"lr: {lr:g}, a tenth of the rate at which trial steps had the least loss")
+    if layer_decay is not None:
+        notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
+    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, ())
+    return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
+
+
+def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | None = None) -> Program:
+    """Return the program of a stage at this learning rate."""
+    return compile(
+        transfer.model,
+        optimizer=transfer.optimizer(rate, stage.frozen, layer_decay),
+        outputs=transfer.head.output,
+        batch=transfer.batch,
+        metrics=("accuracy",),
+        cached_features="auto" if stage.cached else None,
+    )
+
+
+def warmup_steps(steps: int, schedule: str) -> int:
+    """Return in how many of so many steps the learning rate rises."""
+    return 0 if schedule == CONSTANT else round(WARMUP * steps)
+
+
+def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
+    """Return a learning rate over the steps of a run: a number where it does not change.
+
+    Raises:
+        ConfigurationError: there is no such schedule, or it needs to know more.
+    """
+    if schedule == CONSTANT:
+        return lr
+    rate = schedules.get({"name": schedule, "lr": lr, "steps": steps - warmup})
+    return schedules.warmup(rate, warmup) if warmup else rate
+
+
+def _stages(transfer: Transfer, epochs: int, unfreeze: str | Sequence[int] | None) -> tuple[Stage, ...]:
+    """The stages, before it is known what they compute once."""
+    if not is_whole(epochs) or epochs < 1:
+        raise ConfigurationError(f"epochs={epochs!r}: give a whole number of 1 or more")
+    if unfreeze is None:
+        return (Stage(transfer.frozen, epochs),)
+    layers = transfer.layers
+    if not layers:
+        raise ConfigurationError(
+            "unfreeze: nothing before the head is to train: leave unfreeze out, or freeze less (freeze_until, --freeze-until)"
+        )
+    if unfreeze == GRADUAL:
+        unfreeze = range(1, 1 + min(PARTS, len(layers), epochs - 1))
+    at = [] if isinstance(unfreeze, str) else [*unfreeze]
+    if not at or not all(is_whole(epoch) and 0 < epoch < epochs for epoch in at) or sorted({*at}) != at:
+        raise ConfigurationError(
+            f"unfreeze={unfreeze!r}: give 'gradual', with two epochs or more, or the epochs after which a further part trains, "
+            f"ascending, from 1 to {epochs - 1} of the {epochs} that there are"
+        )
+    if len(at) > len(layers):
+        raise ConfigurationError(
+            f"unfreeze: {len(at)} parts, and there are {len(layers)} layers before the head: give fewer epochs"
+        )
+    ends, stages = [*at, epochs], []
+    for number, (begin, end) in enumerate(zip([0, *at], ends, strict=True)):
+        still = layers[: len(layers) - round(len(layers) * number / len(at))]
+        held = (*transfer.frozen, *(name for layer in still for name in layer))
+        stages.append(Stage(held, end - begin))
+    return tuple(stages)
+
+
+def _still(transfer: Transfer, stage: Stage) -> int:
+    """How many layers a stage holds of those that train in the end."""
+    return sum(layer[0] in stage.frozen for layer in transfer.layers)
+
+
+def _with_cache(transfer: Transfer, stage: Stage, is_wanted: bool, notes: list[str]) -> Stage:
+    """The stage with features that are computed once, where it has some and they can be kept."""
+    if not is_wanted or not stage.frozen:
+        return stage
+    try:
+        with quietly():
+            program = compiled(transfer, replace(stage, cached=True), UNKNOWN_RATE)
+    except (ConfigurationError, UnsupportedOperatorError) as error:
+        notes.append(f"features: not computed ahead: {error}")
+        return stage
+    entries = program.signature["step"].inputs_of(Role.DATA)
+    open_ones = [entry.name for entry in entries if not all(isinstance(extent, int) for extent in entry.extents[1:])]
+    if open_ones:
+        notes.append(f"features: not computed ahead, as the length of '{open_ones[0]}' differs from batch to batch")
+        return stage
+    return replace(stage, cached=True)
+
+
+def _schedule_note(planned: Plan, samples: int) -> list[str]:
+    if planned.schedule == CONSTANT:
+        return []
+    steps = [planned.steps(stage, samples) for stage in planned.stages]
+    rises = [warmup_steps(each, planned.schedule) for each in steps]
+    over = ", then ".join(f"{each:,}" for each in steps)
+    note = f"schedule: {planned.schedule} over {over} steps, after a rise over {', then '.join(map(str, rises))} of them"
+    return [note if any(rises) else f"schedule: {planned.schedule} over {over} steps"]

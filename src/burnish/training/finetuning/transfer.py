@@ -1,0 +1,217 @@
+"""A file that somebody else has trained, made ready for other data: its head, its batch, and what of it trains."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import optim
+from burnish.compiler.compile import compile
+from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
+from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.importer import InitializerKind, Source, classify_initializers, folded_layers, load
+from burnish.optim.base import Rate
+from burnish.program import Program
+from burnish.settings import matches_pattern, suggestion
+from burnish.surgery import Head, find_head, replace_head
+
+HEAD = "head"
+HEAD_SCALE = 10.0
+"""How much faster a head that was drawn anew learns than the layers that were trained already."""
+MOMENTUM = 0.9
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN"})
+"""Operators whose weights begin a layer; others, such as normalization, belong to the layer before them."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A model made ready for other data.
+
+    Attributes:
+        model: with a head for the classes in the data.
+        head: that layer.
+        is_new: whether it was drawn anew.
+        frozen: the initializers that stay as they are.
+        batch: ``open`` where the file takes one sample at a time, else None.
+        notes: what was decided, and why, a line each.
+    """
+
+    model: ir.Model
+    head: Head
+    is_new: bool
+    frozen: tuple[str, ...]
+    batch: str | None
+    notes: tuple[str, ...]
+
+    def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
+        """Return what the parameters are set to, as ``burnish.optim.groups`` takes it.
+
+        Args:
+            frozen: what stays as it is; by default ``frozen``.
+        """
+        held = self.frozen if frozen is None else tuple(frozen)
+        scaled: dict[str, Any] = {}
+        if self.is_new and not set(self.trainable) <= {*held, *self.head.initializers}:
+            scaled = {name: {"lr_scale": HEAD_SCALE} for name in self.head.initializers}
+        return {**scaled, **dict.fromkeys(held, "frozen")}
+
+    def optimizer(self, rate: Rate, frozen: Collection[str] | None = None, layer_decay: float | None = None) -> optim.Optimizer:
+        """Return SGD with momentum at this rate, the head's ten times as high where it is new and not alone.
+
+        Args:
+            rate: a number, or a schedule.
+            frozen: as ``groups`` takes it.
+            layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
+        """
+        plain, groups = optim.sgd(lr=rate, momentum=MOMENTUM), self.groups(frozen)
+        grouped = optim.groups(plain, groups) if groups else plain
+        return grouped if layer_decay is None else optim.layerwise_decay(grouped, layer_decay)
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """The names of all weights, in the order of the file."""
+        return tuple(_trainable(self.model))
+
+    @property
+    def layers(self) -> list[tuple[str, ...]]:
+        """The weights of each layer before the head that are not frozen, in the order in which the graph reads them."""
+        known = set(self.trainable) - {*self.head.initializers, *self.frozen}
+        layers: list[list[str]] = []
+        for node in self.model.graph:
+            read = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
+            own = [name for name in read if name in known]
+            known.difference_update(own)
+            if own and (node.op_type in LAYERS or not layers):
+                layers.append(own)
+            elif own:
+                layers[-1] += own
+        return [tuple(layer) for layer in layers]
+
+
+def transfer(
+    source: Source,
+    data: str | Path,
+    *,
+    output: str | None = None,
+    freeze_until: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Transfer, Dataset]:
+    """Return a model made ready for the classes in data, and the data.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        data: as ``burnish.data.open_dataset`` takes it.
+        output: of the model, where it has several.
+        freeze_until: ``head`` trains the head alone; the name of a node, or a name or pattern of initializers, leaves everything
+            before the first of these as it is; None trains everything.
+        seed: of the new head.
+        options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
+
+    Raises:
+        ConfigurationError: no head can be told, or ``freeze_until`` names nothing.
+        DataError: the data cannot be read, or hold no classes.
+    """
+    model = load(source)
+    head = find_head(model, output)
+    batch = "open" if _takes_one_sample(model) else None
+    spec = _unbounded(DataSpec.by(_probe(model, head, batch)))
+    dataset = open_dataset(data, spec, **options)
+    names = DataDescription.of(dataset).classes
+    count = len(names) if names else _classes_in(dataset, spec)
+    before, notes = head.classes, []
+    is_new = count != head.classes or (names is not None and spec.described.classes != names)
+    if is_new:
+        model = replace_head(model, count, output, seed)
+        head = find_head(model, output)
+        notes.append(f"head: '{head.weight.name}' is drawn anew for {count} classes; the file had {before}")
+    else:
+        notes.append(f"head: '{head.weight.name}' stays, as the file's {count} classes are those of the data")
+    if batch is not None:
+        notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
+    frozen = _frozen(model, head, freeze_until)
+    if folded := [name for name in folded_layers(model) if name not in frozen]:
+        notes.append(
+            f"normalization: the exporter folded that of {len(folded)} layer{'s' * (len(folded) != 1)} into their weights; it "
+            "stays there, and these train as they are"
+        )
+    if frozen:
+        notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
+    elif is_new:
+        notes.append(f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already")
+    return Transfer(model, head, is_new, frozen, batch, tuple(notes)), dataset
+
+
+def _probe(model: ir.Model, head: Head, batch: str | None) -> Program:
+    """A program of the model as it is, which tells what data are to fill."""
+    names = list(head.initializers)
+    with quietly():
+        return compile(model, optimizer="sgd", trainable=names, outputs=head.output, batch=batch)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Leave out the warnings of a program that is only looked at, or takes trial steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ObjectiveWarning)
+        warnings.simplefilter("ignore", UntrainedWeightsWarning)
+        yield
+
+
+@contextmanager
+def folding_said() -> Iterator[None]:
+    """Leave out the warning of folded batch normalization, which the notes of a transfer have."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"batch normalization was folded", ObjectiveWarning)
+        yield
+
+
+def _unbounded(spec: DataSpec) -> DataSpec:
+    return spec if spec.label is None else replace(spec, label=replace(spec.label, maximum=None))
+
+
+def _classes_in(dataset: Dataset, spec: DataSpec) -> int:
+    """How many classes there are in data that do not name them: one more than the largest index."""
+    if spec.label is None:
+        raise DataError("the data give no labels: fine-tuning learns classes")
+    largest = -1
+    for begin in range(0, len(dataset), 1024):
+        indices = np.arange(begin, min(begin + 1024, len(dataset)))
+        largest = max(largest, int(dataset.batch(indices)[spec.label.name].max()))
+    return largest + 1
+
+
+def _takes_one_sample(model: ir.Model) -> bool:
+    shapes = [value.shape for value in model.graph.inputs]
+    return all(shape is not None and len(shape) > 1 and shape[0] == 1 for shape in shapes)
+
+
+def _trainable(model: ir.Model) -> list[str]:
+    kinds = classify_initializers(model)
+    return [name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
+
+
+def _frozen(model: ir.Model, head: Head, until: str | None) -> tuple[str, ...]:
+    """The initializers before a place in the graph."""
+    if until is None:
+        return ()
+    wanted = set(head.initializers) if until == HEAD else {name for name in _trainable(model) if matches_pattern(name, until)}
+    before: dict[str, None] = {}
+    for node in model.graph:
+        read = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
+        if node.name == until or wanted & set(read):
+            known = set(_trainable(model)) - wanted
+            return tuple(name for name in before if name in known)
+        before |= dict.fromkeys(read)
+    names = [*(node.name or "" for node in model.graph), *_trainable(model)]
+    raise ConfigurationError(
+        f"freeze_until={until!r} is no node, and no name or pattern of a weight{suggestion(until, names)}: give 'head', "
+        "or one of these"
+    )

@@ -1,0 +1,183 @@
+"""Fine-tuning in stages: gradual unfreezing, features computed once, batch, schedule, early stopping, and the best epoch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+from typer.testing import CliRunner
+
+import burnish
+from burnish.cli.application import app
+from burnish.errors import ConfigurationError
+from burnish.models import residual_network
+from burnish.training.finetuning import batches, plan, transfer
+from burnish.training.finetuning.planning import Stage, compiled
+from oracles.small_networks import Network
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """A file of ten classes, and data of three, each with a brightness of its own."""
+    folder = tmp_path_factory.mktemp("files")
+    ir.save(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)), folder / "net.onnx")
+    rng = np.random.default_rng(0)
+    labels = np.arange(48) % 3
+    x = rng.normal(labels[:, None, None, None] - 1, 0.3, (48, 1, 8, 8)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x[:36], y=labels[:36])
+    np.savez(folder / "held.npz", x=x[36:], y=labels[36:])
+    return folder
+
+
+def weights_of(path: Path) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    one, other = weights_of(before), weights_of(after)
+    assert one.keys() <= other.keys()
+    return {name for name in one if not np.array_equal(one[name], other[name])}
+
+
+@pytest.fixture(scope="module")
+def gradual(files, tmp_path_factory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("gradual") / "run"
+    options = ("--unfreeze", "1,2", "--epochs", 3, "--lr", 0.05, "--no-fold", "--layer-decay", 0.9, "--threads", 1)
+    said = run("finetune", files / "net.onnx", "--data", files / "data.npz", "--output", folder, *options)
+    return folder, said
+
+
+def test_layers_follow_from_the_head_to_the_front(gradual):
+    folder, said = gradual
+    assert "stages: the head alone for 1 of 3 epochs, then 1 with 3, then 1 with 6 of 6 layers before it" in said
+    assert "rates: 0.9 times that from each layer to the one before it" in said
+    assert said.count("features: computed once for 36 samples") == 2
+    first = changed(folder / "start.onnx", folder / "stages" / "1" / "tuned.onnx")
+    assert first == {"classifier.weight", "classifier.bias"}
+    second = changed(folder / "start.onnx", folder / "stages" / "2" / "tuned.onnx")
+    assert first < second
+    assert all(name.startswith(("classifier", "stage2", "stage1.block1.second")) for name in second), second
+    assert any(name.endswith("running_mean") for name in second)
+    assert not any(name.startswith("stem") for name in second)
+    last = changed(folder / "start.onnx", folder / "tuned.onnx")
+    assert "stem.convolution.weight" in last
+    choices = json.loads((folder / "finetune.json").read_text())
+    assert [stage["cached"] for stage in choices["stages"]] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_the_stage_where_it_stopped(files, gradual, tmp_path):
+    folder, _ = gradual
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    shutil.rmtree(again / "checkpoints")
+    (again / "tuned.onnx").unlink()
+    options = ("--unfreeze", "1,2", "--epochs", 3, "--no-fold", "--layer-decay", 0.9, "--threads", 1, "--resume")
+    said = run("finetune", files / "net.onnx", "--data", files / "data.npz", "--output", again, *options)
+    assert said.count("already finished") == 2
+    assert changed(folder / "tuned.onnx", again / "tuned.onnx") == set()
+
+
+@pytest.mark.slow
+def test_the_same_in_python(files, tmp_path):
+    tuned = burnish.finetune(
+        files / "net.onnx",
+        files / "data.npz",
+        eval_data=files / "held.npz",
+        output=tmp_path / "tuned.onnx",
+        epochs=6,
+        unfreeze="gradual",
+        lr=0.05,
+        threads=1,
+    )
+    kinds = [note.partition(":")[0] for note in tuned.notes]
+    assert kinds == ["head", "rates", "stages", "batch 8", "schedule"]
+    assert (
+        "schedule: cosine over 5, then 5, then 5, then 15 steps, after a rise over 0, then 0, then 0, then 1 of them"
+        in tuned.notes
+    )
+    figures = json.loads({entry.key: entry.value for entry in onnx.load(tuned.path).metadata_props}["burnish.metrics"])
+    assert figures["data"] == "evaluation"
+    assert figures["accuracy"] == tuned.result.best["value"]
+    assert figures["accuracy"] >= 0.75
+    assert figures["epoch"] == tuned.result.best["epoch"]
+
+
+def test_the_head_alone_trains_from_features(files, tmp_path):
+    """The same losses with and without: the head is all that differs."""
+    options = ("--data", files / "data.npz", "--freeze-until", "head", "--epochs", 3, "--lr", 0.1, "--threads", 1, "--no-fold")
+    said = run("finetune", files / "net.onnx", *options, "--output", tmp_path / "once")
+    assert "features: computed once for 36 samples" in said
+    said = run("finetune", files / "net.onnx", *options, "--output", tmp_path / "each", "--no-cached-features")
+    assert "features" not in said
+    once, each = weights_of(tmp_path / "once" / "tuned.onnx"), weights_of(tmp_path / "each" / "tuned.onnx")
+    assert once.keys() == each.keys()
+    for name in once:
+        np.testing.assert_allclose(once[name], each[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert changed(tmp_path / "once" / "start.onnx", tmp_path / "once" / "tuned.onnx") == {"classifier.weight", "classifier.bias"}
+    evaluated = run("evaluate", tmp_path / "once", files / "held.npz")
+    assert "accuracy" in evaluated
+
+
+def test_it_stops_early_and_writes_the_best_epoch(files, tmp_path):
+    """At such a rate the loss only rises."""
+    data = ("--data", files / "data.npz", "--eval-data", files / "held.npz", "--output", tmp_path / "run")
+    options = ("--lr", 30, "--schedule", "constant", "--patience", 2, "--epochs", 12, "--threads", 1, "--freeze-until", "head")
+    said = run("finetune", files / "net.onnx", *data, *options)
+    assert "stopped after" in said
+    assert "schedule" not in said
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert len(rows) < 12 * 10
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "run" / "tuned.onnx").metadata_props}
+    figures = json.loads(metadata["burnish.metrics"])
+    assert f"tuned.onnx: the state after epoch {figures['epoch']}, the best" in said
+    evaluated = run("evaluate", tmp_path / "run" / "tuned.onnx", files / "held.npz")
+    assert f"accuracy {figures['accuracy']:.4f}" in evaluated or f"{figures['accuracy']:.4f}" in evaluated
+
+
+def test_a_batch_fits_the_data_and_the_memory(files, monkeypatch):
+    prepared, dataset = transfer(files / "net.onnx", files / "data.npz")
+    program = compiled(prepared, Stage((), 1), 0.1)
+    samples = dataset.batch(np.arange(1))
+    monkeypatch.setattr(batches, "available_memory", lambda: 4 << 30)
+    size, why = batches.chosen_batch(program, samples, 10_000)
+    assert size == 32
+    assert why.startswith("batch 32: the step's planned peak is ")
+    assert why.endswith(" MB of 4.3 GB free")
+    assert batches.chosen_batch(program, samples, 36)[0] == 8
+    peaks = {size: batches.planned_peak(program.semantic["grad"], size).bytes for size in (4, 8)}
+    monkeypatch.setattr(batches, "available_memory", lambda: peaks[4] + peaks[8])
+    size, why = batches.chosen_batch(program, samples, 10_000)
+    assert (size, "as more would not fit" in why) == (4, True)
+    monkeypatch.setattr(batches, "available_memory", lambda: None)
+    assert "free" not in batches.chosen_batch(program, samples, 10_000)[1]
+    network = Network("fixed", [12])
+    network.graph.inputs[0].shape = ir.Shape([6, 12])
+    fixed = burnish.compile(network.model(network.dense("head", network.input, 12, 3)))
+    assert batches.chosen_batch(fixed, samples, 100) == (6, "batch 6: the model takes no other")
+
+
+def test_what_cannot_be_planned_is_refused(files):
+    prepared, dataset = transfer(files / "net.onnx", files / "data.npz")
+    for unfreeze in ([0], [2, 1], [3], "slow", []):
+        with pytest.raises(ConfigurationError, match=r"unfreeze=.*: give 'gradual', with two epochs or more, or the epochs"):
+            plan(prepared, dataset, epochs=3, lr=0.1, batch_size=8, unfreeze=unfreeze)
+    with pytest.raises(ConfigurationError, match="7 parts, and there are 6 layers before the head"):
+        plan(prepared, dataset, epochs=9, lr=0.1, batch_size=8, unfreeze=range(1, 8))
+    with pytest.raises(ConfigurationError, match="give a whole number of 1 or more"):
+        plan(prepared, dataset, epochs=0, lr=0.1)
+    alone, _ = transfer(files / "net.onnx", files / "data.npz", freeze_until="head")
+    with pytest.raises(ConfigurationError, match="nothing before the head is to train"):
+        plan(alone, dataset, epochs=3, unfreeze="gradual")
