@@ -94,17 +94,13 @@ def finetune(
     repetition: Repetition,
 ) -> None:
     """Tune a trained model on your own classes: finds its head, chooses the learning rate, and says what it does."""
-    if results.resume and results.overwrite:
-        raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
-    if is_program(model):
-        raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
+    _check_options(model, results, tuning)
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
     check_seeds(repetition.seeds, results)
     folder = run_folder(model, results, "-finetuned")
     results = replace(results, folder=folder)
     if "epochs" not in course.named:
         course = replace(course, epochs=EPOCHS)
-    check_schedule(tuning.schedule, 0, tuning.lr)
     from burnish.cli.training_run import TrainingRun
     from burnish.distributed.connection.process_group import ProcessGroup
     from burnish.training.callbacks import EarlyStopping
@@ -145,6 +141,15 @@ def finetune(
         return result
 
     train_with_seeds(repetition.seeds, course, results, folder, run)
+
+
+def _check_options(model: Path, results: Results, tuning: Tuning) -> None:
+    """Refuse what cannot be meant, before anything is read."""
+    if results.resume and results.overwrite:
+        raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
+    if is_program(model):
+        raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
+    check_schedule(tuning.schedule, 0, tuning.lr)
 
 
 def check_free(folder: Path, overwrite: bool) -> None:

@@ -24,7 +24,7 @@ PARTS = 3
 """Parts that the layers before the head are cut into, for gradual unfreezing."""
 WARMUP = 0.05
 """The part of a stage's steps in which the learning rate rises."""
-CONSTANT, COSINE = "constant", "cosine"
+CONSTANT, COSINE, ONE_CYCLE = "constant", "cosine", "one_cycle"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Plan:
         stages: one after the other, each from the state of the one before.
         batch_size: samples of a step.
         lr: the highest learning rate.
-        schedule: ``cosine``, ``constant`` or another name of ``burnish.optim.schedules`` that needs no more than the steps.
+        schedule: ``cosine``, ``constant`` or another of ``burnish.optim.schedules``, settings behind a colon.
         layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
         notes: what was decided, and why, a line each.
     """
@@ -150,8 +150,8 @@ def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | 
 
 
 def warmup_steps(steps: int, schedule: str) -> int:
-    """Return in how many of so many steps the learning rate rises."""
-    return 0 if schedule == CONSTANT else round(WARMUP * steps)
+    """Return in how many of so many steps the learning rate rises, where the schedule has no rise of its own."""
+    return 0 if schedule.partition(":")[0] in (CONSTANT, ONE_CYCLE) else round(WARMUP * steps)
 
 
 def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
@@ -162,7 +162,10 @@ def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
     """
     if schedule == CONSTANT:
         return lr
-    rate = schedules.get({"name": schedule, "lr": lr, "steps": steps - warmup})
+    name, settings = schedules.SCHEDULES.read(schedule)
+    given = {"lr": lr, "steps": steps - warmup}
+    taken = {setting: value for setting, value in given.items() if setting in schedules.SCHEDULES.takes(name)}
+    rate = schedules.get({"name": name, **taken, **settings})
     return schedules.warmup(rate, warmup) if warmup else rate
 
 

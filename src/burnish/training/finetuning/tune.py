@@ -106,7 +106,7 @@ def finetune(
     state: Mapping[str, np.ndarray] | None = None
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         for number, stage in enumerate(decided.stages):
-            is_last = number == len(decided.stages) - 1
+            is_last = stage is decided.stages[-1]
             program = decided.program(stage, len(dataset))
             trainer = Trainer(
                 program,
@@ -122,12 +122,11 @@ def finetune(
             )
             result = trainer.run()
             if is_last:
-                stands_for = take_best(trainer, result, eval_data is not None)
-                trainer.session.metadata |= metrics_entry(stands_for)
-                path = trainer.session.export(output)
+                trainer.session.metadata |= metrics_entry(take_best(trainer, result, eval_data is not None))
+                trainer.session.export(output)
             state = trainer.session.state()
             trainer.session.close()
-    return Finetuned(path, result, (*prepared.notes, *decided.notes))
+    return Finetuned(Path(output), result, (*prepared.notes, *decided.notes))
 
 
 def take_best(trainer: Trainer, result: TrainingResult, is_evaluated: bool) -> dict[str, Any]:
