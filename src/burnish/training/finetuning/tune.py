@@ -106,22 +106,21 @@ def finetune(
     state: Mapping[str, np.ndarray] | None = None
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         for number, stage in enumerate(decided.stages):
-            is_last = stage is decided.stages[-1]
             program = decided.program(stage, len(dataset))
             trainer = Trainer(
                 program,
                 dataset,
-                None if eval_data is None else _evaluation(program, dataset, eval_data, options),
+                _evaluation(program, dataset, eval_data, options),
                 epochs=stage.epochs,
                 batch_size=decided.batch_size,
                 seed=seed + number,
                 run_directory=Path(folder, str(number)),
-                state=None if state is None else _carried(program, state),
-                callbacks=[EarlyStopping(patience)] if patience is not None and is_last else [],
+                state=_carried(program, state),
+                callbacks=[EarlyStopping(patience)] if patience is not None and stage is decided.stages[-1] else [],
                 **run,
             )
             result = trainer.run()
-            if is_last:
+            if stage is decided.stages[-1]:
                 trainer.session.metadata |= metrics_entry(take_best(trainer, result, eval_data is not None))
                 trainer.session.export(output)
             state = trainer.session.state()
@@ -143,7 +142,7 @@ def take_best(trainer: Trainer, result: TrainingResult, is_evaluated: bool) -> d
     data = "evaluation" if is_evaluated else "training"
     best = result.best
     if not is_evaluated or best is None:
-        return {"data": data, "epoch": trainer.epochs, **result.metrics}
+        return {"data": data, "epoch": result.steps // len(trainer.loader), **result.metrics}
     trainer.session.restore(trainer.best)
     return {"data": data, "epoch": best["epoch"], best["metric"]: best["value"]}
 
@@ -153,14 +152,18 @@ def metrics_entry(figures: Mapping[str, Any]) -> dict[str, str]:
     return {METRICS: json.dumps(dict(figures))}
 
 
-def _carried(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The state of a stage that goes on from another; its schedule begins anew, and so do its steps."""
+def _carried(program: Program, state: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
+    """The state of a stage that goes on from another; its schedule begins anew, and so do its steps. None for the first."""
+    if state is None:
+        return None
     carried = program.carry_state(state).state
     return {**carried, STEP: np.zeros_like(carried[STEP])} if STEP in carried else carried
 
 
-def _evaluation(program: Program, dataset: Dataset, source: str | Path, options: Mapping[str, Any]) -> Dataset:
-    """Data to evaluate on, read as those that are trained on."""
+def _evaluation(program: Program, dataset: Dataset, source: str | Path | None, options: Mapping[str, Any]) -> Dataset | None:
+    """Data to evaluate on, read as those that are trained on; None where there are none."""
+    if source is None:
+        return None
     described = DataDescription.of(dataset)
     spec = DataSpec.by(program).like(described)
     return open_dataset(source, spec, classes=described.classes, **{**options, "pixels": None})
