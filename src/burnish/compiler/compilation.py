@@ -48,6 +48,7 @@ from burnish.passes import (
     recognize_training_normalization,
     refuse_lost_gradients,
     simulate_quantization,
+    train_quantization,
 )
 from burnish.passes.precision import FULL, MixedPrecision
 from burnish.passes.recompute_request import Recompute, name_origins
@@ -246,6 +247,7 @@ class Compilation:
             hoist_gather(draft.model)
             self._narrow(draft)
             values = draft.values()
+            updated.update(train_quantization(bound, step))
             stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
             recognize_attention(draft.model)

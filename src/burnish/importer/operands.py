@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from burnish.graph.quantization_mark import learns_scale
+
 WEIGHT_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),
     "Conv": (1, 2),
@@ -110,4 +112,6 @@ def constant_operands(node: ir.Node) -> tuple[int, ...]:
     """The positions of the inputs of a node that receive no gradient: configuration, and running statistics."""
     if node.domain != "":
         return ()
+    if node.op_type in ("DequantizeLinear", "QuantizeLinear") and learns_scale(node):
+        return (2,)
     return (*CONFIGURATION_OPERANDS.get(node.op_type, ()), *STATISTIC_OPERANDS.get(node.op_type, ()))

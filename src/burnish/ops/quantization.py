@@ -27,6 +27,9 @@ SATURATE = SemanticOperator("Saturate", ("x", "low", "high"), ("y",), like("x"))
 """``x`` between two scalars. Unlike Clip, whose output alone decides, it lets the gradient through on the bounds too, where whole
 numbers often lie."""
 
+SCALED_GRADIENT = SemanticOperator("ScaledGradient", ("x", "factor"), ("y",), like("x"), shares_memory={"y": "x"})
+"""``x``, with a scalar times its derivative."""
+
 
 @STRAIGHT_THROUGH.lowering
 def lower_straight_through(op: Operation) -> Tensor:
@@ -46,6 +49,16 @@ def lower_saturate(op: Operation) -> Tensor:
 @SATURATE.gradient
 def saturate(op: Operation, dy: Tensor) -> tuple[Tensor, None, None]:
     return dy * op.builder.cast(op.builder.op("Equal", op.input, op.output), dy.dtype), None, None
+
+
+@SCALED_GRADIENT.lowering
+def lower_scaled_gradient(op: Operation) -> Tensor:
+    return op.input
+
+
+@SCALED_GRADIENT.gradient
+def scaled_gradient(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    return dy * op.required(1), None
 
 
 @gradient("DynamicQuantizeLinear")

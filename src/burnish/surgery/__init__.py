@@ -1,5 +1,5 @@
 """Changes to a model: heads replaced, models cut and joined; normalization layers converted, inserted and recalibrated; weights
-normalized; tables resized; adapters put beside layers.
+normalized; tables resized; adapters put beside layers; weights and activations quantized.
 
 Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
 ``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.
@@ -9,6 +9,7 @@ from burnish.surgery.adapters import load_peft, lora, merge_adapters, save_peft
 from burnish.surgery.convert import convert
 from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold
+from burnish.surgery.quantization import quantize
 from burnish.surgery.recalibrate import recalibrate
 from burnish.surgery.replace_head import Head, find_head, replace_head
 from burnish.surgery.resize_table import resize_table
@@ -23,6 +24,7 @@ __all__ = [
     "load_peft",
     "lora",
     "merge_adapters",
+    "quantize",
     "recalibrate",
     "rename",
     "replace_head",

@@ -24,6 +24,7 @@ from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
 from burnish.errors import BurnishError, EngineError
 from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
+from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import ANY_DOMAIN, TARGETS
 from burnish.passes import compute_in_float32
 from burnish.settings import is_whole
@@ -234,6 +235,9 @@ class OnnxRuntimeEngine(RunsModels):
         optimizations = optimizations or Optimizations.of(self.optimization, model)
         options = self._session_options(threads)
         options.graph_optimization_level = _LEVELS[optimizations.level]
+        if simulates_quantization(model.graph):
+            # Integer kernels saturate and refuse scales in ways of their own: what is trained is the rounding by itself.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
 
         def load(source: bytes | Path) -> onnxruntime.InferenceSession:
             disabled = [*optimizations.disabled]

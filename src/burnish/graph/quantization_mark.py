@@ -1,0 +1,77 @@
+"""What a QuantizeLinear says of how it is trained and exported, in its metadata: a saved model keeps it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+KEY = "burnish.quantization"
+
+Role = Literal["weight", "activation"]
+Scales = Literal["learned", "observed", "fixed"]
+
+
+@dataclass(frozen=True)
+class QuantizationMark:
+    """How a quantization of ``burnish.surgery.quantize`` is trained and exported.
+
+    Attributes:
+        role: whether it quantizes a weight or an activation.
+        scales: ``learned`` by gradients, ``observed`` from ranges that training updates, or ``fixed``.
+        levels: the integers above zero (of an asymmetric range: all but one), by which a learned scale's gradient is divided.
+        bits: of an integer in the exported file: 8 or 4.
+        block: weights along the axis of the inputs that share a scale; 0 without blocks.
+        input_axis: that axis of the weight; read where there are blocks.
+        momentum: what a step retains of an observed range.
+        freeze_after: the step from which observed ranges stay; None: never.
+    """
+
+    role: Role
+    scales: Scales
+    levels: int
+    bits: int = 8
+    block: int = 0
+    input_axis: int = 0
+    momentum: float = 0.0
+    freeze_after: int | None = None
+
+    def put(self, node: ir.Node) -> None:
+        """Write it into the metadata of a node."""
+        node.metadata_props[KEY] = json.dumps(asdict(self))
+
+    @staticmethod
+    def of(node: ir.Node | None) -> QuantizationMark | None:
+        """Return what the metadata of a node says; None where it says nothing."""
+        text = None if node is None else node.metadata_props.get(KEY)
+        return None if text is None else QuantizationMark(**json.loads(text))
+
+
+def simulates_quantization(graph: ir.Graph) -> bool:
+    """Whether a graph computes with floating-point numbers what its export will compute with integers."""
+    return any(KEY in node.metadata_props for node in graph)
+
+
+def learns_scale(node: ir.Node) -> bool:
+    """Whether a QuantizeLinear or DequantizeLinear passes a gradient to its scale as to a weight."""
+    mark = QuantizationMark.of(node)
+    return mark is not None and mark.scales == "learned"
+
+
+def observed_range(node: ir.Node) -> ir.Value | None:
+    """Return the initializer or input with the range that the scale of an observed QuantizeLinear is computed from."""
+    mark = QuantizationMark.of(node)
+    if mark is None or mark.scales != "observed" or node.op_type != "QuantizeLinear":
+        return None
+    pending = [node.inputs[1]]
+    while pending:
+        value = pending.pop()
+        if value is None:
+            continue
+        if (producer := value.producer()) is not None:
+            pending.extend(producer.inputs)
+        elif value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and value.shape is not None and len(value.shape) == 1:
+            return value
+    return None

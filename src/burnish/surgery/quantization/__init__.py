@@ -1,0 +1,9 @@
+"""Models quantized for training: pairs of QuantizeLinear and DequantizeLinear, calibrated.
+
+How a pair trains is in ``burnish.passes.train_quantization``, what gradients pass in ``burnish.passes.simulate_quantization``,
+and how an export makes integers of it in ``burnish.passes.fold_quantization``.
+"""
+
+from burnish.surgery.quantization.quantize import quantize
+
+__all__ = ["quantize"]

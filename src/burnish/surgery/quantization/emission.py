@@ -1,0 +1,246 @@
+"""Pairs of QuantizeLinear and DequantizeLinear, with the scales that training moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Names, Tensor, add_initializer, attribute_value, constant_array, describe_node, rounded_bias
+from burnish.graph.edits import replace_output
+from burnish.graph.quantization_mark import QuantizationMark, Role, Scales
+from burnish.graph.uses import is_read_once, producer_of
+from burnish.surgery.quantization.calibration import Range, activation_scale, weight_limits
+from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat
+from burnish.surgery.quantization.placement import Layer, Place
+
+FLOOR = 0.01
+"""A learned scale never falls below this part of where it began."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How scales are trained.
+
+    Attributes:
+        scales: ``learned``, ``observed`` or ``fixed``.
+        momentum: what a step retains of the observed range of an activation.
+        freeze_after: the step from which observed ranges stay; None: never.
+    """
+
+    scales: Scales
+    momentum: float
+    freeze_after: int | None
+
+    def mark(self, *, is_weight: bool, levels: int) -> QuantizationMark:
+        """The mark of a quantization."""
+        momentum = 0.0 if is_weight else self.momentum
+        role: Role = "weight" if is_weight else "activation"
+        return QuantizationMark(role, self.scales, levels, momentum=momentum, freeze_after=self.freeze_after)
+
+
+def quantize_weight(graph: ir.Graph, names: Names, layer: Layer, weights: WeightFormat, training: Training) -> None:
+    """Let a layer read its weight as integers give it; in place.
+
+    Raises:
+        ConfigurationError: the inputs of a matrix cannot be divided into blocks.
+    """
+    builder = Builder(graph, before=layer.node)
+    weight = builder.tensor(layer.weight)
+    mark = replace(training.mark(is_weight=True, levels=weights.levels), bits=weights.bits)
+    axis = layer.axis if weights.per_channel else None
+    numbers, blocks = weight, 0
+    if weights.block and layer.input_axis is not None:
+        blocks = _block_of(layer, weights.block)
+        mark = replace(mark, block=blocks, input_axis=layer.input_axis)
+        numbers, axis = _in_blocks(weight, layer.input_axis, blocks), 0
+    array = constant_array(layer.weight)
+    assert array is not None
+    if blocks:
+        rows = array if layer.input_axis == 1 else array.T
+        array = rows.reshape(-1, blocks)
+    limits = weight_limits(array, axis, weights)
+    scale = _weight_scale(builder, names, layer.weight.name or "weight", limits, mark)
+    zero = builder.constant(np.zeros(limits.shape, np.int8))
+    along = 0 if axis is None else axis
+    integers = builder.op("QuantizeLinear", numbers, scale, zero, axis=along)
+    _put_mark(integers, mark)
+    bounds = [builder.constant(np.asarray(bound, np.int8)) for bound in (-weights.levels, weights.levels)]
+    result = builder.op("DequantizeLinear", builder.op("Clip", integers, *bounds), scale, zero, axis=along, like=numbers)
+    _put_mark(result, mark)
+    layer.node.replace_input_with(1, (_out_of_blocks(result, weight, layer.input_axis) if blocks else result).value)
+
+
+def _block_of(layer: Layer, block: int) -> int:
+    assert layer.input_axis is not None
+    inputs = _array(layer.weight).shape[layer.input_axis]
+    if inputs % block:
+        raise ConfigurationError(
+            f"quantize: {describe_node(layer.node)} has {inputs} inputs, which are no whole number of blocks of {block}: "
+            "leave the layer out (skip=[...]), or choose smaller blocks or 'int4 per channel'"
+        )
+    return block
+
+
+def _in_blocks(weight: Tensor, input_axis: int, block: int) -> Tensor:
+    """The weight of a matrix as rows of one block each, those of an output one after the other."""
+    builder = weight.builder
+    rows = weight if input_axis == 1 else builder.op("Transpose", weight, perm=[1, 0])
+    return builder.op("Reshape", rows, builder.integers([-1, block]))
+
+
+def _out_of_blocks(rows: Tensor, weight: Tensor, input_axis: int | None) -> Tensor:
+    builder, (first, second) = rows.builder, (weight.dimension(0), weight.dimension(1))
+    assert first is not None
+    assert second is not None
+    if input_axis == 1:
+        return builder.op("Reshape", rows, builder.integers([first, second]))
+    return builder.op("Transpose", builder.op("Reshape", rows, builder.integers([second, first])), perm=[1, 0])
+
+
+def _weight_scale(builder: Builder, names: Names, name: str, limits: np.ndarray, mark: QuantizationMark) -> Tensor:
+    if mark.scales == "observed":
+        observed = _initializer(builder, names, f"{name}_range", limits)
+        return builder.op("Max", observed / float(mark.levels), _floor(limits / mark.levels))
+    return _scale(builder, names, name, limits / mark.levels, mark)
+
+
+def _scale(
+    builder: Builder, names: Names, name: str, array: np.ndarray, mark: QuantizationMark, ceiling: float | None = None
+) -> Tensor:
+    if mark.scales != "learned":
+        return builder.constant(array.astype(np.float32))
+    scale = builder.op("Max", _initializer(builder, names, f"{name}_scale", array), _floor(array))
+    return scale if ceiling is None else builder.op("Min", scale, ceiling)
+
+
+def _floor(scale: np.ndarray) -> float:
+    return float(scale.min()) * FLOOR
+
+
+def quantize_activation(
+    builder: Builder,
+    names: Names,
+    place: Place,
+    limits: Range,
+    activations: ActivationFormat,
+    training: Training,
+) -> tuple[Tensor, Tensor]:
+    """Emit the scale and the zero point of an activation.
+
+    Args:
+        builder: emits after the activation's node.
+        names: in use in the graph.
+        place: the activation.
+        limits: its range.
+        activations, training: what it is quantized to, and how that is trained.
+
+    Returns:
+        The scale and the zero point, of shape [1].
+    """
+    name, mark = place.value.name or "activation", training.mark(is_weight=False, levels=activations.levels)
+    scale, zero_point = activation_scale(limits, activations)
+    dtype = np.dtype(activations.dtype)
+    constant = builder.constant(np.asarray([zero_point], dtype))
+    if training.scales != "observed":
+        # Rounded down: the greatest integer is not to stand for more than the Clip lets through, or both stay.
+        ceiling = None if place.ceiling is None else float(np.nextafter(np.float32(place.ceiling / 255), np.float32(0)))
+        return _scale(builder, names, name, np.asarray([scale]), mark, ceiling), constant
+    observed = _initializer(builder, names, f"{name}_range", np.asarray([limits.low, limits.high]))
+    low, high = (builder.op("Gather", observed, builder.integers([index]), axis=0) for index in (0, 1))
+    if activations.symmetric:
+        return builder.op("Max", builder.op("Max", high, -low) / float(activations.levels), scale * FLOOR), constant
+    step = builder.op("Max", (high - low) / float(activations.levels), scale * FLOOR)
+    lowest = float(activations.lowest)
+    zero = builder.op("Clip", builder.op("Round", lowest - low / step), *(builder.scalar(lowest + n, low) for n in (0, 255)))
+    return step, builder.cast(zero, ir.DataType.from_numpy(dtype))
+
+
+def put_pair(place: Place, builder: Builder, scale: Tensor, zero_point: Tensor, mark: QuantizationMark, names: Names) -> None:
+    """Let all that reads an activation read it as integers give it; an output of the model keeps its name."""
+    value = place.value
+    readers = tuple(value.uses())
+    was_output = value.is_graph_output()
+    x = builder.tensor(value)
+    integers = builder.op("QuantizeLinear", x, scale, zero_point, axis=0)
+    _put_mark(integers, mark)
+    result = builder.op("DequantizeLinear", integers, scale, zero_point, axis=0, like=x)
+    _put_mark(result, mark)
+    for reader, index in readers:
+        reader.replace_input_with(index, result.value)
+    if was_output and value.producer() is not None:
+        name = value.name
+        replace_output(value, result.value)
+        value.name = names.take(f"{name}:unquantized")
+        result.value.name = name
+
+
+def round_bias(layer: Layer) -> None:
+    """Let a layer whose operands are quantized add its bias as an integer times the product of their scales; in place.
+
+    With batch normalization after it, that is the bias of both together, ``shift + (bias - mean) * factor``, as an integer times
+    the product of the scales and the factor.
+    """
+    node = layer.node
+    if node.op_type == "MatMul" or not isinstance(node.graph, ir.Graph) or layer.axis is None:
+        return
+    x, weight = (producer_of(value, "DequantizeLinear") for value in node.inputs[:2])
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    if x is None or weight is None or not _is_vector(given):
+        return
+    builder = Builder(node.graph, before=node)
+    scale = builder.tensor(x.inputs[1]) * builder.tensor(weight.inputs[1])  # type: ignore[arg-type]
+    bias = None if given is None else builder.tensor(given)
+    normalization = _normalization_of(node)
+    if normalization is None:
+        if bias is None:
+            return
+        rounded = builder.op("Round", bias / scale)
+        result = bias + (rounded * scale - bias)
+    else:
+        gain, shift, mean, variance = (builder.tensor(value) for value in normalization.inputs[1:5] if value is not None)
+        factor = gain / builder.op("Sqrt", variance + float(attribute_value(normalization, "epsilon", 1e-5)))
+        vanishes = builder.op("Equal", factor, 0.0)
+        size = builder.op("Where", vanishes, builder.scalar(1.0, factor), builder.op("Abs", factor))
+        total = shift + ((-mean) if bias is None else bias - mean) * factor
+        rounded = builder.op("Round", total / (scale * size))
+        off = (rounded * (scale * size) - total) / builder.op("Where", vanishes, builder.scalar(1.0, factor), factor)
+        off = builder.op("Where", vanishes, builder.scalar(0.0, factor), off)
+        result = off if bias is None else bias + off
+    rounded_bias.mark(rounded.value, rounded_bias.INTEGERS)
+    rounded_bias.mark(result.value, rounded_bias.BIAS)
+    node.resize_inputs(3)
+    node.replace_input_with(2, result.value)
+
+
+def _is_vector(bias: ir.Value | None) -> bool:
+    """Whether a bias has one number for each output channel, or there is none."""
+    array = None if bias is None else constant_array(bias)
+    return bias is None or (array is not None and array.ndim == 1)
+
+
+def _normalization_of(node: ir.Node) -> ir.Node | None:
+    """The batch normalization that an export folds into a layer."""
+    if not is_read_once(node.outputs[0]):
+        return None
+    reader = next(iter(node.outputs[0].uses()))[0]
+    is_one = reader.op_type == "BatchNormalization" and reader.domain == "" and reader.inputs[0] is node.outputs[0]
+    return reader if is_one else None
+
+
+def _put_mark(result: Tensor, mark: QuantizationMark) -> None:
+    producer = result.value.producer()
+    assert producer is not None
+    mark.put(producer)
+
+
+def _initializer(builder: Builder, names: Names, name: str, array: np.ndarray) -> Tensor:
+    return builder.tensor(add_initializer(builder.graph, names.take(name), array.astype(np.float32)))
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    array = constant_array(value)
+    assert array is not None
+    return array

@@ -1,0 +1,170 @@
+"""Where activations are quantized: at the places around which ONNX Runtime makes one integer operator of several nodes.
+
+An operator is computed with integers where each of its inputs comes from a DequantizeLinear and its output goes into a
+QuantizeLinear. Activations, added biases and batch normalization that an operator takes in stand before that QuantizeLinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from burnish.graph import FLOATING, attribute_value, constant_array
+from burnish.graph.uses import is_read_once
+
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators with weights."""
+JOINING = frozenset({"Add", "Concat", "MatMul", "Mul"})
+"""Operators of several activations."""
+REDUCING = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Relu", "Sigmoid"})
+"""Operators of one activation, whose results lie on a grid of their own."""
+MOVING = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
+"""Operators whose results are some of the numbers that they read, and lie on the same grid."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer with weights of its own.
+
+    Attributes:
+        node: a Conv, ConvTranspose, Gemm or MatMul.
+        weight: its initializer.
+        axis: of the weight, that of the output channels; None where no single axis has them.
+        input_axis: of a matrix, that of its inputs; None for a convolution.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    axis: int | None
+    input_axis: int | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """An activation that is quantized.
+
+    Attributes:
+        value: the activation.
+        grid: the activation whose scale and zero point it has; ``value`` itself where it has its own.
+        ceiling: what it is never larger than, as a Clip before it says; None where nothing does.
+    """
+
+    value: ir.Value
+    grid: ir.Value
+    ceiling: float | None = None
+
+
+def layers_of(graph: ir.Graph) -> list[Layer]:
+    """Return the linear layers of a graph whose weights are floating-point initializers, in its order."""
+    return [layer for node in graph if (layer := _layer(node)) is not None]
+
+
+def _layer(node: ir.Node) -> Layer | None:
+    if node.domain != "" or node.op_type not in LAYERS:
+        return None
+    x, weight = node.inputs[:2]
+    if x is None or weight is None or not weight.is_initializer() or weight.dtype != ir.DataType.FLOAT:
+        return None
+    array = constant_array(weight)
+    if array is None or array.size == 0 or constant_array(x) is not None:
+        return None
+    if node.op_type == "Conv":
+        return Layer(node, weight, 0, None)
+    if node.op_type == "ConvTranspose":
+        return Layer(node, weight, 1 if attribute_value(node, "group", 1) == 1 else None, None)
+    factors = [attribute_value(node, name, 1.0) for name in ("alpha", "beta")] if node.op_type == "Gemm" else []
+    # ONNX Runtime (1.32) computes a quantized Gemm wrong where alpha is not 1.
+    if array.ndim != 2 or any(factor != 1.0 for factor in factors):
+        return None
+    axis = 0 if node.op_type == "Gemm" and attribute_value(node, "transB", 0) else 1
+    return Layer(node, weight, axis, 1 - axis)
+
+
+def places(graph: ir.Graph, layers: Collection[ir.Node], quantize_outputs: bool) -> list[Place]:
+    """Return the activations of a graph that are to be quantized, in its order.
+
+    Args:
+        graph: of a canonical model.
+        layers: the linear layers that compute with integers.
+        quantize_outputs: whether outputs of the model are quantized as well.
+    """
+    walk = _Walk(frozenset(layers))
+    for node in graph:
+        walk.visit(node)
+    found = [place for place in walk.found.values() if quantize_outputs or not place.value.is_graph_output()]
+    order = {value: index for index, value in enumerate(_values(graph))}
+    return sorted(found, key=lambda place: order[place.value])
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+class _Walk:
+    """The state of one walk over a graph, in its order."""
+
+    def __init__(self, layers: frozenset[ir.Node]):
+        self.found: dict[ir.Value, Place] = {}
+        self._layers = layers
+
+    def visit(self, node: ir.Node) -> None:
+        if node.domain != "":
+            return
+        if node in self._layers:
+            self._add(node.inputs[:1])
+            self._add_result(node)
+        elif node.op_type in JOINING and self._joins(node):
+            self._add(node.inputs)
+            self._add_result(node)
+        elif node.inputs and node.inputs[0] in self.found and node.outputs[0] not in self.found:
+            if node.op_type in MOVING and len(node.outputs) == 1:
+                grid = self.found[node.inputs[0]]
+                self.found[node.outputs[0]] = Place(node.outputs[0], grid.grid, grid.ceiling)
+            elif node.op_type in REDUCING:
+                self._add_result(node)
+
+    def _joins(self, node: ir.Node) -> bool:
+        """Whether a node reads activations alone, of which one at least is quantized."""
+        operands = [value for value in node.inputs if value is not None]
+        if not all(value.dtype in FLOATING and constant_array(value) is None for value in operands):
+            return False
+        return any(value in self.found for value in operands)
+
+    def _add(self, values: Collection[ir.Value | None]) -> None:
+        for value in values:
+            if value is not None and value.dtype in FLOATING:
+                self.found.setdefault(value, Place(value, value))
+
+    def _add_result(self, node: ir.Node) -> None:
+        value, ceiling = _end_of(node)
+        self.found.setdefault(value, Place(value, value, ceiling))
+
+
+def _end_of(node: ir.Node) -> tuple[ir.Value, float | None]:
+    """The value behind what an integer operator takes in, and what it is never larger than."""
+    value = node.outputs[0]
+    while is_read_once(value):
+        reader = next(iter(value.uses()))[0]
+        if reader.domain != "" or reader.graph is not node.graph:
+            break
+        if reader.op_type == "Relu":
+            return reader.outputs[0], None
+        if reader.op_type == "Clip" and reader.inputs[0] is value:
+            high = constant_array(reader.inputs[2]) if len(reader.inputs) > 2 else None
+            return reader.outputs[0], None if high is None or high <= 0 else float(high)
+        is_normalization = reader.op_type == "BatchNormalization" and reader.inputs[0] is value
+        if not (node.op_type in LAYERS and (is_normalization or _adds_bias(node, reader))):
+            break
+        value = reader.outputs[0]
+    return value, None
+
+
+def _adds_bias(node: ir.Node, reader: ir.Node) -> bool:
+    if node.op_type != "MatMul" or reader.op_type != "Add":
+        return False
+    arrays = [constant_array(value) for value in reader.inputs]
+    return any(array is not None and array.ndim <= 1 for array in arrays)

@@ -1,0 +1,210 @@
+"""``quantize``: a model that trains as it will compute with integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import onnx_ir as ir
+
+from burnish.engines import Engine
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Names, describe_node
+from burnish.graph.quantization_mark import QuantizationMark, Scales
+from burnish.importer import Source, load
+from burnish.passes import fold_batch_normalization
+from burnish.settings import is_number, is_whole
+from burnish.surgery.measuring import Batch
+from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges
+from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight, round_bias
+from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
+from burnish.surgery.quantization.placement import Layer, Place, layers_of, places
+from burnish.surgery.selection import Patterns, select_layers
+
+Ends = Literal["int8", "float32"]
+
+
+def quantize(
+    source: Source,
+    weights: str = "int8 per channel",
+    activations: str | None = "uint8",
+    *,
+    calibration: Iterable[Batch] | None = None,
+    method: Method = "minmax",
+    percentile: float = 99.99,
+    symmetric: bool = False,
+    scales: Scales = "learned",
+    momentum: float = 0.99,
+    freeze_observers_after: int | None = None,
+    batch_norm: Literal["train", "fold"] | None = None,
+    skip: Patterns = (),
+    first_and_last: Ends | None = None,
+    reduce_range: bool = True,
+    quantize_outputs: bool = True,
+    engine: str | Engine | None = None,
+) -> ir.Model:
+    """Return a model whose layers compute what integers would give: compiled, it is trained for that (Jacob et al. 2018).
+
+    Weights and activations go through QuantizeLinear and DequantizeLinear, at the places around which ONNX Runtime makes one
+    integer operator of several nodes. Gradients pass the rounding straight through. State holds the weights in float32;
+    ``Session.export`` writes integers, in the format QDQ.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        weights: ``int8``, ``int8 per channel``, ``int4``, ``int4 per channel`` or ``int4 blocks of 32`` (along the inputs of
+            MatMul and Gemm; a convolution then has a scale for each output channel). Symmetric about zero.
+        activations: ``uint8``, ``int8`` or None, which leaves them in float32.
+        calibration: batches, dicts of arrays by input name, that the ranges of activations are measured on.
+        method: ``minmax``, ``percentile`` or ``entropy``: how far the range of activations goes.
+        percentile: of absolute values, in percent, that the range of ``percentile`` covers.
+        symmetric: whether zero is the middle integer of activations.
+        scales: ``learned``: trained as weights are, by learned step sizes (Esser et al. 2020), their gradient divided by
+            sqrt(N * levels) with N numbers to a scale. ``observed``: from the range of each weight, and from a moving average
+            of the range of each activation. ``fixed``: as calibrated.
+        momentum: what a step retains of the observed range of an activation.
+        freeze_observers_after: the step from which observed ranges stay as they are; None: never.
+        batch_norm: ``train`` leaves batch normalization as it is, and an export folds it into the integers' scales and the
+            bias, exactly; weights need a scale for each output channel. ``fold`` folds it now. None: ``train`` where it can.
+        skip: names or shell-style patterns of layers, called after their weight or as their node, that stay in float32.
+        first_and_last: ``int8`` where 4 bits are too few for the first and the last layer, or ``float32``; None: as the others.
+        reduce_range: use 7 of 8 bits for weights. Kernels of x86 processors without VNNI add two products of 8 bits in 16,
+            which saturates: with 7 bits they are exact. False where the file runs on others (VNNI, Arm, an accelerator).
+        quantize_outputs: whether outputs of the model are rounded as well, which lets the last layer give integers.
+        engine: what runs the model on the calibration data, an engine of ``burnish.engines`` or its name.
+
+    Returns:
+        A canonical model.
+
+    Raises:
+        ConfigurationError: an option that does not fit, no layer to quantize, or no calibration data for activations.
+        InputError: a batch that does not fit, none at all, or values that are not finite.
+        EngineError: the model cannot be run.
+        ModelError: the source is not a valid ONNX model.
+    """
+    weight_kind, activation_kind = weight_format(weights, reduce_range), activation_format(activations, symmetric)
+    check_method(method, percentile)
+    training = _training(scales, momentum, freeze_observers_after)
+    model = load(source)
+    graph = model.graph
+    _check_unquantized(graph)
+    if batch_norm not in (None, "train", "fold"):
+        raise ConfigurationError(f"quantize: batch_norm={batch_norm!r}: give 'train' or 'fold', or leave it out")
+    if batch_norm == "fold" or (batch_norm is None and not weight_kind.keeps_sign):
+        fold_batch_normalization(model)
+    chosen = _formats_of(layers_of(graph), weight_kind, weight_format("int8", reduce_range), skip, first_and_last)
+    _check_foldable(graph, chosen)
+    found: list[Place] = []
+    limits: dict[str, Range] = {}
+    if activation_kind is not None:
+        if calibration is None:
+            raise ConfigurationError(
+                "quantize: the ranges of activations are measured on data: give batches with calibration=[...], or quantize "
+                "weights alone with activations=None"
+            )
+        found = places(graph, [layer.node for layer, _ in chosen], quantize_outputs)
+        own = [place.value.name or "" for place in found if place.grid is place.value]
+        limits = ranges(model, own, calibration, method, percentile, activation_kind, engine)
+    names = Names.of(graph)
+    for layer, kind in chosen:
+        quantize_weight(graph, names, layer, kind, training)
+    if activation_kind is not None:
+        _quantize_activations(graph, names, found, limits, activation_kind, training)
+        for layer, kind in chosen:
+            if not kind.block:
+                round_bias(layer)
+    return model
+
+
+def _quantize_activations(
+    graph: ir.Graph,
+    names: Names,
+    found: Sequence[Place],
+    limits: Mapping[str, Range],
+    activations: ActivationFormat,
+    training: Training,
+) -> None:
+    grids = {}
+    mark = training.mark(is_weight=False, levels=activations.levels)
+    for place in found:
+        builder = _builder_after(graph, place.value)
+        if place.grid is place.value:
+            grids[place.grid] = quantize_activation(builder, names, place, limits[place.value.name or ""], activations, training)
+        scale, zero_point = grids[place.grid]
+        own = mark if place.grid is place.value else _copied(mark)
+        put_pair(place, builder, builder.tensor(scale.value), builder.tensor(zero_point.value), own, names)
+
+
+def _copied(mark: QuantizationMark) -> QuantizationMark:
+    """The mark of an activation whose range is that of another: it is not observed a second time."""
+    return replace(mark, scales="fixed") if mark.scales == "observed" else mark
+
+
+def _builder_after(graph: ir.Graph, value: ir.Value) -> Builder:
+    producer = value.producer()
+    nodes = list(graph)
+    following = nodes[0] if producer is None else nodes[index] if (index := nodes.index(producer) + 1) < len(nodes) else None
+    return Builder(graph, before=following)
+
+
+def _formats_of(
+    layers: Sequence[Layer],
+    weights: WeightFormat,
+    eight: WeightFormat,
+    skip: Patterns,
+    first_and_last: Ends | None,
+) -> list[tuple[Layer, WeightFormat]]:
+    """The layers that are quantized, each with what its weight becomes."""
+    if not layers:
+        raise ConfigurationError(
+            "quantize: the model has no Conv, ConvTranspose, Gemm or MatMul whose weight is a float32 initializer: give the "
+            "model in float32, before anything else quantized it"
+        )
+    if first_and_last not in (None, "int8", "float32"):
+        raise ConfigurationError(f"quantize: first_and_last={first_and_last!r}: give 'int8' or 'float32', or leave it out")
+    skipped = set(select_layers([layer.node for layer in layers], skip, "skip", "Conv, Gemm or MatMul")) if skip else set()
+    ends = {layers[0].node, layers[-1].node} if first_and_last else set()
+    formats = []
+    for layer in layers:
+        if layer.node not in skipped and not (layer.node in ends and first_and_last == "float32"):
+            at_end = layer.node in ends and weights.bits == 4
+            kind = replace(eight, per_channel=weights.keeps_sign) if at_end else weights
+            if kind.block and layer.input_axis is None:
+                kind = replace(kind, block=0, per_channel=True)
+            formats.append((layer, kind))
+    if not formats:
+        raise ConfigurationError("quantize: skip and first_and_last leave no layer to quantize: let them select fewer")
+    return formats
+
+
+def _training(scales: Scales, momentum: float, freeze_after: int | None) -> Training:
+    if scales not in ("learned", "observed", "fixed"):
+        raise ConfigurationError(f"quantize: scales={scales!r}: give 'learned', 'observed' or 'fixed'")
+    if not is_number(momentum) or not 0 <= momentum < 1:
+        raise ConfigurationError(f"quantize: momentum={momentum!r}: give a number from 0 to below 1, such as 0.99")
+    if freeze_after is not None and (not is_whole(freeze_after) or freeze_after < 0 or scales != "observed"):
+        raise ConfigurationError(
+            f"quantize: freeze_observers_after={freeze_after!r}: give a whole number of steps, together with scales='observed'"
+        )
+    return Training(scales, float(momentum), freeze_after)
+
+
+def _check_unquantized(graph: ir.Graph) -> None:
+    for node in graph.all_nodes():
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
+            raise ConfigurationError(
+                f"quantize: the model holds {describe_node(node)}: it is quantized already. Give the model in float32 that it "
+                "was made from"
+            )
+
+
+def _check_foldable(graph: ir.Graph, chosen: Sequence[tuple[Layer, WeightFormat]]) -> None:
+    """Check that the batch normalization behind quantized layers can be folded into their scales."""
+    for layer, kind in chosen:
+        readers = {reader for reader, _ in layer.node.outputs[0].uses()}
+        follows = any(reader.op_type == "BatchNormalization" for reader in readers)
+        if follows and not (kind.keeps_sign and (layer.axis is not None)):
+            raise ConfigurationError(
+                f"quantize: batch normalization stands after {describe_node(layer.node)}, and its factor for each channel fits "
+                "in no single scale: fold it first (batch_norm='fold'), or quantize weights per channel"
+            )

@@ -1,0 +1,288 @@
+"""Models that train as they will compute with integers, and what an export makes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+import burnish
+from burnish import surgery
+from burnish.errors import ConfigurationError, InputError
+from burnish.models import residual_network
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(32, 1, 8, 8)).astype(np.float32)
+BATCH = {"x": X, "labels": RNG.integers(0, 3, 32)}
+
+
+@cache
+def model() -> ir.Model:
+    """A small residual network whose normalization has statistics of data, factors of both signs and one that is zero."""
+    network = residual_network(classes=3, width=4, blocks=(1, 1))
+    generator = np.random.default_rng(1)
+    for name, value in network.graph.initializers.items():
+        array = value.const_value.numpy()
+        if name.endswith((".scale", ".bias", ".running_mean")):
+            array = array + generator.normal(0, 0.3, array.shape)
+        if name == "stem.normalization.scale":
+            array[0], array[1] = -0.8, 0.0
+        value.const_value = ir.Tensor(array.astype(np.float32), name=name)
+    return network
+
+
+def trained(steps: int = 2, engine: str = "onnxruntime", **options: Any) -> burnish.Session:
+    """A session of the quantized network after some steps."""
+    quantized = surgery.quantize(model(), **({"calibration": [{"x": X}]} | options))
+    session = burnish.Session(burnish.compile(quantized, optimizer=burnish.optim.sgd(lr=0.01)), engine=engine)
+    for _ in range(steps):
+        session.step(BATCH)
+    return session
+
+
+def optimized(path: Path, folder: Path, **config: str) -> tuple[onnxruntime.InferenceSession, Counter[str]]:
+    """The file in ONNX Runtime, and the operators that it makes of it."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(folder / "optimized.onnx"), 3
+    for key, value in config.items():
+        options.add_session_config_entry(f"session.{key}", value)
+    session = onnxruntime.InferenceSession(path, options)
+    return session, Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
+
+
+def initializers(path: Path) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="learned"),
+        pytest.param({"scales": "observed", "freeze_observers_after": 1, "activations": "int8"}, id="observed"),
+        pytest.param({"scales": "fixed", "weights": "int8"}, id="fixed"),
+    ],
+)
+def test_an_export_computes_with_integers_what_evaluation_simulates(options: dict[str, Any], tmp_path: Path) -> None:
+    """Every output, within one step of its scale; and nothing is left that computes with floating-point numbers."""
+    session = trained(**options)
+    path = session.export(tmp_path / "quantized.onnx")
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    runtime, operators = optimized(path, tmp_path, qdqisint8allowed="1")
+    assert operators["QLinearConv"] == 6
+    assert operators["QGemm"] == 1
+    assert operators["QLinearAdd"] == 2
+    assert not {"Conv", "FusedConv", "Gemm", "Add", "Relu", "BatchNormalization"} & operators.keys()
+    tensors = initializers(path)
+    step = float(onnx.numpy_helper.to_array(tensors["logits_scale"]))
+    expected = session.predict({"x": X})["logits"]
+    computed = runtime.run(None, {"x": X})[0]
+    assert np.abs(computed - expected).max() <= 1.01 * step
+    assert np.mean(np.abs(computed - expected) > 0.5 * step) < 0.02  # the few whose sum lies between two integers
+    weights = onnx.numpy_helper.to_array(tensors["stem.convolution.weight_quantized"])
+    assert weights.dtype == np.int8
+    assert np.abs(weights).max() == 63
+    assert tensors["stem.convolution.bias_quantized"].data_type == onnx.TensorProto.INT32
+
+
+def test_engines_train_alike_and_a_program_that_was_saved_goes_on(tmp_path: Path) -> None:
+    sessions = {engine: trained(3, engine) for engine in ("onnxruntime", "torch")}
+    state = sessions["onnxruntime"].state()
+    for name, array in sessions["torch"].state().items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(array, state[name], rtol=2e-2, atol=2e-3, err_msg=name)
+    program = sessions["onnxruntime"].program
+    program.save(tmp_path / "program")
+    loaded = burnish.Session(burnish.Program.load(tmp_path / "program"), state=state)
+    loaded.export(tmp_path / "loaded.onnx")
+    sessions["onnxruntime"].export(tmp_path / "own.onnx")
+    assert (tmp_path / "loaded.onnx").read_bytes() == (tmp_path / "own.onnx").read_bytes()
+
+
+def test_a_quantized_model_that_was_saved_trains_as_before(tmp_path: Path) -> None:
+    quantized = surgery.quantize(model(), calibration=[{"x": X}])
+    onnx.save(ir.to_proto(quantized), tmp_path / "model.onnx")
+    optimizer = burnish.optim.sgd(lr=0.01)
+    losses = [
+        burnish.Session(burnish.compile(source, optimizer=optimizer)).step(BATCH)["loss"]
+        for source in (quantized, tmp_path / "model.onnx")
+    ]
+    assert losses[0] == losses[1]
+    with pytest.raises(ConfigurationError, match=r"quantize: the model holds .*QuantizeLinear.*: it is quantized already"):
+        surgery.quantize(tmp_path / "model.onnx", activations=None)
+
+
+LINEAR = """<ir_version: 8, opset_import: ["": 18]>
+g (float[N, 32] x) => (float[N, 4] y) <float[32, 4] w, float[4] b> {
+    product = MatMul (x, w)
+    sum = Add (product, b)
+    y = Relu (sum)
+}"""
+
+
+def with_weights(text: str, scale: float = 1.0, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    """The model of a text, with the initializers that it declares drawn at random."""
+    proto, generator = onnx.parser.parse_model(text), np.random.default_rng(2)
+    for name, shape in shapes.items():
+        array = (scale * generator.normal(size=shape)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return proto
+
+
+def linear() -> onnx.ModelProto:
+    return with_weights(LINEAR, w=(32, 4), b=(4,))
+
+
+DATA = np.random.default_rng(3).normal(size=(16, 32)).astype(np.float32)
+
+
+def test_gradients_of_learned_scales_are_those_of_learned_step_sizes() -> None:
+    """As PyTorch computes them; with four bits, so that weights beyond the integers are there too."""
+    quantized = surgery.quantize(
+        linear(),
+        weights="int4 per channel",
+        symmetric=True,
+        activations="int8",
+        calibration=[{"x": DATA / 2}],
+        quantize_outputs=False,
+    )
+    program = burnish.compile(quantized, loss="mse", optimizer=burnish.optim.sgd(lr=1.0))
+    session = burnish.Session(program)
+    targets = np.random.default_rng(4).normal(size=(16, 4)).astype(np.float32)
+    before = session.state()
+    session.step({"x": DATA, "targets": targets})
+    after = session.state()
+    w, w_scale, x_scale, b = (
+        torch.tensor(before[f"param/{name}"], requires_grad=True) for name in ("w", "w_scale", "x_scale", "b")
+    )
+    zeros = torch.zeros(4)
+    x = torch._fake_quantize_learnable_per_tensor_affine(
+        torch.tensor(DATA), x_scale, torch.zeros(1), -128, 127, 1 / np.sqrt(32 * 127)
+    )
+    weight = torch._fake_quantize_learnable_per_channel_affine(w, w_scale, zeros, 1, -7, 7, 1 / np.sqrt(32 * 7))
+    loss = torch.nn.functional.mse_loss(torch.relu(x @ weight + b), torch.tensor(targets))
+    loss.backward()
+    assert (torch.abs(w / w_scale) > 7.5).any()
+    for name, parameter in {"w": w, "w_scale": w_scale, "x_scale": x_scale, "b": b}.items():
+        moved = before[f"param/{name}"] - after[f"param/{name}"]
+        np.testing.assert_allclose(moved, parameter.grad.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_observed_ranges_follow_the_data_until_they_freeze() -> None:
+    quantized = surgery.quantize(linear(), scales="observed", momentum=0.75, freeze_observers_after=2, calibration=[{"x": DATA}])
+    program = burnish.compile(quantized, loss="mse", optimizer=burnish.optim.sgd(lr=0.5))
+    session = burnish.Session(program)
+    assert sorted(program.options["trainable"]) == ["b", "w"]
+    expected = session.state()["stat/x_range"]
+    np.testing.assert_array_equal(expected, [DATA.min(), DATA.max()])
+    for step, factor in enumerate((2.0, 3.0, 50.0)):
+        weights = session.state()["param/w"]
+        session.step({"x": factor * DATA, "targets": np.zeros((16, 4), np.float32)})
+        state = session.state()
+        if step < 2:
+            expected = 0.75 * expected + 0.25 * factor * np.asarray([DATA.min(), DATA.max()])
+            np.testing.assert_allclose(state["stat/w_range"], np.abs(weights).max(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(state["stat/x_range"], expected, rtol=1e-5)
+
+
+def test_four_bits_in_blocks_become_one_operator_of_onnx_runtime(tmp_path: Path) -> None:
+    """Weights alone, in files that are an eighth of float32's, with the outputs of evaluation."""
+    quantized = surgery.quantize(linear(), weights="int4 blocks of 16", activations=None)
+    session = burnish.Session(burnish.compile(quantized, loss="mse", optimizer=burnish.optim.sgd(lr=0.05)))
+    first = session.evaluate({"x": DATA, "targets": np.ones((16, 4), np.float32)})["loss"]
+    for _ in range(20):
+        session.step({"x": DATA, "targets": np.ones((16, 4), np.float32)})
+    assert session.evaluate({"x": DATA, "targets": np.ones((16, 4), np.float32)})["loss"] < 0.5 * first
+    path = session.export(tmp_path / "quantized.onnx")
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    tensors = initializers(path)
+    assert tensors["w_quantized"].data_type == onnx.TensorProto.INT4
+    assert list(tensors["w_scale"].dims) == [2, 4]
+    runtime, operators = optimized(path, tmp_path, qdq_matmulnbits_accuracy_level="1")  # 4 would round activations too
+    assert "MatMulNBits" in operators
+    np.testing.assert_allclose(runtime.run(None, {"x": DATA})[0], session.predict({"x": DATA})["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_first_and_last_layers_may_have_more_bits_and_others_stay(tmp_path: Path) -> None:
+    session = trained(
+        1, weights="int4 per channel", first_and_last="int8", skip=["stage1.block1.second.convolution"], scales="fixed"
+    )
+    tensors = initializers(session.export(tmp_path / "quantized.onnx"))
+    kinds = {name: onnx.TensorProto.DataType.Name(tensor.data_type) for name, tensor in tensors.items()}
+    assert kinds["stem.convolution.weight_quantized"] == kinds["classifier.weight_quantized"] == "INT8"
+    assert kinds["stage1.block1.first.convolution.weight_quantized"] == "INT4"
+    assert kinds["stage1.block1.second.convolution.weight"] == "FLOAT"
+
+
+CLIPPED = """<ir_version: 8, opset_import: ["": 18]>
+g (float[N, 2, 5, 5] x) => (float[N, 3] y)
+<float[3, 2, 3, 3] w, float[3] b, float low = {0}, float high = {6}> {
+    h = Conv (x, w, b)
+    c = Clip (h, low, high)
+    p = MaxPool <kernel_shape = [2, 2]> (c)
+    q = GlobalAveragePool (p)
+    y = Flatten (q)
+}"""
+
+
+def test_a_clip_becomes_part_of_the_integer_operator_though_scales_are_learned(tmp_path: Path) -> None:
+    """And pooling that moves numbers has their scale."""
+    proto = with_weights(CLIPPED, 3.0, w=(3, 2, 3, 3), b=(3,))
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=(8, 2, 5, 5)).astype(np.float32)
+    quantized = surgery.quantize(proto, calibration=[{"x": x}])
+    session = burnish.Session(burnish.compile(quantized, loss="mse", optimizer=burnish.optim.sgd(lr=0.01)))
+    for _ in range(3):
+        session.step({"x": x, "targets": np.full((8, 3), 9, np.float32)})
+    path = session.export(tmp_path / "quantized.onnx")
+    runtime, operators = optimized(path, tmp_path)
+    assert operators["QLinearConv"] == 1
+    assert "Clip" not in operators
+    tensors = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in initializers(path).items()}
+    assert tensors["p_scale"] == tensors["c_scale"] <= 6 / 255
+    step = float(tensors["y_scale"])
+    assert np.abs(runtime.run(None, {"x": x})[0] - session.predict({"x": x})["y"]).max() <= 1.01 * step
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int7"}, r"quantize: weights='int7' is no format: give 'int8', 'int8 per channel'"),
+        ({"weights": "int4 blocks of 24"}, r"a block has 16 weights or another power of two"),
+        ({"activations": "int4"}, r"quantize: activations='int4' is no format: give 'uint8', 'int8' or None"),
+        ({"calibration": None}, r"quantize: the ranges of activations are measured on data: give batches with calibration="),
+        ({"method": "mean"}, r"quantize: method='mean': give 'minmax', 'percentile' or 'entropy'"),
+        ({"percentile": 10}, r"quantize: percentile=10: give a number above 50"),
+        ({"scales": "free"}, r"quantize: scales='free': give 'learned', 'observed' or 'fixed'"),
+        ({"momentum": 1.0}, r"quantize: momentum=1.0: give a number from 0 to below 1"),
+        ({"freeze_observers_after": 3}, r"give a whole number of steps, together with scales='observed'"),
+        ({"batch_norm": "keep"}, r"quantize: batch_norm='keep': give 'train' or 'fold'"),
+        ({"weights": "int8", "batch_norm": "train"}, r"batch normalization stands after .*Conv.*: fold it first"),
+        ({"first_and_last": "int4"}, r"quantize: first_and_last='int4': give 'int8' or 'float32'"),
+        ({"skip": ["nothing"]}, r"skip: 'nothing' matches no Conv, Gemm or MatMul layer"),
+        ({"skip": ["*"]}, r"leave no layer to quantize"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        surgery.quantize(model(), **({"calibration": [{"x": X}]} | options))
+
+
+def test_models_and_data_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"There is no batch to calibrate on"):
+        surgery.quantize(model(), calibration=[])
+    with pytest.raises(InputError, match=r"The activation '.*' is not finite on the calibration data"):
+        surgery.quantize(model(), calibration=[{"x": np.full((1, 1, 8, 8), np.inf, np.float32)}])
+    with pytest.raises(ConfigurationError, match=r"has 32 inputs, which are no whole number of blocks of 64"):
+        surgery.quantize(linear(), weights="int4 blocks of 64", activations=None)
+    plain = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {y = Relu (x)}')
+    with pytest.raises(ConfigurationError, match=r"no Conv, ConvTranspose, Gemm or MatMul whose weight is a float32"):
+        surgery.quantize(plain, activations=None)
